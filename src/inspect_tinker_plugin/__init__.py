@@ -1,0 +1,1 @@
+"""Turn any Inspect AI task into a Tinker reinforcement-learning environment."""

@@ -1,0 +1,157 @@
+"""Every error of this package, and the boundary that attributes others to a cause.
+
+The tree::
+
+    InspectRLError
+    ├── ConfigError (also ValueError)      bad input, found before anything runs
+    │   ├── TaskNotFoundError              no such task, file or registered name
+    │   ├── TaskError                      the task cannot be used: no scorer, …
+    │   ├── RendererError                  the renderer cannot carry tools or a content type
+    │   ├── RewardError                    an unknown or malformed reward expression
+    │   ├── PluginError                    a broken or clashing plugin
+    │   ├── ExportError                    an export that cannot be written or continued
+    │   └── VersionError                   an unsupported release of a dependency
+    ├── SandboxError                       a sandbox could not start or went away
+    │   ├── SandboxConfigError (also ConfigError)
+    │   ├── SandboxEngineError             the Docker engine cannot be reached
+    │   ├── SandboxImageError              missing image, failed build or pull
+    │   ├── SandboxStartError              the container did not start
+    │   └── SandboxDiedError               the container went away in mid-episode
+    └── EpisodeError                       one episode failed; ``cause`` says whose fault
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class InspectRLError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class ConfigError(InspectRLError, ValueError):
+    """Bad input that was found before any episode ran."""
+
+
+class TaskNotFoundError(ConfigError):
+    """A task name or file specification does not lead to a task."""
+
+
+class TaskError(ConfigError):
+    """A task exists but cannot be turned into an RL environment."""
+
+
+class RendererError(ConfigError):
+    """A renderer cannot carry what the task needs (tools, a content type)."""
+
+
+class RewardError(ConfigError):
+    """A reward aggregator is unknown, malformed or does not fit the scores."""
+
+
+class PluginError(ConfigError):
+    """An installed plugin is broken, or two of them claim one name."""
+
+
+class ExportError(ConfigError):
+    """An export cannot be written, read back or continued."""
+
+
+class VersionError(ConfigError):
+    """A dependency has a release that this package does not support."""
+
+
+class SandboxError(InspectRLError):
+    """A sandbox could not be provided, or was lost while in use.
+
+    Attributes:
+        container: id or name of the container concerned, when there is one.
+    """
+
+    def __init__(self, message: str, *, container: str | None = None) -> None:
+        super().__init__(message)
+        self.container = container
+
+
+class SandboxConfigError(SandboxError, ConfigError):
+    """A sandbox configuration asks for something that the provider cannot honour."""
+
+
+class SandboxEngineError(SandboxError):
+    """The Docker engine is not reachable, or stopped answering."""
+
+
+class SandboxImageError(SandboxError):
+    """An image is missing or could not be built or pulled."""
+
+
+class SandboxStartError(SandboxError):
+    """A container could not be created or started."""
+
+
+class SandboxDiedError(SandboxError):
+    """A container went away (killed, out of memory, removed) while an episode used it."""
+
+
+class Cause(StrEnum):
+    """Whose fault a failed episode is; the key of ``on_error`` and of ``error/<cause>``."""
+
+    SOLVER = "solver"
+    """The task's setup, solver, agent or cleanup raised."""
+    SCORER = "scorer"
+    """A scorer raised."""
+    UNSCORED = "unscored"
+    """Scoring ended without a number: no score, ``None``, NaN or an unscored value."""
+    JUDGE = "judge"
+    """A model other than the policy (grader, user simulator) failed or timed out."""
+    SANDBOX = "sandbox"
+    """The sandbox did not start, or died."""
+    TOOL = "tool"
+    """A tool raised an error that Inspect does not report back to the model."""
+    POLICY = "policy"
+    """The model under training was asked for something that cannot be honoured."""
+    REWARD = "reward"
+    """The reward aggregator raised, timed out or gave no finite number."""
+
+
+class EpisodeError(InspectRLError):
+    """One episode failed. Never turned into a reward unless ``on_error`` says so.
+
+    Attributes:
+        cause: whose fault it is.
+        task: name of the task.
+        sample_id: id of the sample.
+        epoch: epoch of the sample, from 1.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cause: Cause,
+        task: str,
+        sample_id: int | str | None,
+        epoch: int = 1,
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.task = task
+        self.sample_id = sample_id
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        where = f"task {self.task!r}, sample {self.sample_id!r}, epoch {self.epoch}"
+        return f"[{self.cause}] {where}: {super().__str__()}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by keyword, so that a worker process can hand the error back."""
+        return (
+            _rebuild_episode_error,
+            (self.args[0], self.cause, self.task, self.sample_id, self.epoch),
+        )
+
+
+def _rebuild_episode_error(
+    message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int
+) -> EpisodeError:
+    return EpisodeError(message, cause=cause, task=task, sample_id=sample_id, epoch=epoch)
