@@ -1,0 +1,125 @@
+"""The vocabulary of an episode: what the policy is asked, what it answers, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSample, EvalSampleLimit
+from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
+from inspect_ai.scorer import SampleScore
+from inspect_ai.solver import TaskState
+from inspect_ai.tool import ToolChoice, ToolInfo
+
+from inspect_tinker_plugin.errors import EpisodeError
+
+Metrics = dict[str, float | int]
+"""Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRequest:
+    """One call of the model under training, parked until the policy answers."""
+
+    index: int
+    """Number of this model call in its episode, from 0."""
+
+    messages: Sequence[ChatMessage]
+    """The conversation exactly as Inspect would hand it to a provider."""
+
+    tools: Sequence[ToolInfo]
+    """Tools on offer, with their JSON schemas; empty when there are none."""
+
+    tool_choice: ToolChoice
+    """``"auto"``, ``"any"``, ``"none"`` or a forced tool."""
+
+    config: GenerateConfig
+    """Generation options of this call after all of Inspect's merging."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """How episodes of one dataset are run; plain values, shared by all of them."""
+
+    max_turns: int | None = None
+    """Model calls that an episode may make; the next one ends it with limit ``turn``."""
+
+    message_limit: int | None = None
+    """Messages in a conversation, as ``inspect eval --message-limit``."""
+
+    token_limit: int | None = None
+    """Tokens (all models together), as ``inspect eval --token-limit``."""
+
+    time_limit: int | None = None
+    """Seconds of wall clock, time spent waiting for the policy included."""
+
+    working_limit: int | None = None
+    """Seconds of working time, as ``inspect eval --working-limit``."""
+
+    cost_limit: float | None = None
+    """US dollars, as ``inspect eval --cost-limit``."""
+
+    score_on_error: bool = False
+    """Score the partial state of a sample whose solver raised."""
+
+    max_sandboxes: int | None = None
+    """Sandboxes alive at once for one provider; ``None`` takes the provider's default."""
+
+    model_roles: Mapping[str, str | Model | list[str | Model]] = field(default_factory=dict)
+    """Models by role (``grader`` …), over the task's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeResult:
+    """How an episode ended: everything that a reward, a log or a metric is made of.
+
+    Absent, failed and zero are different: ``scores`` holds what was scored, ``error`` is
+    set when anything failed, and neither implies the other (a solver may fail after a
+    score was given, a sample without a scorer has neither).
+    """
+
+    task: str
+    """Name of the task."""
+
+    sample: Sample
+    """The sample, with its id, target and metadata."""
+
+    epoch: int
+    """Epoch of the sample, from 1."""
+
+    state: TaskState
+    """The final state: messages, output, store, metadata."""
+
+    scores: Mapping[str, SampleScore]
+    """Every score, by the name that an eval log would use."""
+
+    limit: EvalSampleLimit | None
+    """The limit that ended the episode, if one did."""
+
+    error: EpisodeError | None
+    """What failed, and whose fault it is; the original exception is its ``__cause__``."""
+
+    turns: int
+    """Model calls that the policy answered."""
+
+    truncated: bool = False
+    """Whether the last reply was cut at the sampler's token limit."""
+
+    metrics: Metrics = field(default_factory=dict)
+    """Sandbox and timing figures, e.g. ``sandbox/acquire_s``, ``time/scoring_s``."""
+
+    build_log: Callable[[], EvalSample] | None = None
+    """Builds the ``EvalSample`` of this episode, as Inspect would have logged it."""
+
+    def score_values(self) -> dict[str, Any]:
+        """Score values by scorer name."""
+        return {name: score.score.value for name, score in self.scores.items()}
+
+
+Outcome = TurnRequest | EpisodeResult
+"""What an episode yields next: another model call to answer, or its end."""
+
+Reply = ModelOutput | Exception
+"""What answers a parked model call: an output, or an error to raise inside the solver."""
