@@ -1,0 +1,1 @@
+"""A real Tinker API server on this machine, for training without the hosted service."""
