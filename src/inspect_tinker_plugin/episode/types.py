@@ -8,7 +8,7 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, EvalSampleLimit
-from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
+from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput, ModelUsage
 from inspect_ai.scorer import SampleScore
 from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolChoice, ToolInfo
@@ -103,6 +103,9 @@ class EpisodeResult:
 
     turns: int
     """Model calls that the policy answered."""
+
+    usage: ModelUsage = field(default_factory=ModelUsage)
+    """Tokens of the policy: ``input_tokens`` summed over turns, ``output_tokens`` sampled."""
 
     truncated: bool = False
     """Whether the last reply was cut at the sampler's token limit."""
