@@ -1,0 +1,188 @@
+"""The only module that touches private names of Inspect, each with the reason why.
+
+Inspect promises its public API; running one sample outside of ``eval()`` needs a little
+more. ``PRIVATE_NAMES`` lists every private name with why no public one serves. They are
+all looked up before anything is imported from them, so that an unsupported release ends
+in one :class:`VersionError` that names what is missing, not in a stray ImportError.
+"""
+
+# ruff: noqa: E402  (the check has to run before the imports that it guards)
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+
+from inspect_tinker_plugin.errors import VersionError
+
+SUPPORTED_INSPECT = ">=0.3.285,<0.4"
+
+PRIVATE_NAMES: dict[str, str] = {
+    "inspect_ai._eval.context:init_task_context": "binds model, roles and approval to a task's context",
+    "inspect_ai._eval.loader:resolve_task_sandbox": "sandbox overrides and implicit config files, as eval() resolves them",
+    "inspect_ai._eval.task.generate:task_generate": "the `generate` function that solvers are given",
+    "inspect_ai._eval.task.images:capture_task_input_media": "inlines images of the input as eval() does",
+    "inspect_ai._eval.task.images:materialize_sample_input": "inlines images of the input as eval() does",
+    "inspect_ai._eval.task.run:create_eval_sample": "one `EvalSample`, as it would have been logged",
+    "inspect_ai._eval.task.run:resolve_plan": "setup, chain and plan of a task as one solver",
+    "inspect_ai._eval.task.sandbox:read_sandboxenv_file": "contents of `Sample.files` (paths, URLs, data)",
+    "inspect_ai._eval.task.sandbox:resolve_sample_files": "directories in `Sample.files`",
+    "inspect_ai._eval.task.sandbox:resolve_sandbox": "precedence of task and sample sandbox",
+    "inspect_ai._eval.task.util:sample_messages": "first messages of a sample",
+    "inspect_ai._eval.task.util:task_run_dir": "the folder that a task's relative paths start from",
+    "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
+    "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
+    "inspect_ai._util.registry:registry_unqualified_name": "scorer names as in a log",
+    "inspect_ai._util.working:init_sample_working_time": "starts the clock of working limits",
+    "inspect_ai.agent._acp.transport:_acp_live_active": "marks the live operator session as taken, which saves most of a sample's start-up",
+    "inspect_ai.event._error:ErrorEvent": "records an error in the transcript",
+    "inspect_ai.event._sample_init:SampleInitEvent": "records the sample in the transcript",
+    "inspect_ai.event._score:ScoreEvent": "records a score in the transcript",
+    "inspect_ai.log._log:eval_error": "error of an `EvalSample`",
+    "inspect_ai.log._samples:ActiveSample": "react(), limits and background() ask for the running sample",
+    "inspect_ai.log._samples:_sample_active": "react(), limits and background() ask for the running sample",
+    "inspect_ai.log._transcript:Transcript": "one transcript an episode",
+    "inspect_ai.log._transcript:init_transcript": "one transcript an episode",
+    "inspect_ai.model._assistant_internal:init_sample_assistant_internal": "per-sample state of providers",
+    "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
+    "inspect_ai.scorer._score:init_scoring_context": "lets a solver call score()",
+    "inspect_ai.scorer._scorer:unique_scorer_name": "scorer names as in a log",
+    "inspect_ai.solver._fork:set_task_generate": "lets a solver call fork()",
+    "inspect_ai.solver._task_state:sample_state": "the most recent state of a sample that hit a limit",
+    "inspect_ai.solver._task_state:set_sample_state": "makes the state known to limits and scorers",
+    "inspect_ai.solver._task_state:state_jsonable": "the state in the transcript's first event",
+    "inspect_ai.util._anyio:inner_exception": "the one exception inside a task group's",
+    "inspect_ai.util._checkpoint.checkpointer_factory:create_checkpointer": "react() asserts one",
+    "inspect_ai.util._limit:monitor_working_limit": "ends a sample that exceeds its working limit",
+    "inspect_ai.util._limit:record_sample_limit_data": "sample_limits() for scorers",
+    "inspect_ai.util._limit:reset_sample_limit_data": "sample_limits() for scorers",
+    "inspect_ai.util._sandbox.context:cleanup_sandbox_environments_sample": "releases a sample's sandboxes",
+    "inspect_ai.util._sandbox.context:init_sandbox_environments_sample": "starts a sample's sandboxes with files and set-up",
+    "inspect_ai.util._sandbox.lifecycle:SandboxLifecycleState": "providers keep what they must clean up on it",
+    "inspect_ai.util._sandbox.lifecycle:_lifecycle_state": "providers keep what they must clean up on it",
+    "inspect_ai.util._sandbox.registry:registry_find_sandboxenv": "a provider's class by its name",
+    "inspect_ai.util._store:init_subtask_store": "store() of a sample",
+}
+
+
+def _missing_names() -> list[str]:
+    missing = []
+    for name in PRIVATE_NAMES:
+        module, _, attribute = name.partition(":")
+        try:
+            if not hasattr(importlib.import_module(module), attribute):
+                missing.append(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def check_inspect_version() -> None:
+    """Look up every private name.
+
+    Raises:
+        VersionError: Names the installed release, the supported ones and what is missing.
+    """
+    missing = _missing_names()
+    if missing:
+        raise VersionError(
+            f"inspect-ai {version('inspect-ai')} is not supported by inspect-tinker-plugin "
+            f"{version('inspect-tinker-plugin')} (supported: {SUPPORTED_INSPECT}); "
+            f"it lacks {', '.join(missing)}. Install a supported release of either package."
+        )
+
+
+check_inspect_version()
+
+from inspect_ai._eval.context import init_task_context
+from inspect_ai._eval.loader import resolve_task_sandbox
+from inspect_ai._eval.task.generate import task_generate
+from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
+from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
+from inspect_ai._eval.task.sandbox import (
+    read_sandboxenv_file,
+    resolve_sample_files,
+    resolve_sandbox,
+)
+from inspect_ai._eval.task.util import sample_messages, task_run_dir
+from inspect_ai._util.environ import environ_vars
+from inspect_ai._util.path import chdir
+from inspect_ai._util.registry import registry_unqualified_name
+from inspect_ai._util.working import init_sample_working_time
+from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.event._error import ErrorEvent
+from inspect_ai.event._sample_init import SampleInitEvent
+from inspect_ai.event._score import ScoreEvent
+from inspect_ai.log._log import eval_error
+from inspect_ai.log._samples import ActiveSample, _sample_active
+from inspect_ai.log._transcript import Transcript, init_transcript
+from inspect_ai.model._assistant_internal import init_sample_assistant_internal
+from inspect_ai.model._model import init_sample_model_data
+from inspect_ai.scorer._score import init_scoring_context
+from inspect_ai.scorer._scorer import unique_scorer_name
+from inspect_ai.solver._fork import set_task_generate
+from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
+from inspect_ai.util._anyio import inner_exception
+from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
+from inspect_ai.util._limit import (
+    monitor_working_limit,
+    record_sample_limit_data,
+    reset_sample_limit_data,
+)
+from inspect_ai.util._sandbox.context import (
+    cleanup_sandbox_environments_sample,
+    init_sandbox_environments_sample,
+)
+from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle_state
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from inspect_ai.util._store import init_subtask_store
+
+__all__ = [
+    "PRIVATE_NAMES",
+    "SUPPORTED_INSPECT",
+    "ActiveSample",
+    "ErrorEvent",
+    "SampleInitEvent",
+    "SandboxLifecycleState",
+    "ScoreEvent",
+    "Transcript",
+    "_acp_live_active",
+    "_lifecycle_state",
+    "_sample_active",
+    "capture_task_input_media",
+    "chdir",
+    "check_inspect_version",
+    "cleanup_sandbox_environments_sample",
+    "create_checkpointer",
+    "create_eval_sample",
+    "environ_vars",
+    "eval_error",
+    "init_sample_assistant_internal",
+    "init_sample_model_data",
+    "init_sample_working_time",
+    "init_sandbox_environments_sample",
+    "init_scoring_context",
+    "init_subtask_store",
+    "init_task_context",
+    "init_transcript",
+    "inner_exception",
+    "materialize_sample_input",
+    "monitor_working_limit",
+    "read_sandboxenv_file",
+    "record_sample_limit_data",
+    "registry_find_sandboxenv",
+    "registry_unqualified_name",
+    "reset_sample_limit_data",
+    "resolve_plan",
+    "resolve_sample_files",
+    "resolve_sandbox",
+    "resolve_task_sandbox",
+    "sample_messages",
+    "sample_state",
+    "set_sample_state",
+    "set_task_generate",
+    "state_jsonable",
+    "task_generate",
+    "task_run_dir",
+    "unique_scorer_name",
+]
