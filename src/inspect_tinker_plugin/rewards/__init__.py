@@ -1,0 +1,63 @@
+"""Rewards: what turns scores, and whole groups of them, into numbers to train on."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.rewards.builtin import RewardFactory
+from inspect_tinker_plugin.rewards.combining import (
+    First,
+    Maximum,
+    Mean,
+    Minimum,
+    Product,
+    ScoreReward,
+    Term,
+    Weighted,
+)
+from inspect_tinker_plugin.rewards.contract import (
+    AggregatorError,
+    GroupAggregator,
+    GroupMember,
+    Reward,
+    RewardAggregator,
+    RewardFunction,
+    UnscoredError,
+)
+from inspect_tinker_plugin.rewards.expression import RewardExpressionError
+from inspect_tinker_plugin.rewards.resolve import (
+    ResolvedReward,
+    RewardSpec,
+    resolve_reward,
+)
+from inspect_tinker_plugin.rewards.shaping import (
+    FormatPenalty,
+    LengthPenalty,
+    ToolErrorPenalty,
+    TurnPenalty,
+)
+
+__all__ = [
+    "AggregatorError",
+    "First",
+    "FormatPenalty",
+    "GroupAggregator",
+    "GroupMember",
+    "LengthPenalty",
+    "Maximum",
+    "Mean",
+    "Minimum",
+    "Product",
+    "ResolvedReward",
+    "Reward",
+    "RewardAggregator",
+    "RewardExpressionError",
+    "RewardFactory",
+    "RewardFunction",
+    "RewardSpec",
+    "ScoreReward",
+    "Term",
+    "ToolErrorPenalty",
+    "TurnPenalty",
+    "UnscoredError",
+    "Weighted",
+    "resolve_reward",
+]

@@ -1,0 +1,162 @@
+"""Aggregators that read scores and combine rewards, such as ``mean`` and ``weighted``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
+from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator
+from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores
+
+
+@dataclass(frozen=True)
+class ScoreReward:
+    """One score, or one key of a dict score: ``score:judge.helpfulness``."""
+
+    path: str
+    """Name of the score, with ``.key`` for one key of a dict score."""
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        return ScorePath(self.path).read(result)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(math.fsum(r.value for r in rewards) / len(rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The least of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(min(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """The greatest of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(max(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(math.prod(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class First:
+    """The first score, in the order of the task's scorers; the others are not looked at."""
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        first = next(iter(result.scores), None)
+        if first is None:
+            return all_scores(result)[0]  # raises: there is none
+        return ScorePath(first).read(result)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a weighted sum."""
+
+    part: RewardAggregator
+    """What is weighed."""
+
+    weight: float
+    """Its factor; may be negative. Weights are used as they are, not normalised."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The sum of its parts, each times its weight."""
+
+    terms: tuple[Term, ...]
+    """Parts with their weights; at least one."""
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise RewardError("it needs at least one part, such as accuracy=1.0")
+        for term in self.terms:
+            if not isinstance(term, Term):
+                raise RewardError(f"{term!r} has no weight; write accuracy=0.5 or mean()=0.5")
+            require_parts(term.part)
+            require_number("weight", term.weight)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(tuple(term.part for term in self.terms), result)
+        value = math.fsum(
+            term.weight * reward.value for term, reward in zip(self.terms, rewards, strict=True)
+        )
+        return Reward(value, _merged(rewards))
+
+
+def require_parts(*parts: object) -> None:
+    """Refuse what is not an aggregator.
+
+    Raises:
+        RewardError: one of ``parts`` cannot be called.
+    """
+    for part in parts:
+        if not callable(part):
+            raise RewardError(f"an aggregator was expected, not {part!r}")
+
+
+def require_number(name: str, value: object, *, above: float | None = None) -> None:
+    """Refuse what is not a finite number (above a bound).
+
+    Raises:
+        RewardError: ``value`` is something else.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or (above is not None and value <= above):
+        bound = "" if above is None else f" above {above:g}"
+        raise RewardError(f"{name} is a number{bound}, not {value!r}")
+
+
+async def _rewards(parts: Sequence[RewardAggregator], result: EpisodeResult) -> list[Reward]:
+    if not parts:
+        return all_scores(result)
+    return [await part(result) for part in parts]
+
+
+def _merged(rewards: Sequence[Reward]) -> Metrics:
+    return {name: value for reward in rewards for name, value in reward.metrics.items()}

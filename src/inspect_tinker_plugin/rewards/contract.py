@@ -1,0 +1,106 @@
+"""What turns a finished episode into a reward: the contract of aggregators, and how they fail.
+
+The failures that an aggregator may end with::
+
+    InspectRLError
+    ├── UnscoredError        a score that it needs is absent, NaN, unscored or no number
+    └── AggregatorError      it raised, timed out or gave no finite number
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
+from inspect_tinker_plugin.errors import InspectRLError
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One number for the trainer, and the figures that explain it."""
+
+    value: float
+    """The reward; finite."""
+
+    metrics: Metrics = field(default_factory=dict)
+    """Numbers by name, such as ``score/accuracy`` or ``reward/length_penalty``."""
+
+
+@runtime_checkable
+class RewardAggregator(Protocol):
+    """Turns one finished episode into its reward.
+
+    It sees the scores, the final state, the limit, turns, tokens and the sample. It
+    travels inside picklable builders, so keep it a frozen dataclass or a module-level function.
+    """
+
+    async def __call__(self, result: EpisodeResult, /) -> Reward:
+        """Give the reward of ``result``.
+
+        Raises:
+            UnscoredError: a score that the reward is made of is not a number.
+        """
+        ...
+
+
+RewardFunction: TypeAlias = Callable[
+    [EpisodeResult], "Reward | float | Awaitable[Reward] | Awaitable[float]"
+]
+"""A plain or async function that serves as an aggregator."""
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One episode of a group, as a group aggregator sees it."""
+
+    result: EpisodeResult | None
+    """How the episode ended; ``None`` when it never came to an end."""
+
+    reward: Reward | None
+    """The member's own reward; ``None`` when the episode failed."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing to compare: no result, an error, or no reward."""
+        return self.result is None or self.reward is None or self.result.error is not None
+
+
+@runtime_checkable
+class GroupAggregator(Protocol):
+    """Turns a whole group of episodes of one sample into their final rewards."""
+
+    async def __call__(self, members: Sequence[GroupMember], /) -> Sequence[Reward | None]:
+        """Give the final reward of each member, in order.
+
+        The reward *replaces* the member's own (start from ``member.reward`` to add to it).
+        ``None`` leaves a member as it is, and is the only thing to say about a failed one.
+        """
+        ...
+
+
+class UnscoredError(InspectRLError):
+    """A score that the reward needs is not there or is not a number; never a silent zero.
+
+    Attributes:
+        scorer: name of the score concerned, ``None`` when there was no score at all.
+        key: key of a dict score, when it is one key that is missing or not a number.
+    """
+
+    def __init__(self, message: str, *, scorer: str | None = None, key: str | None = None) -> None:
+        super().__init__(message)
+        self.scorer = scorer
+        self.key = key
+
+
+class AggregatorError(InspectRLError):
+    """An aggregator raised, timed out, or gave something that is not a finite number.
+
+    Attributes:
+        aggregator: its expression or name.
+    """
+
+    def __init__(self, message: str, *, aggregator: str) -> None:
+        super().__init__(message)
+        self.aggregator = aggregator

@@ -1,0 +1,232 @@
+r"""Parses reward expressions such as ``length(weighted(accuracy=0.8, format=0.2), target=400)``.
+
+The grammar::
+
+    expression = call | score
+    call       = NAME [ "(" [ argument { "," argument } [ "," ] ] ")" ]
+    score      = "score:" PATH
+    argument   = value | PATH "=" value | expression "=" NUMBER
+    value      = NUMBER | STRING | "true" | "false" | expression
+
+``NAME`` is an aggregator's name, also in front of nothing (``mean`` is ``mean()``). ``PATH`` is a
+scorer's name, with ``.key`` for one key of a dict score; one with other characters than letters,
+digits and ``_-./`` goes in quotes. Parsing knows no aggregator; it gives a tree with positions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from inspect_tinker_plugin.errors import RewardError
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
+    | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    | (?P<name>[^\W\d][\w./-]*)
+    | (?P<mark>[(),=:])
+    )""",
+    re.VERBOSE,
+)
+
+
+class RewardExpressionError(RewardError):
+    """A reward expression has a fault; the message and the attributes say where.
+
+    Attributes:
+        expression: the whole expression.
+        start: index of the first character at fault.
+        end: index after the last one.
+    """
+
+    def __init__(self, problem: str, *, expression: str, start: int, end: int) -> None:
+        marked = f"{expression[:start]}»{expression[start:end]}«{expression[end:]}"
+        super().__init__(f"reward expression, character {start + 1}: {problem}, in {marked}")
+        self.problem = problem
+        self.expression = expression
+        self.start = start
+        self.end = end
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.problem, self.expression, self.start, self.end)
+
+
+def _rebuild(problem: str, expression: str, start: int, end: int) -> RewardExpressionError:
+    return RewardExpressionError(problem, expression=expression, start=start, end=end)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number, a string or a truth value."""
+
+    value: float | int | str | bool
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ScoreRef:
+    """``score:PATH``."""
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a call: a value, alone, under a name, or with a weight."""
+
+    value: Node
+    key: str | None = None
+    """Set for ``key=value``."""
+    weight: Literal | None = None
+    """Set for ``expression=number``."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An aggregator's name with its arguments."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    start: int
+    end: int
+
+
+Node = Literal | ScoreRef | Call
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def parse(expression: str) -> Call | ScoreRef:
+    """Parse a whole reward expression.
+
+    Raises:
+        RewardExpressionError: it does not follow the grammar.
+    """
+    return _Parser(expression).whole()
+
+
+class _Parser:
+    """Recursive descent with one token of lookahead."""
+
+    def __init__(self, expression: str) -> None:
+        self._expression = expression
+        self._tokens = list(self._scan())
+        self._index = 0
+
+    def whole(self) -> Call | ScoreRef:
+        node = self._value()
+        if isinstance(node, Literal):
+            raise self._fault("an aggregator's name was expected", node)
+        if self._next.kind != "end":
+            raise self._fault("nothing was expected after the expression", self._next)
+        return node
+
+    def _value(self) -> Node:
+        token = self._take()
+        if token.kind == "number":
+            text = token.text
+            number = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+            return Literal(number, token.start, token.end)
+        if token.kind == "string":
+            return Literal(_unquoted(token.text), token.start, token.end)
+        if token.kind != "name":
+            raise self._fault("an aggregator's name or a value was expected", token)
+        if token.text == "score" and self._next.text == ":":
+            self._take()
+            return self._score(token)
+        if token.text in {"true", "false"}:
+            return Literal(token.text == "true", token.start, token.end)
+        if self._next.text == "(" and self._next.kind == "mark":
+            return self._call(token)
+        return Call(token.text, (), token.start, token.end)
+
+    def _score(self, head: _Token) -> ScoreRef:
+        token = self._take()
+        if token.kind == "name":
+            return ScoreRef(token.text, head.start, token.end)
+        if token.kind == "string":
+            return ScoreRef(_unquoted(token.text), head.start, token.end)
+        raise self._fault("a scorer's name was expected after 'score:'", token)
+
+    def _call(self, name: _Token) -> Call:
+        self._take()  # the parenthesis
+        arguments: list[Argument] = []
+        while self._next.text != ")" or self._next.kind != "mark":
+            arguments.append(self._argument())
+            if self._next.kind == "mark" and self._next.text == ",":
+                self._take()
+            elif self._next.kind != "mark" or self._next.text != ")":
+                raise self._fault("',' or ')' was expected", self._next)
+        return Call(name.text, tuple(arguments), name.start, self._take().end)
+
+    def _argument(self) -> Argument:
+        called = self._next.kind == "name" and self._peek(1) in {"(", ":"}
+        node = self._value()
+        if self._next.kind != "mark" or self._next.text != "=":
+            return Argument(node)
+        equals = self._take()
+        if called:
+            weight = self._value()
+            if not isinstance(weight, Literal) or isinstance(weight.value, str | bool):
+                raise self._fault("a weight (a number) was expected", weight)
+            return Argument(node, weight=weight)
+        if isinstance(node, Call):
+            return Argument(self._value(), key=node.name)
+        if isinstance(node, Literal) and isinstance(node.value, str):
+            return Argument(self._value(), key=node.value)
+        raise self._fault("only a name or an aggregator stands before '='", equals)
+
+    def _scan(self) -> list[_Token]:
+        tokens: list[_Token] = []
+        position, end = 0, len(self._expression.rstrip())
+        while position < end:
+            match = _TOKEN.match(self._expression, position)
+            if match is None or match.lastgroup is None:
+                start = (
+                    position
+                    + len(self._expression[position:])
+                    - len(self._expression[position:].lstrip())
+                )
+                bad = _Token("bad", self._expression[start], start, start + 1)
+                hint = "this text never ends" if bad.text in "'\"" else "unexpected character"
+                raise self._fault(hint, bad)
+            kind = match.lastgroup
+            tokens.append(_Token(kind, match[kind], match.start(kind), match.end(kind)))
+            position = match.end()
+        tokens.append(_Token("end", "", end, end))
+        return tokens
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._index]
+
+    def _peek(self, ahead: int) -> str:
+        token = self._tokens[min(self._index + ahead, len(self._tokens) - 1)]
+        return token.text if token.kind == "mark" else ""
+
+    def _take(self) -> _Token:
+        token = self._next
+        if token.kind != "end":
+            self._index += 1
+        return token
+
+    def _fault(self, problem: str, at: _Token | Node) -> RewardExpressionError:
+        return RewardExpressionError(
+            problem, expression=self._expression, start=at.start, end=at.end
+        )
+
+
+def _unquoted(text: str) -> str:
+    """Take off the quotes; a backslash only escapes a quote, so patterns stay readable."""
+    quote = text[0]
+    return text[1:-1].replace(f"\\{quote}", quote)

@@ -1,0 +1,140 @@
+"""Reads Inspect scores as numbers, and refuses what is not one.
+
+Inspect's own ``value_to_float`` does the conversion. It answers 0 (with a log line) for text
+that it does not understand, lists and dicts; here those are an error or are looked into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from inspect_ai.scorer import (
+    CORRECT,
+    INCORRECT,
+    NOANSWER,
+    PARTIAL,
+    SampleScore,
+    value_to_float,
+)
+
+from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
+from inspect_tinker_plugin.rewards.contract import Reward, UnscoredError
+
+_GRADES = {CORRECT, INCORRECT, PARTIAL, NOANSWER}
+_WORDS = {"yes", "true", "no", "false"}
+_to_float = value_to_float()
+
+
+@dataclass(frozen=True)
+class ScorePath:
+    """Names one scorer, or one key of its dict score: ``accuracy``, ``judge.helpfulness``."""
+
+    path: str
+    """Name of the score, followed by ``.key`` for one key of a dict (or index of a list)."""
+
+    def read(self, result: EpisodeResult) -> Reward:
+        """Read the score as a number.
+
+        Raises:
+            UnscoredError: there is no such score or key, or it is not a number.
+        """
+        scorer, key = self._locate(result)
+        score = result.scores[scorer]
+        if key is None:
+            return score_reward(scorer, score)
+        entries = dict(_entries(score.score.value))
+        if key not in entries:
+            raise UnscoredError(
+                f"score {scorer!r} has no key {key!r}; "
+                + (f"its keys are {_listed(entries)}" if entries else "it is a single value"),
+                scorer=scorer,
+                key=key,
+            )
+        value = _number(entries[key], scorer, key, score)
+        return Reward(value, {f"score/{scorer}.{key}": value})
+
+    def _locate(self, result: EpisodeResult) -> tuple[str, str | None]:
+        """Split the path; the longest prefix that names a score wins, for names with dots."""
+        if self.path in result.scores:
+            return self.path, None
+        scorer = self.path
+        while "." in scorer:
+            scorer = scorer.rpartition(".")[0]
+            if scorer in result.scores:
+                return scorer, self.path[len(scorer) + 1 :]
+        given = _listed(result.scores) if result.scores else "none at all"
+        raise UnscoredError(f"no score named {self.path!r}; there is {given}", scorer=self.path)
+
+
+def score_reward(scorer: str, score: SampleScore) -> Reward:
+    """Read a whole score as a number; a dict or list score is the mean of its entries.
+
+    Raises:
+        UnscoredError: the value, or any entry of it, is not a number.
+    """
+    value = score.score.value
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        number = _number(value, scorer, None, score)
+        return Reward(number, {f"score/{scorer}": number})
+    numbers = {key: _number(entry, scorer, key, score) for key, entry in _entries(value)}
+    if not numbers:
+        raise UnscoredError(f"score {scorer!r} is empty", scorer=scorer)
+    mean = sum(numbers.values()) / len(numbers)
+    metrics: Metrics = {f"score/{scorer}.{key}": number for key, number in numbers.items()}
+    return Reward(mean, {**metrics, f"score/{scorer}": mean})
+
+
+def all_scores(result: EpisodeResult) -> list[Reward]:
+    """Read every score of an episode, in the scorers' order.
+
+    Raises:
+        UnscoredError: there is no score, or one of them is not a number.
+    """
+    if not result.scores:
+        raise UnscoredError("the episode has no score")
+    return [score_reward(scorer, score) for scorer, score in result.scores.items()]
+
+
+def _entries(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), entry) for key, entry in value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        yield from ((str(index), entry) for index, entry in enumerate(value))
+
+
+def _number(value: object, scorer: str, key: str | None, score: SampleScore) -> float:
+    number = _convert(value)
+    if number is not None:
+        return number
+    name = scorer if key is None else f"{scorer}.{key}"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        problem = f"score {name!r} is unscored ({value})"
+    else:
+        problem = f"score {name!r} is not a number: {value!r:.80}"
+    evidence = score.score.reason or score.score.explanation
+    raise UnscoredError(
+        f"{problem}: {evidence:.200}" if evidence else problem, scorer=scorer, key=key
+    )
+
+
+def _convert(value: object) -> float | None:
+    """Convert with Inspect's function; ``None`` where it would fall back to 0."""
+    if isinstance(value, int | float):
+        number = _to_float(value)
+        return number if math.isfinite(number) else None
+    if not isinstance(value, str):
+        return None
+    if value in _GRADES or value.lower() in _WORDS:
+        return _to_float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    # Only what Inspect reads as the same number counts; it and Python may differ one day.
+    return number if math.isfinite(number) and _to_float(value) == number else None
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(repr(name) for name in names)
