@@ -1,1 +1,17 @@
 """A real Tinker API server on this machine, for training without the hosted service."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER, TinyModel, make_tiny_model
+from inspect_tinker_plugin.local.server import LocalServer, LocalServerError
+from inspect_tinker_plugin.local.settings import LocalSettings, missing
+
+__all__ = [
+    "TOKENIZER_FOLDER",
+    "LocalServer",
+    "LocalServerError",
+    "LocalSettings",
+    "TinyModel",
+    "make_tiny_model",
+    "missing",
+]

@@ -2,7 +2,112 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from inspect_tinker_plugin.errors import ConfigError
 
 TOKENIZER_FOLDER = Path(__file__).resolve().parents[1] / "testing_data" / "tokenizer"
 """The byte-level tokenizer that is shipped with the package (2048 tokens)."""
+
+MARKER = "tiny_model.json"
+"""Written last, so a folder with this file is complete; holds what the folder was made from."""
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """Shape of the tiny model: 0.3 M parameters, random, float32."""
+
+    hidden_size: int = 64
+    intermediate_size: int = 128
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 16
+    max_position_embeddings: int = 8192
+    output_std: float = 0.2
+    """Spread of the output layer. LoRA leaves that layer as it is; with the usual 0.02 all
+    tokens stay nearly equally likely whatever the adapters learn."""
+    seed: int = 0
+    """Seed of the weights; the same seed gives the same files."""
+
+
+def make_tiny_model(path: str | Path, *, seed: int = 0, shape: TinyModel | None = None) -> Path:
+    """Write config, weights and the shipped tokenizer to ``path``, unless they are there.
+
+    The folder's absolute path, which is returned, is the model's name for the server, for the
+    SDK and for the cookbook's ``get_tokenizer``. Safe to call from several processes at once.
+
+    Raises:
+        ConfigError: ``path`` holds something else, or a tiny model of another seed or shape.
+    """
+    shape = shape or TinyModel(seed=seed)
+    folder = Path(path).expanduser().absolute()
+    wanted = asdict(shape)
+    if folder.exists() and any(folder.iterdir()):
+        _check_same(folder, wanted)
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _write(scratch, shape)
+        (scratch / MARKER).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+        scratch.chmod(0o755)
+        try:
+            os.rename(scratch, folder)
+        except OSError:
+            # Another process was first; what it made must be what was asked for here.
+            _check_same(folder, wanted)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _check_same(folder: Path, wanted: dict[str, object]) -> None:
+    marker = folder / MARKER
+    if not marker.is_file():
+        raise ConfigError(f"{folder} exists and is not a tiny model: choose another folder")
+    found = json.loads(marker.read_text(encoding="utf-8"))
+    if found != wanted:
+        raise ConfigError(
+            f"{folder} holds a tiny model of another kind ({found}): choose another folder"
+        )
+
+
+def _write(folder: Path, shape: TinyModel) -> None:
+    # Loading these takes seconds, and only the making of a model needs them.
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER_FOLDER / name, folder / name)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    # The caller's random numbers are its own.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shape.seed)
+        model = Qwen3ForCausalLM(config).to(torch.float32)
+        torch.nn.init.normal_(model.lm_head.weight, std=shape.output_std)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(str(folder))
+    # Not `model.save_pretrained`, which prints a progress bar for one small file.
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,184 @@
+"""What the published engine of SkyRL lacks, put in place inside the engine's process.
+
+Written for SkyRL 0.2.0 (`settings.SUPPORTED_SKYRL`); each function says what it repairs, and
+can go when a later release behaves so by itself.
+"""
+
+from __future__ import annotations
+
+import typing
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typing_extensions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
+
+
+@contextmanager
+def typed_dict_for_pydantic() -> Iterator[None]:
+    """Import `skyrl.tinker.types` inside this block.
+
+    It takes `TypedDict` from `typing`, which pydantic refuses before Python 3.12; the one from
+    `typing_extensions` is accepted everywhere.
+    """
+    original = typing.TypedDict
+    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        typing.TypedDict = original  # type: ignore[misc]
+
+
+def repair_engine() -> None:
+    """Apply all repairs to the engine classes of this process. Call once, before they are used."""
+    from skyrl.backends.jax import JaxBackendImpl
+    from skyrl.tinker.engine import TinkerEngine
+
+    JaxBackendImpl.load_sampler_weights = _load_sampler_weights
+    JaxBackendImpl.create_model = _create_model_making_room(JaxBackendImpl.create_model)
+    TinkerEngine._filter_valid_requests = _accept_saved_samplers(
+        TinkerEngine._filter_valid_requests
+    )
+    TinkerEngine.process_single_request = _honour_optimizer_flag(
+        TinkerEngine.process_single_request
+    )
+
+
+# Sampler weights in slots of their own
+#
+# The published engine loads saved sampler weights into the slot of the model that is being
+# trained. Sampling from anything but the newest weights (the cookbook's asynchronous mode, an
+# evaluation of an older checkpoint) thus sets the training back to them, without a word. Here
+# each set of weights gets a slot of its own, the least recently used one when all are taken.
+
+_SAMPLER = "sampler:"
+
+
+def _sampler_id(model_id: str, checkpoint_id: str) -> str:
+    return f"{_SAMPLER}{model_id}/{checkpoint_id}"
+
+
+def _load_sampler_weights(self: Any, prepared_batch: Any) -> list[int]:
+    """Return the slot of each request of the batch (0 for the base model), loading as needed."""
+    keys = [
+        _sampler_id(model_id, checkpoint_id) if model_id else ""
+        for model_id, checkpoint_id in zip(
+            prepared_batch.all_model_ids, prepared_batch.all_checkpoint_ids, strict=True
+        )
+    ]
+    in_use = set(keys)
+    for key, path in zip(keys, prepared_batch.all_checkpoint_paths, strict=True):
+        if not key:
+            continue
+        if key in self.models:
+            self.models[key] = self.models.pop(key)  # the most recently used is last
+        else:
+            _load_into_free_slot(self, key, path, in_use)
+    return [self.models[key].adapter_index if key else 0 for key in keys]
+
+
+def _load_into_free_slot(backend: Any, key: str, path: str, in_use: AbstractSet[str]) -> None:
+    from cloudpathlib import AnyPath
+    from skyrl.tinker import types
+    from skyrl.tx.layers.lora import init_lora_adapter
+    from skyrl.tx.utils.models import load_lora_checkpoint
+
+    _make_room(backend, in_use)
+    taken = {model.adapter_index for model in backend.models.values()}
+    free = set(range(1, backend.config.max_lora_adapters)) - taken
+    if not free:
+        raise ValueError(
+            f"no LoRA slot is left for sampler weights: {len(taken)} are in use; start the "
+            "local server with more adapters"
+        )
+    lora = types.LoraConfig(**_saved_lora(path), seed=0)
+    index = min(free)
+    init_lora_adapter(backend.model, index, lora)
+    load_lora_checkpoint(backend.model, lora, index, AnyPath(path))
+    backend.models[key] = types.ModelMetadata(adapter_index=index, lora_config=lora)
+
+
+def _saved_lora(path: str) -> dict[str, Any]:
+    """Rank and alpha from the adapter file itself: the model may be long unloaded."""
+    import json
+    import tarfile
+
+    with tarfile.open(path, mode="r:gz") as archive:
+        for member in archive:
+            if member.name.endswith("adapter_config.json"):
+                file = archive.extractfile(member)
+                assert file is not None
+                config = json.load(file)
+                return {"rank": int(config["r"]), "alpha": float(config["lora_alpha"])}
+    raise ValueError(f"{path} holds no adapter_config.json")
+
+
+def _make_room(backend: Any, in_use: AbstractSet[str] = frozenset()) -> None:
+    """Give up the least recently used sampler weights when every slot is taken."""
+    if len(backend.models) < backend.config.max_lora_adapters - 1:
+        return
+    for key in list(backend.models):
+        if key.startswith(_SAMPLER) and key not in in_use:
+            # Cleared by the next user of the slot, which initialises all of it.
+            del backend.models[key]
+            return
+
+
+def _create_model_making_room(create: Callable[..., None]) -> Callable[..., None]:
+    def create_model(self: Any, model_id: str, lora_config: Any) -> None:
+        _make_room(self)
+        create(self, model_id, lora_config)
+
+    return create_model
+
+
+def _accept_saved_samplers(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Let saved sampler weights be sampled from although their model is not loaded.
+
+    That is so after a restart of the server, or when the trainer that saved them has ended.
+    """
+
+    def filter_valid_requests(self: Any, requests: dict[str, tuple[str, Any]]) -> Any:
+        saved = {
+            key: request
+            for key, request in requests.items()
+            if getattr(request[1], "checkpoint_id", "")
+        }
+        others = {key: request for key, request in requests.items() if key not in saved}
+        errors, valid = check(self, others)
+        return errors, {key: r for key, r in requests.items() if key in saved or key in valid}
+
+    return filter_valid_requests
+
+
+def _honour_optimizer_flag(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Loading a state without its optimizer starts a new one; the engine always restores it.
+
+    The flag is not part of SkyRL's request, so `protocol` adds it to the stored one.
+    """
+
+    def process_single_request(self: Any, kind: Any, model_id: str, data: dict[str, Any]) -> Any:
+        result = process(self, kind, model_id, data)
+        if kind.value == "load_weights" and not data.get("optimizer", True):
+            _reset_optimizer(self.backend, model_id)
+        return result
+
+    return process_single_request
+
+
+def _reset_optimizer(backend: Any, model_id: str) -> None:
+    import jax
+    import optax
+    from flax import nnx
+
+    if model_id not in backend.optimizers:
+        return  # the load has failed, and its answer says so
+    with jax.set_mesh(backend.mesh):
+        backend.optimizers[model_id] = nnx.Optimizer(
+            backend.model,
+            optax.inject_hyperparams(optax.adamw)(learning_rate=0.0),
+            wrt=backend.model.is_lora_param,
+        )

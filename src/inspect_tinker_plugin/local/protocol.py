@@ -1,0 +1,336 @@
+"""The layer between the Tinker SDK and SkyRL's server: everything in which the two differ.
+
+Written for SkyRL 0.2.0 (`settings.SUPPORTED_SKYRL`), whose published wheels speak JSON only,
+while `tinker >= 0.25` sends and expects protobuf. SkyRL's repository has protobuf since after
+0.3.0: with the first release that has it, `wire` and the parts marked *protobuf* can go; the
+rest of the table is to be checked then, one line at a time.
+
+================================  ==================================================
+request                           what is changed
+================================  ==================================================
+forward_backward                  *protobuf* request; forward-only ones go to `forward`
+retrieve_future                   *protobuf* answers; failures as the SDK reads them; a
+                                  request still running is answered before the SDK's timeout
+asample                           `sample_sequence_ids` added; options that would be
+                                  ignored are refused
+create_model, …_sampling_session  another model than the one served is refused
+load_weights with a session       becomes weights_info, create_model and load_weights, with
+                                  an alias for the model id that the SDK expects
+client/config, samplers/…,        missing in SkyRL, answered here
+sessions/…/finish,
+DELETE …/checkpoints/…
+healthz                           says 503 until the engine has loaded the model
+================================  ==================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.local import records
+from inspect_tinker_plugin.local.wire import (
+    WireError,
+    decode_forward_backward,
+    decompress,
+    encode_result,
+)
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PROTOBUF = "application/x-protobuf"
+LONG_POLL = 30.0
+"""Seconds until a request for an unfinished result is told to ask again; the SDK waits 45."""
+
+UNSUPPORTED_SAMPLING = (
+    "topk_prompt_logprobs",
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "record_stability_info",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+    @classmethod
+    def of(cls, value: object, status: int = 200) -> Answer:
+        return cls(status, json.dumps(value).encode())
+
+    @classmethod
+    def refuse(cls, why: str, status: int = 400) -> Answer:
+        return cls.of({"detail": why}, status)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+
+@dataclass
+class Request:
+    """One HTTP request whose body has been read."""
+
+    scope: Scope
+    body: bytes
+
+    def header(self, name: str) -> str:
+        wanted = name.encode()
+        return next((v.decode() for k, v in self.scope["headers"] if k == wanted), "")
+
+    @property
+    def json(self) -> dict[str, Any]:
+        value = json.loads(self.body or b"{}")
+        if not isinstance(value, dict):
+            raise WireError("expected a JSON object")
+        return value
+
+
+@dataclass
+class TinkerProtocol:
+    """ASGI application that wraps SkyRL's."""
+
+    app: App
+    """SkyRL's FastAPI application; its ``state.db_engine`` is read after start-up."""
+    model: str
+    """The name, which is the path, of the model that is served."""
+    engine_ready: Path
+    """A file that exists once the engine has loaded the model."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Model ids that the SDK made up, with the ids that SkyRL gave."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """Requests that depend on an earlier one which the SDK does not know of."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/api/v1/"):
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"].removeprefix("/api/v1")
+        if scope["method"] == "GET" and path != "/healthz" and not path.startswith("/samplers/"):
+            # Passed on as it is, with its headers: some of these redirect or stream a file.
+            await self.app({**scope, "path": self._without_aliases(scope["path"])}, receive, send)
+            return
+        request = Request(scope, await _read(receive))
+        try:
+            answer = await self._answer(request, path)
+        except (WireError, json.JSONDecodeError) as ex:
+            answer = Answer.refuse(str(ex))
+        headers = [(b"content-type", answer.content_type.encode())]
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer(self, request: Request, path: str) -> Answer:
+        route = f"{request.scope['method']} {path}"
+        handlers: dict[str, Callable[[Request], Awaitable[Answer]]] = {
+            "GET /healthz": self._healthz,
+            "POST /client/config": self._client_config,
+            "POST /create_model": self._checked_base_model,
+            "POST /create_sampling_session": self._checked_base_model,
+            "POST /forward_backward": self._forward_backward,
+            "POST /asample": self._asample,
+            "POST /retrieve_future": self._retrieve_future,
+            "POST /load_weights": self._load_weights,
+        }
+        if handler := handlers.get(route):
+            return await handler(request)
+        if match := re.fullmatch(r"GET /samplers/([^/]+)", route):
+            return await self._sampler(match[1])
+        if match := re.fullmatch(r"POST /sessions/([^/]+)/finish", route):
+            await records.expire_session(self._database, match[1])
+            return Answer.of({})
+        if match := re.fullmatch(
+            r"DELETE /training_runs/([^/]+)/checkpoints/(?:(weights|sampler_weights)/)?([^/]+)",
+            route,
+        ):
+            return await self._delete_checkpoint(match[1], match[2], match[3])
+        return await self._forward(request, self._without_aliases(path))
+
+    def _without_aliases(self, path: str) -> str:
+        return "/".join(self.aliases.get(part, part) for part in path.split("/"))
+
+    @property
+    def _database(self) -> Any:
+        return self.app.state.db_engine  # type: ignore[attr-defined]
+
+    async def _forward(
+        self, request: Request, path: str, body: dict[str, Any] | None = None
+    ) -> Answer:
+        """Let SkyRL answer, with model ids as it knows them."""
+        if body is None:
+            body = request.json
+        if body.get("model_id") in self.aliases:
+            body = {**body, "model_id": self.aliases[body["model_id"]]}
+        return await _call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
+
+    async def _healthz(self, request: Request) -> Answer:
+        if not self.engine_ready.exists():
+            return Answer.refuse("the engine is loading the model", 503)
+        return Answer.of({"status": "ok"})
+
+    async def _client_config(self, request: Request) -> Answer:
+        return Answer.of({})  # the SDK's own defaults
+
+    async def _checked_base_model(self, request: Request) -> Answer:
+        body = request.json
+        if base_model := body.get("base_model"):
+            body["base_model"] = self._served(base_model)
+        return await self._forward(request, request.scope["path"].removeprefix("/api/v1"), body)
+
+    def _served(self, base_model: str) -> str:
+        if Path(base_model).absolute() != Path(self.model):
+            raise WireError(f"this local server serves {self.model}, not {base_model}")
+        return self.model
+
+    async def _forward_backward(self, request: Request) -> Answer:
+        if not request.header("content-type").startswith(PROTOBUF):
+            return await self._forward(request, "/forward_backward")
+        content = decompress(request.body, request.header("content-encoding"))
+        body, forward_only = await asyncio.to_thread(decode_forward_backward, content)
+        path = "/forward" if forward_only else "/forward_backward"
+        return await self._forward(request, path, body)
+
+    async def _asample(self, request: Request) -> Answer:
+        body = request.json
+        for name in UNSUPPORTED_SAMPLING:
+            if body.pop(name, None):
+                raise WireError(f"the local server does not support {name}")
+        if base_model := body.get("base_model"):
+            body["base_model"] = self._served(base_model)
+        params = body.get("sampling_params", {})
+        if isinstance(params.get("stop"), str):
+            params["stop"] = [params["stop"]]
+        answer = await self._forward(request, "/asample", body)
+        if not answer.ok:
+            return answer
+        future = answer.json
+        names = [f"{future['request_id']}:{i}" for i in range(body.get("num_samples", 1))]
+        return Answer.of({**future, "sample_sequence_ids": names})
+
+    async def _retrieve_future(self, request: Request) -> Answer:
+        body = {"request_id": request.json.get("request_id")}
+        try:
+            async with asyncio.timeout(LONG_POLL):
+                answer = await self._forward(request, "/retrieve_future", body)
+        except TimeoutError:
+            return Answer.of({"type": "try_again", "queue_state": "active"}, 408)
+        if answer.status in (400, 500):
+            # The SDK repeats a request on these; a failed result stays failed.
+            answer = await self._first_failure(request, body["request_id"], answer)
+            detail = str(answer.json.get("detail", "unknown error"))
+            return Answer.of({"error": detail, "category": "server"})
+        if answer.ok and PROTOBUF in request.header("accept"):
+            encoded = await asyncio.to_thread(lambda: encode_result(answer.json))
+            if encoded is not None:
+                return Answer(200, encoded, PROTOBUF)
+        return answer
+
+    async def _first_failure(self, request: Request, request_id: Any, failed: Answer) -> Answer:
+        """The failure that led to this one, when the SDK's one request became several."""
+        if (cause := self.causes.get(request_id)) is None:
+            return failed
+        answer = await self._forward(request, "/retrieve_future", {"request_id": cause})
+        return failed if answer.ok else answer
+
+    async def _load_weights(self, request: Request) -> Answer:
+        body = request.json
+        load = {"model_id": body.get("model_id"), "path": body.get("path", "")}
+        created: Answer | None = None
+        if session := body.get("session_id"):
+            info = await self._forward(request, "/weights_info", {"tinker_path": load["path"]})
+            if not info.ok:
+                return info
+            wanted = {
+                "session_id": session,
+                "base_model": self._served(info.json["base_model"]),
+                "lora_config": {"rank": info.json["lora_rank"]},
+            }
+            created = await self._forward(request, "/create_model", wanted)
+            if not created.ok:
+                return created
+            load["model_id"] = created.json["model_id"]
+            self.aliases[f"{session}:train:{body.get('model_seq_id')}"] = load["model_id"]
+        with records.restoring_optimizer(body.get("optimizer", True)):
+            answer = await self._forward(request, "/load_weights", load)
+        if created is not None and answer.ok:
+            # The engine works them off in this order, so there is no need to wait here.
+            self.causes[answer.json["request_id"]] = created.json["request_id"]
+        return answer
+
+    async def _sampler(self, sampler_id: str) -> Answer:
+        model_path = await records.sampler_model_path(self._database, sampler_id)
+        if model_path is None:
+            return Answer.refuse("Sampling session not found", 404)
+        found = {"sampler_id": sampler_id, "base_model": self.model}
+        return Answer.of({**found, "model_path": model_path or None})
+
+    async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> Answer:
+        folder = Path(str(self.app.state.engine_config.checkpoints_base))  # type: ignore[attr-defined]
+        model_id = self.aliases.get(model_id, model_id)
+        sampler = kind == "sampler_weights"
+        if await records.delete_checkpoint(self._database, folder, model_id, name, sampler):
+            return Answer(204, b"")
+        return Answer.refuse(f"Checkpoint not found: {model_id}/{name}", 404)
+
+
+async def _read(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _call(app: App, scope: Scope, path: str, body: bytes) -> Answer:
+    """Send one request to the wrapped application and collect its answer."""
+    headers = [(k, v) for k, v in scope["headers"] if k not in _REWRITTEN]
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", str(len(body)).encode()))
+    inner = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
+    status = 500
+    kind = "application/json"
+    parts: list[bytes] = []
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # the client is still there, as far as SkyRL knows
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status, kind
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            found = dict(message.get("headers", ()))
+            kind = found.get(b"content-type", b"application/json").decode()
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(inner, receive, send)
+    return Answer(status, b"".join(parts), kind)
+
+
+_REWRITTEN = {b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"}

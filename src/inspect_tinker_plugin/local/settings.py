@@ -1,0 +1,107 @@
+"""What can be set on a local server, and whether this installation can run one at all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from inspect_tinker_plugin.errors import ConfigError, VersionError
+
+SUPPORTED_SKYRL = "0.2.0"
+"""The release of SkyRL that `protocol` and `engine` were written against and tested with."""
+
+INSTALL = "pip install torch && pip install 'inspect-tinker-plugin[local]'"
+
+API_KEY = "tml-local"
+"""The server asks for no key, but the SDK insists on one with this prefix."""
+
+
+def default_compile_cache() -> Path:
+    """The user's cache folder for compiled programs, shared by all local servers."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "inspect-tinker-plugin" / "jax"
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Sizes and limits of a local server. The defaults suit the tiny model on two cores."""
+
+    port: int = 0
+    """Port on 127.0.0.1; 0 takes a free one."""
+    adapters: int = 16
+    """LoRA slots: one is the base model, each training client and each set of sampler
+    weights in use holds one. Sampler weights give theirs up, least recently used first."""
+    max_lora_rank: int = 32
+    """The highest LoRA rank that a client may ask for."""
+    sample_batch: int = 32
+    """Sequences sampled together. Batches are padded to it, so that nothing is compiled anew
+    from step to step: near the number of rollouts in a batch is best."""
+    train_batch: int = 32
+    """Sequences in one forward-backward pass; longer batches are cut into passes."""
+    start_timeout: float = 180.0
+    """Seconds until the model must have been loaded."""
+    stop_timeout: float = 8.0
+    """Seconds given to an orderly shutdown before the processes are killed."""
+    session_timeout: int = 300
+    """Seconds without a heartbeat until a client's models are unloaded."""
+    compile_cache: str | None = None
+    """Folder for compiled programs, None for the user's cache folder. The first training step
+    takes about half a minute without it, and a few seconds with it."""
+
+    def __post_init__(self) -> None:
+        for name in ("adapters", "max_lora_rank", "sample_batch", "train_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"local server: {name} must be at least 1")
+        if self.adapters < 3:
+            raise ConfigError(
+                "local server: adapters must be at least 3 (the base model, one that is "
+                "trained, one that is sampled from)"
+            )
+
+    def to_json(self) -> str:
+        """For the command line of the server process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LocalSettings:
+        """Inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+def missing() -> str | None:
+    """Why a local server cannot run here, or None. Imports nothing heavy."""
+    if sys.platform == "win32":
+        return "the local server needs Linux or macOS"
+    absent = [
+        name
+        for name in ("skyrl", "jax", "fastapi", "uvicorn", "tinker")
+        if importlib.util.find_spec(name) is None
+    ]
+    if absent:
+        return (
+            f"the local server needs packages that are not installed ({', '.join(absent)}); "
+            f"install the extra: {INSTALL}"
+        )
+    return None
+
+
+def check_installation() -> None:
+    """Raise unless a local server can run here.
+
+    Raises:
+        ConfigError: a package or the platform is missing; the message says what to install.
+        VersionError: SkyRL is there in a release that was not tested.
+    """
+    if reason := missing():
+        raise ConfigError(reason)
+    installed = importlib.metadata.version("skyrl")
+    if installed != SUPPORTED_SKYRL:
+        raise VersionError(
+            f"the local server was written for skyrl {SUPPORTED_SKYRL}, and {installed} is "
+            f"installed; install the tested set: {INSTALL}"
+        )
