@@ -18,37 +18,59 @@ from inspect_tinker_plugin.errors import VersionError
 SUPPORTED_INSPECT = ">=0.3.285,<0.4"
 
 PRIVATE_NAMES: dict[str, str] = {
-    "inspect_ai._eval.context:init_task_context": "binds model, roles and approval to a task's context",
-    "inspect_ai._eval.loader:resolve_task_sandbox": "sandbox overrides and implicit config files, as eval() resolves them",
-    "inspect_ai._eval.task.generate:task_generate": "the `generate` function that solvers are given",
-    "inspect_ai._eval.task.images:capture_task_input_media": "inlines images of the input as eval() does",
-    "inspect_ai._eval.task.images:materialize_sample_input": "inlines images of the input as eval() does",
-    "inspect_ai._eval.task.run:create_eval_sample": "one `EvalSample`, as it would have been logged",
+    "inspect_ai._eval.context:init_task_context": (
+        "binds model, roles and approval to a task's context"
+    ),
+    "inspect_ai._eval.loader:resolve_task_sandbox": (
+        "sandbox overrides and implicit config files, as eval() resolves them"
+    ),
+    "inspect_ai._eval.task.generate:task_generate": (
+        "the `generate` function that solvers are given"
+    ),
+    "inspect_ai._eval.task.images:capture_task_input_media": (
+        "inlines images of the input as eval() does"
+    ),
+    "inspect_ai._eval.task.images:materialize_sample_input": (
+        "inlines images of the input as eval() does"
+    ),
+    "inspect_ai._eval.task.run:create_eval_sample": (
+        "one `EvalSample`, as it would have been logged"
+    ),
     "inspect_ai._eval.task.run:resolve_plan": "setup, chain and plan of a task as one solver",
-    "inspect_ai._eval.task.sandbox:read_sandboxenv_file": "contents of `Sample.files` (paths, URLs, data)",
+    "inspect_ai._eval.task.sandbox:read_sandboxenv_file": (
+        "contents of `Sample.files` (paths, URLs, data)"
+    ),
     "inspect_ai._eval.task.sandbox:resolve_sample_files": "directories in `Sample.files`",
     "inspect_ai._eval.task.sandbox:resolve_sandbox": "precedence of task and sample sandbox",
     "inspect_ai._eval.task.util:sample_messages": "first messages of a sample",
     "inspect_ai._eval.task.util:task_run_dir": "the folder that a task's relative paths start from",
     "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
+    "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
     "inspect_ai._util.registry:registry_unqualified_name": "scorer names as in a log",
     "inspect_ai._util.working:init_sample_working_time": "starts the clock of working limits",
-    "inspect_ai.agent._acp.transport:_acp_live_active": "marks the live operator session as taken, which saves most of a sample's start-up",
-    "inspect_ai.event._error:ErrorEvent": "records an error in the transcript",
-    "inspect_ai.event._sample_init:SampleInitEvent": "records the sample in the transcript",
-    "inspect_ai.event._score:ScoreEvent": "records a score in the transcript",
+    "inspect_ai.agent._acp.transport:_acp_live_active": (
+        "marks the live operator session as taken, which saves most of a sample's start-up"
+    ),
     "inspect_ai.log._log:eval_error": "error of an `EvalSample`",
-    "inspect_ai.log._samples:ActiveSample": "react(), limits and background() ask for the running sample",
-    "inspect_ai.log._samples:_sample_active": "react(), limits and background() ask for the running sample",
+    "inspect_ai.log._samples:ActiveSample": (
+        "react(), limits and background() ask for the running sample"
+    ),
+    "inspect_ai.log._samples:_sample_active": (
+        "react(), limits and background() ask for the running sample"
+    ),
     "inspect_ai.log._transcript:Transcript": "one transcript an episode",
     "inspect_ai.log._transcript:init_transcript": "one transcript an episode",
-    "inspect_ai.model._assistant_internal:init_sample_assistant_internal": "per-sample state of providers",
+    "inspect_ai.model._assistant_internal:init_sample_assistant_internal": (
+        "per-sample state of providers"
+    ),
     "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
     "inspect_ai.scorer._score:init_scoring_context": "lets a solver call score()",
     "inspect_ai.scorer._scorer:unique_scorer_name": "scorer names as in a log",
     "inspect_ai.solver._fork:set_task_generate": "lets a solver call fork()",
-    "inspect_ai.solver._task_state:sample_state": "the most recent state of a sample that hit a limit",
+    "inspect_ai.solver._task_state:sample_state": (
+        "the most recent state of a sample that hit a limit"
+    ),
     "inspect_ai.solver._task_state:set_sample_state": "makes the state known to limits and scorers",
     "inspect_ai.solver._task_state:state_jsonable": "the state in the transcript's first event",
     "inspect_ai.util._anyio:inner_exception": "the one exception inside a task group's",
@@ -56,10 +78,27 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.util._limit:monitor_working_limit": "ends a sample that exceeds its working limit",
     "inspect_ai.util._limit:record_sample_limit_data": "sample_limits() for scorers",
     "inspect_ai.util._limit:reset_sample_limit_data": "sample_limits() for scorers",
-    "inspect_ai.util._sandbox.context:cleanup_sandbox_environments_sample": "releases a sample's sandboxes",
-    "inspect_ai.util._sandbox.context:init_sandbox_environments_sample": "starts a sample's sandboxes with files and set-up",
-    "inspect_ai.util._sandbox.lifecycle:SandboxLifecycleState": "providers keep what they must clean up on it",
-    "inspect_ai.util._sandbox.lifecycle:_lifecycle_state": "providers keep what they must clean up on it",
+    "inspect_ai.util._sandbox.context:cleanup_sandbox_environments_sample": (
+        "releases a sample's sandboxes"
+    ),
+    "inspect_ai.util._sandbox.context:init_sandbox_environments_sample": (
+        "starts a sample's sandboxes with files and set-up"
+    ),
+    "inspect_ai.util._sandbox.context:sandbox_environments_context_var": (
+        "a sample's sandboxes, for the running sample's record"
+    ),
+    "inspect_ai.util._sandbox.events:SandboxTimeoutError": (
+        "a sandbox's own timeout, which is an error and not a limit"
+    ),
+    "inspect_ai.util._sandbox.limits:set_sandbox_limits": (
+        "output limits from INSPECT_SANDBOX_MAX_*"
+    ),
+    "inspect_ai.util._sandbox.lifecycle:SandboxLifecycleState": (
+        "providers keep what they must clean up on it"
+    ),
+    "inspect_ai.util._sandbox.lifecycle:_lifecycle_state": (
+        "providers keep what they must clean up on it"
+    ),
     "inspect_ai.util._sandbox.registry:registry_find_sandboxenv": "a provider's class by its name",
     "inspect_ai.util._store:init_subtask_store": "store() of a sample",
 }
@@ -106,22 +145,26 @@ from inspect_ai._eval.task.sandbox import (
 )
 from inspect_ai._eval.task.util import sample_messages, task_run_dir
 from inspect_ai._util.environ import environ_vars
+from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.path import chdir
 from inspect_ai._util.registry import registry_unqualified_name
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
-from inspect_ai.event._error import ErrorEvent
-from inspect_ai.event._sample_init import SampleInitEvent
-from inspect_ai.event._score import ScoreEvent
+from inspect_ai.dataset import Sample
+from inspect_ai.event import Event
+from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
+from inspect_ai.model import Model
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._model import init_sample_model_data
 from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.scorer._scorer import unique_scorer_name
+from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
+from inspect_ai.util import Limit, SandboxEnvironment
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
 from inspect_ai.util._limit import (
@@ -132,19 +175,22 @@ from inspect_ai.util._limit import (
 from inspect_ai.util._sandbox.context import (
     cleanup_sandbox_environments_sample,
     init_sandbox_environments_sample,
+    sandbox_environments_context_var,
 )
+from inspect_ai.util._sandbox.events import SandboxTimeoutError
 from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle_state
+from inspect_ai.util._sandbox.limits import set_sandbox_limits
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._store import init_subtask_store
 
 __all__ = [
+    "PRIVATE_ATTRIBUTES",
     "PRIVATE_NAMES",
     "SUPPORTED_INSPECT",
     "ActiveSample",
-    "ErrorEvent",
-    "SampleInitEvent",
     "SandboxLifecycleState",
-    "ScoreEvent",
+    "SandboxTimeoutError",
+    "TerminateSampleError",
     "Transcript",
     "_acp_live_active",
     "_lifecycle_state",
@@ -169,6 +215,7 @@ __all__ = [
     "materialize_sample_input",
     "monitor_working_limit",
     "read_sandboxenv_file",
+    "record_event",
     "record_sample_limit_data",
     "registry_find_sandboxenv",
     "registry_unqualified_name",
@@ -177,12 +224,94 @@ __all__ = [
     "resolve_sample_files",
     "resolve_sandbox",
     "resolve_task_sandbox",
+    "running_sample",
     "sample_messages",
     "sample_state",
+    "sandbox_environments_context_var",
     "set_sample_state",
+    "set_sandbox_limits",
     "set_task_generate",
     "state_jsonable",
+    "state_limits",
     "task_generate",
     "task_run_dir",
     "unique_scorer_name",
+    "unproxied",
+    "unqualified_name",
 ]
+
+
+PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
+    (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
+    (Transcript, "_event"): "appends an event; the public methods only add info events",
+    (TaskState, "_message_limit"): "the limit object that the sample runs under",
+    (TaskState, "_token_limit"): "the limit object that the sample runs under",
+    (TaskState, "_cost_limit"): "the limit object that the sample runs under",
+}
+"""Private methods and attributes of public classes, with why each is needed."""
+
+
+def record_event(event: Event) -> None:
+    """Append an event to the transcript of the running episode."""
+    transcript()._event(event)
+
+
+def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
+    """Return the provider's own object behind the proxy that records sandbox events."""
+    inner = getattr(environment, "_sandbox", environment)
+    assert isinstance(inner, SandboxEnvironment)
+    return inner
+
+
+def unqualified_name(name: str) -> str:
+    """Return a registry name without its package."""
+    return registry_unqualified_name(name)
+
+
+def running_sample(
+    *,
+    task: str,
+    model: str,
+    sample: Sample,
+    state: TaskState,
+    transcript: Transcript,
+    time_limit: int | None,
+    working_limit: int | None,
+) -> ActiveSample:
+    """Make this sample the running one of the current context.
+
+    An eval does this through ``active_sample``, which also lists the sample for the
+    display and opens a session for an operator. The list is emptied by the next
+    ``eval()`` in the process, and the session is most of a sample's start-up cost.
+    """
+    assert sample.id is not None
+    active = ActiveSample(
+        task=task,
+        log_location="",
+        model=model,
+        sample=sample,
+        epoch=state.epoch,
+        message_limit=state.message_limit,
+        token_limit=state.token_limit,
+        token_limit_type=state.token_limit_type,
+        cost_limit=state.cost_limit,
+        time_limit=time_limit,
+        working_limit=working_limit,
+        fails_on_error=True,
+        transcript=transcript,
+        sandboxes={},
+        checkpointer=create_checkpointer(
+            config=None, log_location="", sample_id=sample.id, epoch=state.epoch
+        ),
+        eval_id="",
+        sample_uuid=state.uuid,
+    )
+    active.live_state = state
+    _sample_active.set(active)
+    _acp_live_active.set(True)
+    return active
+
+
+def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
+    """Message, token and cost limit of a state, to be entered around its solver."""
+    return state._message_limit, state._token_limit, state._cost_limit

@@ -1,0 +1,94 @@
+"""Whose fault an exception is: read from where it was raised, not from what it says."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+from inspect_ai.util import LimitExceededError
+
+from inspect_tinker_plugin.episode.model import PolicyGradingError
+from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError
+from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
+
+_TOOL_DISPATCH = "inspect_ai.model._call_tools"
+_PROVIDERS = "inspect_ai.model._providers"
+_MODEL = "inspect_ai.model._model"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and what it was raised from, once each."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
+
+
+def _modules(tb: TracebackType | None) -> list[str]:
+    """Modules of a traceback's frames, outermost first."""
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
+
+
+def attribute(
+    error: BaseException, *, phase: Cause, sandbox_modules: frozenset[str] = frozenset()
+) -> Cause:
+    """Decide the cause of an exception that ended an episode.
+
+    Args:
+        error: The exception, with its traceback.
+        phase: What was running: ``SANDBOX`` (start-up), ``SOLVER`` or ``SCORER``.
+        sandbox_modules: Modules that define the sandbox environments in use.
+
+    Returns:
+        The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
+        a judge that fails under a scorer is the judge's.
+    """
+    if phase is Cause.SANDBOX:
+        return phase
+    for link in _chain(error):
+        if isinstance(link, PolicyGradingError):
+            return Cause.JUDGE
+        if isinstance(link, SandboxError | SandboxTimeoutError):
+            return Cause.SANDBOX
+    modules = _modules(error.__traceback__)
+    if sandbox_modules.intersection(modules):
+        return Cause.SANDBOX
+    if _raised_by_another_model(modules):
+        return Cause.JUDGE
+    if phase is Cause.SOLVER and _TOOL_DISPATCH in modules and modules[-1] != _TOOL_DISPATCH:
+        return Cause.TOOL
+    return phase
+
+
+def _raised_by_another_model(modules: list[str]) -> bool:
+    return any(module == _MODEL or module.startswith(_PROVIDERS) for module in modules) and not any(
+        module == "inspect_tinker_plugin.episode.model" for module in modules
+    )
+
+
+def episode_error(
+    error: BaseException,
+    *,
+    cause: Cause,
+    task: str,
+    sample_id: int | str | None,
+    epoch: int,
+) -> EpisodeError:
+    """Wrap an exception with its cause, task and sample; the original is ``__cause__``."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, LimitExceededError):
+        text = f"{error.message} while scoring"
+    wrapped = EpisodeError(
+        f"{type(error).__name__}: {text}",
+        cause=cause,
+        task=task,
+        sample_id=sample_id,
+        epoch=epoch,
+    )
+    wrapped.__cause__ = error
+    return wrapped

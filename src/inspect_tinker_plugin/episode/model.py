@@ -1,0 +1,207 @@
+"""The model under training as Inspect sees it: a provider whose every call is parked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from inspect_ai.event import SampleLimitEvent
+from inspect_ai.model import (
+    ChatMessage,
+    GenerateConfig,
+    Model,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    StreamEvent,
+    modelapi,
+)
+from inspect_ai.tool import Tool, ToolChoice, ToolDef, ToolInfo, ToolSource
+from inspect_ai.util import LimitExceededError
+
+from inspect_tinker_plugin.episode.mailbox import Mailbox
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.inspect_internals import record_event
+
+POLICY_PROVIDER = "rl"
+POLICY_NAME = "policy"
+
+# Inspect's connection pool holds a place while a call is parked. A thousand parked
+# episodes need a thousand places, and the adaptive controller stops at a hundred.
+_UNBOUNDED_CONNECTIONS = 1_000_000
+
+_scoring: ContextVar[str | None] = ContextVar("inspect_rl_scoring", default=None)
+_missing_role: ContextVar[str | None] = ContextVar("inspect_rl_missing_role", default=None)
+
+
+class PolicyGradingError(RuntimeError):
+    """A scorer asked the model under training for output.
+
+    Attributes:
+        role: the model role that the scorer looked for, if it looked for one.
+    """
+
+    def __init__(self, scorer: str, role: str | None) -> None:
+        wanted = role or "grader"
+        super().__init__(
+            f"scorer {scorer!r} asked the model under training to grade"
+            + (f" (it looked for the model role {role!r}, which is not set)" if role else "")
+            + f". Set a grader: model_roles={{{wanted!r}: 'provider/model'}}"
+            + ", or give the scorer a model of its own."
+        )
+        self.role = role
+
+
+class RoleBook(dict[str, Any]):
+    """Model roles that remember which role was asked for in vain."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the model of a role, noting the role when it is not set."""
+        if key not in self:
+            _missing_role.set(key)
+        return super().get(key, default)
+
+
+@contextmanager
+def scoring(name: str) -> Iterator[None]:
+    """Mark everything inside as the work of a scorer, which must not ask the policy."""
+    scorer_token = _scoring.set(name)
+    role_token = _missing_role.set(None)
+    try:
+        yield
+    finally:
+        _missing_role.reset(role_token)
+        _scoring.reset(scorer_token)
+
+
+class PolicyAPI(ModelAPI):
+    """Parks each ``generate()`` in a mailbox until the environment answers it."""
+
+    def __init__(
+        self,
+        model_name: str = POLICY_NAME,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's own signature
+        *,
+        mailbox: Mailbox,
+        max_turns: int | None = None,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config)
+        self._mailbox = mailbox
+        self._max_turns = max_turns
+        self.asked = 0
+        self.answered = 0
+        self.usage = ModelUsage()
+        self.truncated = False
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """Wait for the policy's output.
+
+        Raises:
+            PolicyGradingError: The call comes from a scorer.
+            LimitExceededError: The episode has made ``max_turns`` calls.
+        """
+        scorer = _scoring.get()
+        if scorer is not None:
+            raise PolicyGradingError(scorer, _missing_role.get())
+        self._check_turns()
+        request = TurnRequest(
+            index=self.asked,
+            messages=input,
+            tools=tools,
+            tool_choice=tool_choice,
+            config=config,
+        )
+        self.asked += 1
+        reply = await self._mailbox.ask(request)
+        if isinstance(reply, Exception):
+            raise reply
+        self.answered += 1
+        self.truncated = reply.stop_reason == "max_tokens"
+        if reply.usage is not None:
+            self.usage = self.usage + reply.usage
+        return reply
+
+    def _check_turns(self) -> None:
+        limit = self._max_turns
+        if limit is None or self.asked < limit:
+            return
+        message = f"The episode has made its {limit:,} model calls (max_turns)."
+        record_event(SampleLimitEvent(type="turn", limit=limit, message=message))
+        raise LimitExceededError("turn", value=self.asked + 1, limit=limit, message=message)
+
+    def connection_key(self) -> str:
+        """One pool for all episodes, without a limit."""
+        return "inspect-rl-policy"
+
+    def max_connections(self) -> int:
+        """No limit: a parked call costs nothing."""
+        return _UNBOUNDED_CONNECTIONS
+
+    def should_retry(self, ex: BaseException) -> bool:
+        """Never: the policy's answer is final."""
+        return False
+
+
+@modelapi(name=POLICY_PROVIDER)
+def _policy_provider() -> type[ModelAPI]:
+    return PolicyAPI
+
+
+class PolicyModel(Model):
+    """The active model of an episode.
+
+    Options that make sense for a provider behind a network are taken out of its
+    configuration: time-outs (the trainer may take as long as it likes), retries, caching
+    (every reply must be sampled) and connection limits. A task's own settings for them
+    still reach every other model.
+    """
+
+    def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
+        return (
+            super()
+            ._resolve_config(config)
+            .model_copy(
+                update={
+                    "max_connections": _UNBOUNDED_CONNECTIONS,
+                    "adaptive_connections": False,
+                    "timeout": None,
+                    "attempt_timeout": None,
+                    "stream_idle_timeout": None,
+                    "max_retries": None,
+                    "batch": None,
+                    "cache": None,
+                }
+            )
+        )
+
+    async def generate(
+        self,
+        input: str | list[ChatMessage],
+        tools: Sequence[Tool | ToolDef | ToolInfo | ToolSource] | ToolSource = (),
+        tool_choice: ToolChoice | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's own signature
+        cache: object = False,
+        on_stream: Callable[[StreamEvent], Awaitable[None]] | None = None,
+    ) -> ModelOutput:
+        """Generate without the cache, whatever the solver asked for."""
+        return await super().generate(
+            input, tools, tool_choice, config, cache=False, on_stream=on_stream
+        )
+
+
+def policy_model(mailbox: Mailbox, *, max_turns: int | None) -> tuple[PolicyModel, PolicyAPI]:
+    """Make the policy of one episode, and the provider behind it that keeps the counts."""
+    api = _policy_provider(POLICY_NAME, mailbox=mailbox, max_turns=max_turns)
+    assert isinstance(api, PolicyAPI)
+    api.qualified_model_name = f"{POLICY_PROVIDER}/{POLICY_NAME}"
+    return PolicyModel(api, GenerateConfig()), api

@@ -1,0 +1,190 @@
+"""A task made ready to run episodes: its plan, scorers, sandbox and limits, resolved once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from inspect_ai import Task
+from inspect_ai.agent import Agent, as_solver, is_agent
+from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig, Model, get_model
+from inspect_ai.scorer import Score, Scorer, Target
+from inspect_ai.solver import Generate, Solver, TaskState, chain
+from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.model import PolicyModel, RoleBook, scoring
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+
+SolverLike = Solver | Agent | Sequence[Solver | Agent]
+"""What may replace a task's solver: a solver, an agent, or a sequence of them."""
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """The limits of a sample: what the caller set, else what the task sets."""
+
+    message: int | None
+    token: int | None
+    token_type: Any
+    turn: int | None
+    time: int | None
+    working: int | None
+    cost: float | None
+
+    @classmethod
+    def of(cls, task: Task, options: EpisodeOptions) -> SampleLimits:
+        """Merge as ``eval()`` does; a token limit travels with its way of counting."""
+
+        def first(mine: Any, theirs: Any) -> Any:
+            return theirs if mine is None else mine
+
+        own_token = options.token_limit is not None
+        return cls(
+            message=first(options.message_limit, task.message_limit),
+            token=first(options.token_limit, task.token_limit),
+            token_type="all" if own_token else (task.token_limit_type or "all"),
+            turn=task.turn_limit,
+            time=first(options.time_limit, task.time_limit),
+            working=first(options.working_limit, task.working_limit),
+            cost=first(options.cost_limit, task.cost_limit),
+        )
+
+
+@dataclass(frozen=True)
+class NamedScorer:
+    """A scorer under the name that an eval log would give it."""
+
+    name: str
+    scorer: Scorer
+
+
+class PreparedTask:
+    """Everything of a task that its episodes share.
+
+    Attributes:
+        task: The task itself.
+        name: Its name, as in logs.
+        options: How episodes are run.
+        limits: The limits of every sample.
+        scorers: The scorers, guarded against asking the policy to grade itself.
+        sandbox: The task's sandbox after overrides; a sample may have another.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        options: EpisodeOptions,
+        solver: SolverLike | None = None,
+        sandbox: SandboxEnvironmentType | Literal[False] | None = None,
+    ) -> None:
+        self.task = task
+        self.name = task.name
+        self.options = options
+        self.limits = SampleLimits.of(task, options)
+        self.plan = internals.resolve_plan(task, _as_solver(solver))
+        self.scorers = _guarded_scorers(task.scorer or [])
+        self.run_dir = internals.task_run_dir(task)
+        self.without_sandbox = sandbox is False
+        self.sandbox = None if sandbox is False else internals.resolve_task_sandbox(task, sandbox)
+        self.config: GenerateConfig = task.config
+        self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
+        self.score_on_error = options.score_on_error or bool(task.score_on_error)
+
+    def enter_context(self, model: PolicyModel) -> None:
+        """Bind the model, roles, approval and ``generate`` to the current context."""
+        internals.init_task_context(
+            model,
+            RoleBook(self.model_roles),
+            self.config,
+            self.task.approval,
+            self.task.review,
+            None,
+            self.task.metadata,
+            self.task.description,
+        )
+        internals.set_sandbox_limits()
+
+    def generate_with(self, model: PolicyModel) -> Generate:
+        """Make the ``generate`` function that solvers are given."""
+
+        async def generate(
+            state: TaskState,
+            tool_calls: Literal["loop", "single", "none"] = "loop",
+            **kwargs: Any,
+        ) -> TaskState:
+            kwargs.pop("cache", None)
+            return await internals.task_generate(
+                model=model,
+                state=state,
+                tool_calls=tool_calls,
+                cache=False,
+                config=self.config.merge(GenerateConfig(**kwargs)),
+            )
+
+        return generate
+
+    async def sandbox_of(self, sample: Sample) -> SandboxEnvironmentSpec | None:
+        """Return the sandbox of a sample: the task's, the sample's own, or none."""
+        if self.without_sandbox:
+            return None
+        if self.sandbox is None and sample.sandbox is None:
+            return None
+        spec = await internals.resolve_sandbox(self.sandbox, sample, self.name)
+        if spec is not None and spec.config is None and self.sandbox is None:
+            # a sample that names only a provider still gets the task folder's compose file
+            return internals.resolve_task_sandbox(self.task, spec)
+        return spec
+
+
+def _as_solver(solver: SolverLike | None) -> Solver | None:
+    if solver is None:
+        return None
+    if isinstance(solver, Sequence):
+        return chain(list(solver))
+    return as_solver(solver) if is_agent(solver) else solver
+
+
+def _resolve_roles(
+    of_task: Mapping[str, Any] | None, of_caller: Mapping[str, Any]
+) -> dict[str, Model | list[Model]]:
+    """Merge roles, the caller's over the task's; names become models."""
+    roles: dict[str, Model | list[Model]] = {}
+    for name, bound in {**(of_task or {}), **of_caller}.items():
+        models = [get_model(m, role=name) for m in bound] if isinstance(bound, list) else None
+        roles[name] = models if models is not None else get_model(bound, role=name)
+    return roles
+
+
+def _guarded_scorers(scorers: Sequence[Scorer]) -> list[NamedScorer]:
+    named: list[NamedScorer] = []
+    for scorer in scorers:
+        name = internals.unique_scorer_name(scorer, [other.name for other in named])
+        named.append(NamedScorer(name, _guarded(name, scorer)))
+    return named
+
+
+def _guarded(name: str, scorer: Scorer) -> Scorer:
+    """Wrap a scorer so that it cannot ask the policy; it keeps its registry entry."""
+    call: Callable[[TaskState, Target], Awaitable[Score | None]] = scorer
+
+    @functools.wraps(scorer)
+    async def guarded(state: TaskState, target: Target) -> Score | None:
+        with scoring(name):
+            return await call(state, target)
+
+    return guarded
+
+
+def with_ids(sample: Sample, index: int) -> Sample:
+    """Give a sample without id its 1-based position, as ``eval()`` does; the input is kept."""
+    return sample if sample.id is not None else sample.model_copy(update={"id": index + 1})
+
+
+def with_options(prepared: PreparedTask, **changes: Any) -> EpisodeOptions:
+    """Return the options of a prepared task with some of them changed."""
+    return replace(prepared.options, **changes)
