@@ -1,0 +1,65 @@
+# Two commands do everything: `make demo` shows the main job, `make test` passes the tests.
+# `make help` lists the rest. All of them go through `make setup`, which makes .venv once.
+
+VENV  ?= .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+# Any Python from 3.11 on: the first one found, or `make setup PYTHON=/path/to/python`.
+OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c '$(OLD_ENOUGH)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# Where PyTorch comes from, when the default index offers more than the CPU build, e.g.
+# `make setup TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"`.
+TORCH_ARGS ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format format-check lint types test-all docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with everything in it (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(OLD_ENOUGH)' 2>/dev/null; then \
+		echo "This project needs Python 3.11 or newer; $(or $(PYTHON),python3) is missing or older:" \
+		     "$$($(or $(PYTHON),python3) --version 2>&1 | head -1)." >&2; \
+		echo "Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@$(BIN)/python -c '$(OLD_ENOUGH)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
+	@$(PIP) $(TORCH_ARGS) torch
+	@echo "setup 2/2: the package and its development tools"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## export a task, then roll out an agent with a scripted policy (offline, no key)
+	$(BIN)/inspect rl export example_tasks/arithmetic.py@arithmetic --output out/demo/export --overwrite
+	$(BIN)/inspect rl rollout example_tasks/log_search.py@log_search --group-size 4
+
+test: $(STAMP) ## run the tests, except those marked slow
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
+check: format-check lint types test-all ## format, lint, strict types, every test, docs in step
+
+format: $(STAMP) ## write the source as `format-check` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+clean: ## remove what demo and the tools wrote (not .venv)
+	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

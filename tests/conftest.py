@@ -1,0 +1,39 @@
+"""What all tests share: an offline environment, and Docker tests that say why they do not run."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+
+import pytest
+
+# No test may reach for a model hub, send telemetry or draw a full-screen display.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TINKER_TELEMETRY", "0")
+os.environ.setdefault("INSPECT_DISPLAY", "none")
+
+DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
+
+
+@functools.cache
+def missing_for_docker() -> str | None:
+    """What keeps Docker tests from running here, or None when nothing does."""
+    for need, command in {
+        "a reachable Docker engine": ["docker", "info"],
+        "the Docker compose plugin": ["docker", "compose", "version"],
+        f"the image {DOCKER_TEST_IMAGE}": ["docker", "image", "inspect", DOCKER_TEST_IMAGE],
+    }.items():
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.SubprocessError):
+            return need
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and (missing := missing_for_docker()):
+        # CI sets this variable once an engine is up: a skip would hide a failure there.
+        if os.environ.get("INSPECT_RL_REQUIRE_DOCKER"):
+            pytest.fail(f"needs {missing}, and INSPECT_RL_REQUIRE_DOCKER is set", pytrace=False)
+        pytest.skip(f"needs {missing}")
