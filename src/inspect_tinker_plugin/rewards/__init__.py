@@ -22,10 +22,15 @@ from inspect_tinker_plugin.rewards.contract import (
     RewardFunction,
     UnscoredError,
 )
-from inspect_tinker_plugin.rewards.expression import RewardExpressionError
+from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwise, Rank
 from inspect_tinker_plugin.rewards.resolve import (
+    GroupFunction,
+    GroupRewardSpec,
+    ResolvedGroupReward,
     ResolvedReward,
+    RewardExpressionError,
     RewardSpec,
+    resolve_group_reward,
     resolve_reward,
 )
 from inspect_tinker_plugin.rewards.shaping import (
@@ -37,15 +42,23 @@ from inspect_tinker_plugin.rewards.shaping import (
 
 __all__ = [
     "AggregatorError",
+    "BestOf",
+    "Diversity",
     "First",
     "FormatPenalty",
     "GroupAggregator",
+    "GroupFunction",
     "GroupMember",
+    "GroupRewardSpec",
+    "Judge",
     "LengthPenalty",
     "Maximum",
     "Mean",
     "Minimum",
+    "Pairwise",
     "Product",
+    "Rank",
+    "ResolvedGroupReward",
     "ResolvedReward",
     "Reward",
     "RewardAggregator",
@@ -59,5 +72,6 @@ __all__ = [
     "TurnPenalty",
     "UnscoredError",
     "Weighted",
+    "resolve_group_reward",
     "resolve_reward",
 ]

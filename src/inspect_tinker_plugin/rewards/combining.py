@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import RewardError
@@ -140,7 +141,7 @@ def require_parts(*parts: object) -> None:
             raise RewardError(f"an aggregator was expected, not {part!r}")
 
 
-def require_number(name: str, value: object, *, above: float | None = None) -> None:
+def require_number(name: str, value: Any, *, above: float | None = None) -> None:
     """Refuse what is not a finite number (above a bound).
 
     Raises:

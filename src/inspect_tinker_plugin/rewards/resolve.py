@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
-import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS, RewardFactory
+from inspect_tinker_plugin.expressions import ExpressionError, Language, build
+from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
+from inspect_tinker_plugin.rewards.calling import call_plain, object_name, require_one_argument
 from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
+    GroupAggregator,
+    GroupMember,
     Reward,
     RewardAggregator,
     RewardFunction,
     UnscoredError,
 )
-from inspect_tinker_plugin.rewards.expression import (
-    Argument,
-    Call,
-    Literal,
-    Node,
-    RewardExpressionError,
-    ScoreRef,
-    parse,
-)
+from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
 
 RewardSpec = str | RewardAggregator | RewardFunction
 """What ``reward=`` takes: an expression, an aggregator, or a plain (async) function."""
 
+GroupFunction = Callable[[Sequence[GroupMember]], Any]
+"""A plain or async function that serves as a group aggregator."""
+
+GroupRewardSpec = str | GroupAggregator | GroupFunction
+"""What ``group_reward=`` takes: an expression, an aggregator, or a plain (async) function."""
+
 DEFAULT_TIMEOUT = 60.0
 """Seconds that an aggregator may take for one episode."""
+
+DEFAULT_GROUP_TIMEOUT = 600.0
+"""Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
+
+
+class RewardExpressionError(ExpressionError, RewardError):
+    """A reward expression has a fault; the message and the attributes say where."""
+
+    subject = "reward expression"
 
 
 @dataclass(frozen=True)
@@ -63,45 +72,56 @@ class ResolvedReward:
             UnscoredError: a score that it needs is absent, unscored or not a number.
             AggregatorError: it raised, timed out, or its reward is not a finite number.
         """
-        try:
-            async with asyncio.timeout(self.timeout) as scope:
-                answer = await call_plain(self.aggregator, result)
-        except UnscoredError:
-            raise
-        except TimeoutError as ex:
-            if scope.expired():
-                raise self._error(f"gave no reward within {self.timeout:g} seconds") from ex
-            raise self._error(f"raised {ex!r}") from ex
-        except Exception as ex:
-            raise self._error(f"raised {ex!r}") from ex
-        return self._checked(answer)
-
-    def _checked(self, answer: object) -> Reward:
-        reward = answer if isinstance(answer, Reward) else None
-        if isinstance(answer, int | float):
-            reward = Reward(float(answer))
-        if reward is None:
-            raise self._error(f"gave {answer!r:.80}, not a number or a Reward")
-        if not isinstance(reward.value, int | float) or not math.isfinite(reward.value):
-            raise self._error(f"gave {reward.value!r:.80}, not a finite number")
-        return reward
-
-    def _error(self, problem: str) -> AggregatorError:
-        return AggregatorError(f"reward {self.name!r} {problem}", aggregator=self.name)
+        return _checked(await _bounded(self, result), self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _resolve_with_timeout, (self.spec, self.timeout)
+        return _resolve_again, (resolve_reward, self.spec, self.timeout)
 
 
-def _resolve_with_timeout(spec: RewardSpec, timeout: float | None) -> ResolvedReward:
-    return resolve_reward(spec, timeout=timeout)
+@dataclass(frozen=True)
+class ResolvedGroupReward:
+    """A group aggregator whose answer is checked, in bounded time."""
+
+    spec: GroupRewardSpec
+    """What was asked for; a string is resolved again in a worker process."""
+
+    aggregator: GroupAggregator | GroupFunction
+    """What it resolved to."""
+
+    timeout: float | None = DEFAULT_GROUP_TIMEOUT
+    """Seconds for one group, ``None`` for no bound."""
+
+    @property
+    def name(self) -> str:
+        """The expression, or the name of the object or function."""
+        return self.spec if isinstance(self.spec, str) else object_name(self.spec)
+
+    async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
+        """Give the final reward of each member, ``None`` where its own one stands.
+
+        Raises:
+            AggregatorError: it raised, timed out, gave another number of rewards, a reward
+                that is not finite, or one for a member that failed.
+        """
+        answer = await _bounded(self, tuple(members))
+        if not isinstance(answer, Sequence) or len(answer) != len(members):
+            problem = f"gave {answer!r:.80} for {len(members)} members, not a reward each"
+            raise _aggregator_error(self.name, problem)
+        rewards = [None if a is None else _checked(a, self.name) for a in answer]
+        for index, (member, reward) in enumerate(zip(members, rewards, strict=True)):
+            if member.failed and reward is not None:
+                raise _aggregator_error(self.name, f"gave a reward to failed member {index}")
+        return rewards
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _resolve_again, (resolve_group_reward, self.spec, self.timeout)
 
 
 def resolve_reward(
     spec: RewardSpec,
     *,
     timeout: float | None = DEFAULT_TIMEOUT,
-    aggregators: Mapping[str, RewardFactory] | None = None,
+    aggregators: Mapping[str, Callable[..., RewardAggregator]] | None = None,
 ) -> ResolvedReward:
     """Turn what ``reward=`` takes into an aggregator.
 
@@ -117,109 +137,84 @@ def resolve_reward(
     if isinstance(spec, ResolvedReward):
         return spec
     if isinstance(spec, str):
-        known = installed_aggregators() if aggregators is None else aggregators
-        return ResolvedReward(spec, build(spec, known), timeout)
+        known = REWARD_AGGREGATORS if aggregators is None else aggregators
+        return ResolvedReward(spec, build(spec, _language(known, scores=True)), timeout)
     require_one_argument(spec, "reward")
     return ResolvedReward(spec, spec, timeout)
 
 
-def installed_aggregators() -> Mapping[str, RewardFactory]:
-    """Every reward aggregator by name, those of installed packages included."""
-    return REWARD_AGGREGATORS
+def resolve_group_reward(
+    spec: GroupRewardSpec,
+    *,
+    timeout: float | None = DEFAULT_GROUP_TIMEOUT,
+    aggregators: Mapping[str, Callable[..., GroupAggregator]] | None = None,
+) -> ResolvedGroupReward:
+    """Turn what ``group_reward=`` takes into a group aggregator.
 
-
-def build(expression: str, aggregators: Mapping[str, Callable[..., Any]]) -> Any:
-    """Build what an expression describes from factories by name.
-
-    Raises:
-        RewardError: the expression is malformed, or does not fit a factory.
-    """
-    return _Builder(expression, aggregators).node(parse(expression))
-
-
-class _Builder:
-    """Turns the tree of one expression into objects."""
-
-    def __init__(self, expression: str, factories: Mapping[str, Callable[..., Any]]) -> None:
-        self._expression = expression
-        self._factories = factories
-
-    def node(self, node: Node) -> Any:
-        if isinstance(node, Literal):
-            return node.value
-        if isinstance(node, ScoreRef):
-            return ScoreReward(node.path)
-        return self._call(node)
-
-    def _call(self, call: Call) -> Any:
-        factory = self._factories.get(call.name)
-        if factory is None:
-            raise self._fault(self._unknown(call.name), call.start, call.start + len(call.name))
-        positional = [self._positional(a) for a in call.arguments if a.key is None]
-        named: dict[str, Any] = {}
-        for argument in call.arguments:
-            if argument.key is None:
-                continue
-            if argument.key in named:
-                at = argument.value
-                raise self._fault(f"{argument.key!r} is given twice", at.start, at.end)
-            named[argument.key] = self.node(argument.value)
-        try:
-            inspect.signature(factory).bind(*positional, **named)
-            return factory(*positional, **named)
-        except RewardExpressionError:
-            raise
-        except (TypeError, ValueError) as ex:
-            raise self._fault(f"{call.name}: {ex}", call.start, call.end) from ex
-
-    def _positional(self, argument: Argument) -> Any:
-        value = self.node(argument.value)
-        return value if argument.weight is None else Term(value, float(argument.weight.value))
-
-    def _unknown(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._factories, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return (
-            f"unknown aggregator {name!r} ({hint}known: {', '.join(sorted(self._factories))}; "
-            f"a scorer is written score:{name})"
-        )
-
-    def _fault(self, problem: str, start: int, end: int) -> RewardExpressionError:
-        return RewardExpressionError(problem, expression=self._expression, start=start, end=end)
-
-
-async def call_plain(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a plain or async function; a plain one in a thread, so that it cannot stall the loop."""
-    if _is_async(function):
-        return await function(*arguments)
-    answer = await asyncio.to_thread(function, *arguments)
-    return await answer if isinstance(answer, Awaitable) else answer
-
-
-def require_one_argument(spec: object, role: str) -> None:
-    """Refuse what cannot be called with one argument.
+    Args:
+        spec: an expression (``"best_of(rest=-1)"``), an aggregator object, or a plain or async
+            function of a sequence of `GroupMember` that gives a number, `Reward` or ``None`` each.
+        timeout: seconds that one group's rewards may take.
+        aggregators: factories by name; the built-in and installed ones when not given.
 
     Raises:
-        RewardError: it is not callable, or takes other arguments.
+        RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
     """
-    if not callable(spec) or isinstance(spec, type):
-        raise RewardError(
-            f"{role}: {spec!r:.80} is neither an expression, an aggregator nor a function"
-        )
-    try:
-        inspect.signature(spec).bind(None)
-    except TypeError as ex:
-        raise RewardError(f"{role}: {object_name(spec)} must take one argument: {ex}") from ex
-    except ValueError:
-        pass  # a builtin without a signature
+    if isinstance(spec, ResolvedGroupReward):
+        return spec
+    if isinstance(spec, str):
+        known = GROUP_AGGREGATORS if aggregators is None else aggregators
+        return ResolvedGroupReward(spec, build(spec, _language(known, scores=False)), timeout)
+    require_one_argument(spec, "group reward")
+    return ResolvedGroupReward(spec, spec, timeout)
 
 
-def object_name(spec: object) -> str:
-    """Name a function or an object for messages."""
-    return getattr(spec, "__qualname__", None) or type(spec).__qualname__
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - the method itself, to look at
+def _language(factories: Mapping[str, Callable[..., Any]], *, scores: bool) -> Language:
+    return Language(
+        factories,
+        noun="aggregator" if scores else "group aggregator",
+        error=RewardExpressionError,
+        score=ScoreReward if scores else None,
+        term=Term if scores else None,
     )
+
+
+async def _bounded(resolved: ResolvedReward | ResolvedGroupReward, argument: Any) -> Any:
+    """Call the aggregator; whatever it raises becomes one of the two typed errors."""
+    try:
+        async with asyncio.timeout(resolved.timeout) as scope:
+            return await call_plain(resolved.aggregator, argument)
+    except (UnscoredError, AggregatorError):
+        raise
+    except Exception as ex:
+        if isinstance(ex, TimeoutError) and scope.expired():
+            problem = f"gave nothing within {resolved.timeout:g} seconds"
+        else:
+            problem = f"raised {_first(ex)!r}"
+        raise _aggregator_error(resolved.name, problem) from ex
+
+
+def _first(ex: Exception) -> BaseException:
+    """The first error inside an exception group, whose own text says nothing."""
+    inner: BaseException = ex
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner
+
+
+def _checked(answer: object, name: str) -> Reward:
+    """A plain number becomes a `Reward`; anything that is not finite is an error."""
+    reward = Reward(float(answer)) if isinstance(answer, int | float) else answer
+    if not isinstance(reward, Reward):
+        raise _aggregator_error(name, f"gave {answer!r:.80}, not a number or a Reward")
+    if not isinstance(reward.value, int | float) or not math.isfinite(reward.value):
+        raise _aggregator_error(name, f"gave {reward.value!r:.80}, not a finite number")
+    return reward
+
+
+def _aggregator_error(name: str, problem: str) -> AggregatorError:
+    return AggregatorError(f"reward {name!r} {problem}", aggregator=name)
+
+
+def _resolve_again(resolve: Callable[..., Any], spec: Any, timeout: float | None) -> Any:
+    return resolve(spec, timeout=timeout)

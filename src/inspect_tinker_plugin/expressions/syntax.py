@@ -1,4 +1,6 @@
-r"""Parses reward expressions such as ``length(weighted(accuracy=0.8, format=0.2), target=400)``.
+r"""The syntax of the expressions that name rewards and tool executors.
+
+For example ``length(weighted(accuracy=0.8, format=0.2), target=400)`` or ``limited(timeout=10)``.
 
 The grammar::
 
@@ -8,9 +10,10 @@ The grammar::
     argument   = value | PATH "=" value | expression "=" NUMBER
     value      = NUMBER | STRING | "true" | "false" | expression
 
-``NAME`` is an aggregator's name, also in front of nothing (``mean`` is ``mean()``). ``PATH`` is a
-scorer's name, with ``.key`` for one key of a dict score; one with other characters than letters,
-digits and ``_-./`` goes in quotes. Parsing knows no aggregator; it gives a tree with positions.
+``NAME`` is the name of an aggregator (or an executor); ``mean`` is ``mean()``. ``PATH`` is the name
+of an argument, or of a scorer, with ``.key`` for one key of a dict score; one with other
+characters than letters, digits and ``_-./`` goes in quotes. Scores and weights exist in
+reward expressions only.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.errors import ConfigError
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -31,8 +34,8 @@ _TOKEN = re.compile(
 )
 
 
-class RewardExpressionError(RewardError):
-    """A reward expression has a fault; the message and the attributes say where.
+class ExpressionError(ConfigError):
+    """An expression has a fault; the message and the attributes say where.
 
     Attributes:
         expression: the whole expression.
@@ -40,20 +43,24 @@ class RewardExpressionError(RewardError):
         end: index after the last one.
     """
 
+    subject = "expression"
+
     def __init__(self, problem: str, *, expression: str, start: int, end: int) -> None:
         marked = f"{expression[:start]}»{expression[start:end]}«{expression[end:]}"
-        super().__init__(f"reward expression, character {start + 1}: {problem}, in {marked}")
+        super().__init__(f"{self.subject}, character {start + 1}: {problem}, in {marked}")
         self.problem = problem
         self.expression = expression
         self.start = start
         self.end = end
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.problem, self.expression, self.start, self.end)
+        return _rebuild, (type(self), self.problem, self.expression, self.start, self.end)
 
 
-def _rebuild(problem: str, expression: str, start: int, end: int) -> RewardExpressionError:
-    return RewardExpressionError(problem, expression=expression, start=start, end=end)
+def _rebuild(
+    error: type[ExpressionError], problem: str, expression: str, start: int, end: int
+) -> ExpressionError:
+    return error(problem, expression=expression, start=start, end=end)
 
 
 @dataclass(frozen=True)
@@ -106,27 +113,28 @@ class _Token:
     end: int
 
 
-def parse(expression: str) -> Call | ScoreRef:
-    """Parse a whole reward expression.
+def parse(expression: str, error: type[ExpressionError] = ExpressionError) -> Call | ScoreRef:
+    """Parse a whole expression into a tree with positions.
 
     Raises:
-        RewardExpressionError: it does not follow the grammar.
+        ExpressionError: it does not follow the grammar.
     """
-    return _Parser(expression).whole()
+    return _Parser(expression, error).whole()
 
 
 class _Parser:
     """Recursive descent with one token of lookahead."""
 
-    def __init__(self, expression: str) -> None:
+    def __init__(self, expression: str, error: type[ExpressionError]) -> None:
         self._expression = expression
+        self._error = error
         self._tokens = list(self._scan())
         self._index = 0
 
     def whole(self) -> Call | ScoreRef:
         node = self._value()
         if isinstance(node, Literal):
-            raise self._fault("an aggregator's name was expected", node)
+            raise self._fault("a name was expected", node)
         if self._next.kind != "end":
             raise self._fault("nothing was expected after the expression", self._next)
         return node
@@ -140,7 +148,7 @@ class _Parser:
         if token.kind == "string":
             return Literal(_unquoted(token.text), token.start, token.end)
         if token.kind != "name":
-            raise self._fault("an aggregator's name or a value was expected", token)
+            raise self._fault("a name or a value was expected", token)
         if token.text == "score" and self._next.text == ":":
             self._take()
             return self._score(token)
@@ -184,7 +192,7 @@ class _Parser:
             return Argument(self._value(), key=node.name)
         if isinstance(node, Literal) and isinstance(node.value, str):
             return Argument(self._value(), key=node.value)
-        raise self._fault("only a name or an aggregator stands before '='", equals)
+        raise self._fault("only a name or a call stands before '='", equals)
 
     def _scan(self) -> list[_Token]:
         tokens: list[_Token] = []
@@ -220,10 +228,8 @@ class _Parser:
             self._index += 1
         return token
 
-    def _fault(self, problem: str, at: _Token | Node) -> RewardExpressionError:
-        return RewardExpressionError(
-            problem, expression=self._expression, start=at.start, end=at.end
-        )
+    def _fault(self, problem: str, at: _Token | Node) -> ExpressionError:
+        return self._error(problem, expression=self._expression, start=at.start, end=at.end)
 
 
 def _unquoted(text: str) -> str:

@@ -1,0 +1,8 @@
+"""Expressions: how rewards and tool executors are written in one string."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.expressions.language import Language, build
+from inspect_tinker_plugin.expressions.syntax import ExpressionError, parse
+
+__all__ = ["ExpressionError", "Language", "build", "parse"]
