@@ -44,6 +44,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.task.sandbox:resolve_sandbox": "precedence of task and sample sandbox",
     "inspect_ai._eval.task.util:sample_messages": "first messages of a sample",
     "inspect_ai._eval.task.util:task_run_dir": "the folder that a task's relative paths start from",
+    "inspect_ai._util.dotenv:init_dotenv": "reads .env as `inspect` does",
     "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
@@ -61,6 +62,8 @@ PRIVATE_NAMES: dict[str, str] = {
     ),
     "inspect_ai.log._transcript:Transcript": "one transcript an episode",
     "inspect_ai.log._transcript:init_transcript": "one transcript an episode",
+    "inspect_ai.model._call_tools:parse_tool_call": "a call's arguments as Inspect's own providers read them",
+    "inspect_ai.model._call_tools:tool_parse_error_message": "what a model is told about arguments that do not parse",
     "inspect_ai.model._assistant_internal:init_sample_assistant_internal": (
         "per-sample state of providers"
     ),
@@ -144,6 +147,7 @@ from inspect_ai._eval.task.sandbox import (
     resolve_sandbox,
 )
 from inspect_ai._eval.task.util import sample_messages, task_run_dir
+from inspect_ai._util.dotenv import init_dotenv
 from inspect_ai._util.environ import environ_vars
 from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.path import chdir
@@ -158,6 +162,7 @@ from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
 from inspect_ai.model import Model
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
+from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.model._model import init_sample_model_data
 from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.scorer._scorer import unique_scorer_name
@@ -203,6 +208,7 @@ __all__ = [
     "create_eval_sample",
     "environ_vars",
     "eval_error",
+    "init_dotenv",
     "init_sample_assistant_internal",
     "init_sample_model_data",
     "init_sample_working_time",
@@ -214,6 +220,7 @@ __all__ = [
     "inner_exception",
     "materialize_sample_input",
     "monitor_working_limit",
+    "parse_tool_call",
     "read_sandboxenv_file",
     "record_event",
     "record_sample_limit_data",
@@ -235,6 +242,7 @@ __all__ = [
     "state_limits",
     "task_generate",
     "task_run_dir",
+    "tool_parse_error_message",
     "unique_scorer_name",
     "unproxied",
     "unqualified_name",
