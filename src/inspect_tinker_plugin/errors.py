@@ -17,6 +17,7 @@ The tree::
     │   ├── SandboxImageError              missing image, failed build or pull
     │   ├── SandboxStartError              the container did not start
     │   └── SandboxDiedError               the container went away in mid-episode
+    ├── EpisodeClosedError                 an episode was stepped after it had been closed
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
 """
 
@@ -91,6 +92,10 @@ class SandboxStartError(SandboxError):
 
 class SandboxDiedError(SandboxError):
     """A container went away (killed, out of memory, removed) while an episode used it."""
+
+
+class EpisodeClosedError(InspectRLError):
+    """An episode was asked for more after it had been closed (clean-up, time-out, cancel)."""
 
 
 class Cause(StrEnum):

@@ -60,7 +60,7 @@ class Mailbox:
         """Wait for the next model call, or for the end of the episode.
 
         Raises:
-            asyncio.CancelledError: The episode was closed.
+            EpisodeClosedError: The episode was closed.
         """
         while True:
             if self._result is not None:

@@ -201,7 +201,8 @@ class PolicyModel(Model):
 
 def policy_model(mailbox: Mailbox, *, max_turns: int | None) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
-    api = _policy_provider(POLICY_NAME, mailbox=mailbox, max_turns=max_turns)
+    make: Callable[..., ModelAPI] = _policy_provider
+    api = make(POLICY_NAME, mailbox=mailbox, max_turns=max_turns)
     assert isinstance(api, PolicyAPI)
     api.qualified_model_name = f"{POLICY_PROVIDER}/{POLICY_NAME}"
     return PolicyModel(api, GenerateConfig()), api

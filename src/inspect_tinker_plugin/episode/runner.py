@@ -13,7 +13,13 @@ from inspect_ai.util import SandboxEnvironmentType
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask, SolverLike
-from inspect_tinker_plugin.episode.types import EpisodeOptions, Outcome, Reply
+from inspect_tinker_plugin.episode.types import (
+    EpisodeOptions,
+    EpisodeResult,
+    Outcome,
+    Reply,
+)
+from inspect_tinker_plugin.errors import EpisodeClosedError
 
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before
 # it has released its sandbox.
@@ -68,13 +74,14 @@ class Episode:
         self.epoch = epoch
         self._keep_log = keep_log
         self._mailbox = Mailbox()
+        self._run: SampleRun | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Outcome:
         """Run to the first model call, or to the end when the solver makes none."""
         if self._task is not None:
             raise RuntimeError("an episode is started once; make another one")
-        run = SampleRun(
+        run = self._run = SampleRun(
             self.prepared,
             self.sample,
             epoch=self.epoch,
@@ -99,6 +106,28 @@ class Episode:
         self._mailbox.answer(reply)
         return await self._mailbox.next()
 
+    async def stop(self, reason: str) -> EpisodeResult:
+        """End the episode now, as a limit would, and score what is there.
+
+        Whatever runs is cancelled (a tool, a parked model call). Use it for budgets that
+        only the trainer knows.
+
+        Args:
+            reason: What the log says, e.g. ``"rollout timeout"``.
+
+        Returns:
+            The result, with a limit of type ``custom``.
+
+        Raises:
+            EpisodeClosedError: The episode was closed, or its solver had not started yet.
+        """
+        if self._run is None or not self._run.stop(reason):
+            await self.close()
+        while True:
+            outcome = await self._mailbox.next()
+            if isinstance(outcome, EpisodeResult):
+                return outcome
+
     async def close(self) -> None:
         """Cancel what still runs and wait until it has released everything.
 
@@ -114,10 +143,10 @@ class Episode:
 async def _drive(run: SampleRun, mailbox: Mailbox) -> None:
     try:
         mailbox.finish(await run.run())
-    except BaseException as error:
+    except asyncio.CancelledError:
+        mailbox.fail(EpisodeClosedError("the episode was closed before it ended"))
+    except Exception as error:
         mailbox.fail(error)
-        if not isinstance(error, asyncio.CancelledError | Exception):
-            raise
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -65,6 +65,8 @@ class SampleRun:
         self._limit: EvalSampleLimit | None = None
         self._error: EpisodeError | None = None
         self._metrics: Metrics = {}
+        self._active: internals.ActiveSample | None = None
+        self._solved = False
         self._started: float | None = None
         self._started_at = datetime.now(UTC)
 
@@ -75,15 +77,16 @@ class SampleRun:
             The result. Whatever fails is in its ``error``; only cancellation is raised,
             after everything has been released.
         """
-        self._enter_context()
+        active = self._active = self._enter_context()
         phase = Cause.SANDBOX
         try:
             await self._materialize_input()
             async with AsyncExitStack() as stack:
-                await self._open_sandboxes(stack)
+                await self._open_sandboxes(stack, active)
                 phase = Cause.SOLVER
                 try:
-                    await self._solve()
+                    await self._solve(active)
+                    self._solved = True
                     await self._score()
                 finally:
                     await self._cleanup()
@@ -91,9 +94,19 @@ class SampleRun:
         except Exception as error:
             self._fail(error, phase)
         finally:
-            self._active.checkpointer.close()
-            self._active.complete()
+            active.checkpointer.close()
+            active.complete()
         return self._result()
+
+    def stop(self, reason: str) -> bool:
+        """End the solver as a limit would; ``False`` when it has not started yet."""
+        if self._active is None or self._active.tg is None:
+            return False
+        if not self._solved:
+            self._active.limit_exceeded(
+                LimitExceededError("custom", value=1, limit=1, message=reason)
+            )
+        return True
 
     # set-up
 
@@ -116,7 +129,7 @@ class SampleRun:
             metadata=deepcopy(sample.metadata) if sample.metadata else {},
         )
 
-    def _enter_context(self) -> None:
+    def _enter_context(self) -> internals.ActiveSample:
         """Bind this sample to the context variables that Inspect's parts read."""
         prepared = self._task
         prepared.enter_context(self._model)
@@ -132,7 +145,7 @@ class SampleRun:
             internals.init_scoring_context(
                 [named.scorer for named in prepared.scorers], Target(self._sample.target)
             )
-        self._active = internals.running_sample(
+        return internals.running_sample(
             task=prepared.name,
             model=str(self._model),
             sample=self._sample,
@@ -163,7 +176,7 @@ class SampleRun:
                 SampleInitEvent(sample=sample, state=internals.state_jsonable(self._state))
             )
 
-    async def _open_sandboxes(self, stack: AsyncExitStack) -> None:
+    async def _open_sandboxes(self, stack: AsyncExitStack, active: internals.ActiveSample) -> None:
         spec = await self._task.sandbox_of(self._sample)
         if spec is None:
             return
@@ -177,15 +190,15 @@ class SampleRun:
                 metrics=self._metrics,
             )
         )
-        self._active.sandbox_environments = self._sandboxes.environments
+        active.sandbox_environments = self._sandboxes.environments
 
     # the solver
 
-    async def _solve(self) -> None:
+    async def _solve(self, active: internals.ActiveSample) -> None:
         self._started = time.monotonic()
         internals.init_sample_working_time(self._started)
         try:
-            await self._solve_under_limits()
+            await self._solve_under_limits(active)
         except internals.SandboxTimeoutError as error:
             self._fail(error, Cause.SANDBOX)
         except TimeoutError as error:
@@ -206,18 +219,18 @@ class SampleRun:
         except Exception as error:
             self._fail(error, Cause.SOLVER)
 
-    async def _solve_under_limits(self) -> None:
+    async def _solve_under_limits(self, active: internals.ActiveSample) -> None:
         limits = self._task.limits
         cancelled: list[BaseException] = []
 
         async def solve(group: TaskGroup) -> None:
             try:
-                self._active.start(group)
+                active.start(group)
                 internals.monitor_working_limit()
                 async with span("solvers"):
                     self._state = await self._task.plan(self._state, self._generate)
             except anyio.get_cancelled_exc_class() as error:
-                exceeded = self._active.limit_exceeded_error
+                exceeded = active.limit_exceeded_error
                 if exceeded is None:
                     cancelled.append(error)
                     raise

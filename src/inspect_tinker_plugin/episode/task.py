@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from inspect_ai import Task
 from inspect_ai.agent import Agent, as_solver, is_agent
@@ -146,7 +146,7 @@ def _as_solver(solver: SolverLike | None) -> Solver | None:
         return None
     if isinstance(solver, Sequence):
         return chain(list(solver))
-    return as_solver(solver) if is_agent(solver) else solver
+    return as_solver(solver) if is_agent(solver) else cast(Solver, solver)
 
 
 def _resolve_roles(
@@ -183,8 +183,3 @@ def _guarded(name: str, scorer: Scorer) -> Scorer:
 def with_ids(sample: Sample, index: int) -> Sample:
     """Give a sample without id its 1-based position, as ``eval()`` does; the input is kept."""
     return sample if sample.id is not None else sample.model_copy(update={"id": index + 1})
-
-
-def with_options(prepared: PreparedTask, **changes: Any) -> EpisodeOptions:
-    """Return the options of a prepared task with some of them changed."""
-    return replace(prepared.options, **changes)
