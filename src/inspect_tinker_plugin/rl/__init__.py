@@ -1,0 +1,1 @@
+"""Episodes as tokens: the only folder that knows tinker and its cookbook."""

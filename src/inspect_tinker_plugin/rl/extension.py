@@ -1,0 +1,173 @@
+"""Renders only what a conversation gained since the policy's last reply.
+
+The tokens of new messages do not depend on the text before them, but on its shape: that a
+message is not the first, that a reply with these tool calls stands before it. So the new
+messages are rendered behind a stub of that shape, one user message and a one-letter reply
+with the same calls, and everything up to the end of the stub is taken off again. That
+takes only the renderer's public ``build_generation_prompt`` and costs the same however long
+the conversation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tinker
+from inspect_ai.tool import ToolCall
+from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import ToolCall as RendererToolCall
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_STUB = "x"
+
+FlatPrompt = list[int | tinker.ModelInputChunk]
+"""Tokens, with every other chunk (an image) as one element: the cookbook's flat form."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What goes behind the tokens of a reply."""
+
+    terminator: tuple[int, ...]
+    """Tokens that end a reply; needed when the sample does not end with them."""
+
+    chunks: list[tinker.ModelInputChunk]
+    """The new messages and the opening of the next reply."""
+
+
+def flatten(chunks: Sequence[tinker.ModelInputChunk]) -> FlatPrompt:
+    """Return chunks as one list of tokens (and of other chunks)."""
+    flat: FlatPrompt = []
+    for chunk in chunks:
+        if isinstance(chunk, tinker.EncodedTextChunk):
+            flat.extend(chunk.tokens)
+        else:
+            flat.append(chunk)
+    return flat
+
+
+def merged(chunks: Sequence[tinker.ModelInputChunk]) -> list[tinker.ModelInputChunk]:
+    """Return chunks with neighbouring text chunks as one."""
+    result: list[tinker.ModelInputChunk] = []
+    tokens: list[int] = []
+    for chunk in chunks:
+        if isinstance(chunk, tinker.EncodedTextChunk):
+            tokens.extend(chunk.tokens)
+            continue
+        if tokens:
+            result.append(tinker.EncodedTextChunk(tokens=tokens))
+            tokens = []
+        result.append(chunk)
+    if tokens:
+        result.append(tinker.EncodedTextChunk(tokens=tokens))
+    return result
+
+
+class Extension:
+    """Renders tails for one renderer."""
+
+    def __init__(
+        self, renderer: Renderer, tokenizer: Tokenizer, stops: list[str] | list[int]
+    ) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._stop_ids = frozenset(stop for stop in stops if isinstance(stop, int))
+        self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
+        self._heads: dict[bool, FlatPrompt] = {}
+
+    def after_reply(
+        self, *, calls: Sequence[ToolCall], follows_user: bool, new: Sequence[Message]
+    ) -> Tail | None:
+        """Render what follows a reply.
+
+        Args:
+            calls: tool calls of the reply.
+            follows_user: whether a user message stands anywhere before the reply.
+            new: messages after the reply.
+
+        Returns:
+            The tail, or ``None`` when the end of the stub cannot be told for sure and the
+            whole conversation has to be rendered.
+        """
+        anchor = Message(role="user" if follows_user else "system", content=_STUB)
+        stub = _stub_reply(calls)
+        chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
+        head = self._head(anchor)
+        if flatten(chunks)[: len(head)] != head:
+            return None
+        if self._stop_texts:
+            return self._split_at_text(chunks, len(head))
+        # Some formats end a reply by the next message's role token, and have no end at all
+        # before an unusual role: then the first stop token is not the stub's.
+        usual = bool(new) and new[0]["role"] == ("tool" if calls else "user")
+        end = self._first_stop(chunks, len(head))
+        if not usual and end != self._stub_length(anchor, stub, calls):
+            return None
+        return self._split_at_token(chunks, len(head))
+
+    def _head(self, anchor: Message) -> FlatPrompt:
+        user = anchor["role"] == "user"
+        if user not in self._heads:
+            self._heads[user] = flatten(self._renderer.build_generation_prompt([anchor]).chunks)
+        return self._heads[user]
+
+    def _stub_length(self, anchor: Message, stub: Message, calls: Sequence[ToolCall]) -> int | None:
+        """Return where the stub ends when the usual messages follow it."""
+        usual = [
+            Message(role="tool", content=_STUB, tool_call_id=call.id, name=call.function)
+            for call in calls
+        ] or [Message(role="user", content=_STUB)]
+        chunks = self._renderer.build_generation_prompt([anchor, stub, *usual]).chunks
+        return self._first_stop(chunks, len(self._head(anchor)))
+
+    def _first_stop(self, chunks: Sequence[tinker.ModelInputChunk], start: int) -> int | None:
+        flat = flatten(chunks)
+        return next((i for i in range(start, len(flat)) if flat[i] in self._stop_ids), None)
+
+    def _split_at_token(self, chunks: Sequence[tinker.ModelInputChunk], start: int) -> Tail | None:
+        position = 0
+        for number, chunk in enumerate(chunks):
+            if not isinstance(chunk, tinker.EncodedTextChunk):
+                position += 1
+                continue
+            tokens = list(chunk.tokens)
+            for index, token in enumerate(tokens):
+                if position + index >= start and token in self._stop_ids:
+                    rest = tokens[index + 1 :]
+                    first = [tinker.EncodedTextChunk(tokens=rest)] if rest else []
+                    return Tail((token,), [*first, *chunks[number + 1 :]])
+            position += len(tokens)
+        return None
+
+    def _split_at_text(self, chunks: Sequence[tinker.ModelInputChunk], start: int) -> Tail | None:
+        """Split where the text behind the head is the stub and a stop string, no more."""
+        position = 0
+        seen: list[int] = []
+        for number, chunk in enumerate(chunks):
+            if not isinstance(chunk, tinker.EncodedTextChunk):
+                return None
+            skip = max(0, start - position)
+            seen.extend(list(chunk.tokens)[skip:])
+            position += len(chunk.tokens)
+            text = str(self._tokenizer.decode(seen)).lstrip()
+            for stop in self._stop_texts:
+                if text == _STUB + stop:
+                    terminator = self._tokenizer.encode(stop, add_special_tokens=False)
+                    return Tail(tuple(terminator), list(chunks[number + 1 :]))
+            if len(text) > len(_STUB) + max(map(len, self._stop_texts)):
+                return None
+        return None
+
+
+def _stub_reply(calls: Sequence[ToolCall]) -> Message:
+    stub = Message(role="assistant", content=_STUB)
+    if calls:
+        stub["tool_calls"] = [
+            RendererToolCall(
+                id=call.id,
+                function=RendererToolCall.FunctionBody(name=call.function, arguments="{}"),
+            )
+            for call in calls
+        ]
+    return stub

@@ -1,0 +1,279 @@
+"""Sampled tokens as the assistant message that Inspect's solvers work with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from inspect_ai.model import ChatMessageAssistant, Content, ContentReasoning, ContentText
+from inspect_ai.tool import ToolCall, ToolInfo
+from tinker_cookbook.renderers import (
+    ContentPart,
+    Message,
+    Renderer,
+    TextPart,
+    UnparsedToolCall,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+from inspect_tinker_plugin.inspect_internals import parse_tool_call, tool_parse_error_message
+
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """A reply in both worlds."""
+
+    message: ChatMessageAssistant
+    """The message for the solver."""
+
+    rendering: Message
+    """The same for the renderer, in case it has to be rendered again."""
+
+    truncated: bool
+    """The sampler's token limit cut the reply off."""
+
+    stop_seq: str | None
+    """The solver's stop sequence that the text was cut at."""
+
+    continues: bool
+    """Whether the solver saw all that was sampled, so that it may stand in the next prompt."""
+
+
+class ReplyParser:
+    """Parses replies of one renderer.
+
+    Args:
+        renderer: decides about the format of reasoning and tool calls.
+        tokenizer: the renderer's tokenizer.
+        stops: the renderer's own stop sequences.
+        model: name of the policy in messages and logs.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tokenizer: Tokenizer,
+        *,
+        stops: list[str] | list[int],
+        model: str,
+    ) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._stop_ids = [stop for stop in stops if isinstance(stop, int)]
+        self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
+        self._model = model
+
+    def parse(
+        self,
+        tokens: Sequence[int],
+        *,
+        at_limit: bool,
+        stop_seqs: Sequence[str],
+        tools: Sequence[ToolInfo],
+    ) -> ParsedReply:
+        """Parse what the policy sampled.
+
+        Args:
+            tokens: all sampled tokens, with the stop token if there was one.
+            at_limit: whether the sampler said that it ran into its token limit.
+            stop_seqs: the solver's stop sequences; the text ends before the first of them.
+            tools: tools on offer. Without any, a tool call is text, as with a provider
+                that was given none.
+        """
+        body, ended, overrun = self._body(list(tokens))
+        body, stop_seq, beyond = self._before(body, stop_seqs)
+        rendering, clean = self._parse(body, ended=ended)
+        if stop_seq is not None:
+            _cut_text(rendering, stop_seq)
+        truncated = (at_limit or not (ended or clean)) and stop_seq is None
+        content, calls = self._contents(rendering, body, tools, truncated=truncated)
+        return ParsedReply(
+            message=ChatMessageAssistant(
+                content=content, tool_calls=calls or None, source="generate", model=self._model
+            ),
+            rendering=_replayable(rendering),
+            truncated=truncated,
+            stop_seq=stop_seq,
+            continues=not (overrun or beyond),
+        )
+
+    def _body(self, tokens: list[int]) -> tuple[list[int], bool, bool]:
+        """Return the tokens before the stop, whether there was one, and whether more came."""
+        if self._stop_ids:
+            for index, token in enumerate(tokens):
+                if token in self._stop_ids:
+                    return tokens[:index], True, index + 1 < len(tokens)
+            return tokens, False, False
+        text = str(self._tokenizer.decode(tokens))
+        overrun = any(text.count(stop) > 1 for stop in self._stop_texts)
+        return tokens, any(stop in text for stop in self._stop_texts), overrun
+
+    def _before(
+        self, body: list[int], stop_seqs: Sequence[str]
+    ) -> tuple[list[int], str | None, bool]:
+        """Cut behind the token that completes the first of the solver's stop sequences."""
+        if not stop_seqs:
+            return body, None, False
+        text = str(self._tokenizer.decode(body))
+        found = [(at, seq) for seq in stop_seqs if seq and (at := text.find(seq)) >= 0]
+        if not found:
+            return body, None, False
+        _, seq = min(found)
+        low, high = 1, len(body)
+        while low < high:
+            middle = (low + high) // 2
+            if seq in str(self._tokenizer.decode(body[:middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return body[:low], seq, low < len(body)
+
+    def _parse(self, body: list[int], *, ended: bool) -> tuple[Message, bool]:
+        if not self._stop_ids:
+            message, termination = self._renderer.parse_response(body)
+            return message, termination.is_clean
+        # A reply without a stop token is parsed as if it had one: renderers return the raw
+        # text otherwise, and reasoning would reach the solver as part of the answer.
+        message, termination = self._renderer.parse_response([*body, self._stop_ids[0]])
+        return message, ended and termination.is_clean
+
+    def _contents(
+        self, rendering: Message, body: list[int], tools: Sequence[ToolInfo], *, truncated: bool
+    ) -> tuple[str | list[Content], list[ToolCall]]:
+        unparsed = rendering.get("unparsed_tool_calls", [])
+        parsed = rendering.get("tool_calls", [])
+        if not tools and (parsed or unparsed):
+            text = str(self._tokenizer.decode(body)).rpartition("</think>")[2].lstrip("\n")
+            thinking: list[ContentPart] = [
+                part for part in _parts(rendering) if part["type"] == "thinking"
+            ]
+            return _contents([*thinking, TextPart(type="text", text=text)], False), []
+        parts = _parts(rendering)
+        for call in unparsed:
+            parts = [_without(part, call.raw_text) for part in parts]
+        if truncated:
+            parts = _open_thinking(parts)
+        calls: list[ToolCall] = []
+        for one in parsed:
+            function = one.function
+            calls.append(
+                parse_tool_call(
+                    _unique(one.id, calls), function.name, function.arguments, list(tools)
+                )
+            )
+        calls.extend(_unparsed_call(one, tools) for one in unparsed)
+        return _contents(parts, bool(calls)), calls
+
+
+def _parts(message: Message) -> list[ContentPart]:
+    content = message["content"]
+    return [TextPart(type="text", text=content)] if isinstance(content, str) else list(content)
+
+
+def _contents(parts: Sequence[ContentPart], calls: bool) -> str | list[Content]:
+    """Return content for Inspect, without the white space that only frames other parts."""
+    contents: list[Content] = []
+    for part in parts:
+        if part["type"] == "thinking":
+            contents.append(ContentReasoning(reasoning=part["thinking"]))
+        elif part["type"] == "text":
+            text = part["text"].strip() if calls else part["text"]
+            if contents and isinstance(contents[-1], ContentReasoning):
+                text = text.lstrip("\n")
+            if text.strip() or not (calls or contents):
+                contents.append(ContentText(text=text))
+    if all(isinstance(content, ContentText) for content in contents):
+        separator = "\n" if calls else ""
+        return separator.join(c.text for c in contents if isinstance(c, ContentText))
+    return contents
+
+
+def _cut_text(message: Message, stop_seq: str) -> None:
+    """End the message's text before the stop sequence, in place."""
+    parts = _parts(message)
+    for index, part in enumerate(parts):
+        if part["type"] == "text" and (at := part["text"].find(stop_seq)) >= 0:
+            parts = [*parts[:index], TextPart(type="text", text=part["text"][:at])]
+            break
+    only_text = isinstance(message["content"], str) and parts and parts[0]["type"] == "text"
+    message["content"] = parts[0]["text"] if only_text else parts  # type: ignore[typeddict-item]
+
+
+def _without(part: ContentPart, raw: str) -> ContentPart:
+    """Drop a call that was opened but never closed; what follows it belongs to it."""
+    if part["type"] != "text" or raw not in part["text"]:
+        return part
+    return TextPart(type="text", text=part["text"][: part["text"].index(raw)])
+
+
+def _open_thinking(parts: list[ContentPart]) -> list[ContentPart]:
+    """Read a block of reasoning that the token limit left open as reasoning."""
+    result: list[ContentPart] = []
+    for part in parts:
+        if part["type"] == "text" and "<think>" in part["text"]:
+            before, _, after = part["text"].partition("<think>")
+            if before.strip():
+                result.append(TextPart(type="text", text=before))
+            result.append({"type": "thinking", "thinking": after.strip("\n")})
+        else:
+            result.append(part)
+    return result
+
+
+def _replayable(message: Message) -> Message:
+    """Keep calls that did not parse as text: renderers leave them out."""
+    unparsed = message.pop("unparsed_tool_calls", [])
+    if unparsed:
+        parts = _parts(message)
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        missing = [call.raw_text for call in unparsed if call.raw_text not in text]
+        if missing:
+            message["content"] = [*parts, TextPart(type="text", text="\n".join(missing))]
+    return message
+
+
+def _unique(proposed: str | None, calls: Sequence[ToolCall]) -> str:
+    if proposed and all(call.id != proposed for call in calls):
+        return proposed
+    return f"call_{uuid4().hex[:16]}"
+
+
+def _unparsed_call(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCall:
+    """Return a call that did not parse as Inspect's own providers would.
+
+    They are given name and arguments apart, so both are looked for in the raw text. Then
+    arguments that are no object but fit (a bare string) still make a call, and others give
+    the same message to the model.
+    """
+    match = _TAGS.match(call.raw_text)
+    inner = match[1] if match else call.raw_text
+    named = _NAME.search(inner)
+    name = (named[1] or named[2]) if named else "unknown"
+    try:
+        value = json.loads(inner)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        arguments = value.get("arguments")
+        given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
+        return parse_tool_call(_unique(None, ()), value["name"], given, list(tools))
+    if named and (at := _ARGUMENTS.search(inner)):
+        raw = inner[at.end() :].strip()
+        raw = raw[:-1].rstrip() if raw.endswith("}") else raw
+        attempt = parse_tool_call(_unique(None, ()), name, raw, list(tools))
+        if attempt.parse_error:
+            return attempt
+    error = call.error.removeprefix("Invalid JSON: ")
+    return ToolCall(
+        id=_unique(None, ()),
+        function=name,
+        arguments={},
+        parse_error=tool_parse_error_message(inner, ValueError(error)),
+    )
