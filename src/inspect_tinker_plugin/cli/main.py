@@ -1,0 +1,56 @@
+"""The command group ``inspect rl``, also installed as ``inspect-rl``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "export": (
+        "inspect_tinker_plugin.cli.export:export_command",
+        "Write a task's prompts and answers as a dataset.",
+    ),
+}
+"""Name of each command: where it is, and its line in the group's help.
+
+The line is repeated here so that ``inspect rl --help`` imports no command.
+"""
+
+
+class LateGroup(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the names of all commands."""
+        return sorted({*COMMANDS, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from :data:`COMMANDS`."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+
+@click.group(cls=LateGroup)
+@click.pass_context
+def rl(ctx: click.Context) -> None:
+    """Turn any Inspect task into a Tinker RL environment."""
+    if ctx.parent is None:
+        # Inspect's own main() has done this before it calls us.
+        from inspect_tinker_plugin.inspect_internals import init_dotenv
+
+        init_dotenv()
+
+
+def main() -> None:
+    """Run ``inspect-rl``; options are also read from ``INSPECT_RL_…`` variables."""
+    rl(prog_name="inspect-rl", auto_envvar_prefix="INSPECT_RL")
