@@ -1,0 +1,34 @@
+"""Prints the parity table of a corpus: `python -m inspect_tinker_plugin.testing CORPUS`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from inspect_tinker_plugin.testing.cases import load_corpus
+from inspect_tinker_plugin.testing.parity import check_corpus
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m inspect_tinker_plugin.testing CORPUS``: 0 when all cases agree."""
+    parser = argparse.ArgumentParser(prog="inspect_tinker_plugin.testing")
+    parser.add_argument("corpus", help="folder of modules that register cases")
+    parser.add_argument("-k", dest="match", default="", help="only cases whose id contains this")
+    parser.add_argument("--no-docker", action="store_true", help="leave out Docker cases")
+    args = parser.parse_args(argv)
+    cases = [
+        each
+        for each in load_corpus(args.corpus)
+        if args.match in each.id and not (args.no_docker and each.docker)
+    ]
+    if not cases:
+        print(f"no case matches {args.match!r}", file=sys.stderr)
+        return 2
+    reports = asyncio.run(check_corpus(cases))
+    return 0 if all(report.agrees for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

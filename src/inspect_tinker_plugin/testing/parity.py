@@ -1,0 +1,157 @@
+"""Holds an RL episode against `inspect_ai.eval` on the same script, and prints the table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.testing.cases import ParityCase
+from inspect_tinker_plugin.testing.compare import Difference, compare_traces
+from inspect_tinker_plugin.testing.record import Trace
+from inspect_tinker_plugin.testing.scripts import Script
+from inspect_tinker_plugin.testing.sides import TaskSource, make_task, run_episode, run_eval
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """The outcome for one sample."""
+
+    name: str
+    """Id of the case, or of the sample."""
+    differences: Sequence[Difference]
+    """Where the sides disagree."""
+    faults: Sequence[str] = ()
+    """Why the run shows less than it should: a script that does not fit, an unmet expectation."""
+    eval_side: Trace | None = None
+    episode_side: Trace | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the sides agree on a run that did what it was meant to do."""
+        return not self.differences and not self.faults
+
+
+async def check_parity_async(
+    task: TaskSource,
+    *,
+    script: Script,
+    samples: int | Iterable[int] = 1,
+    options: EpisodeOptions | None = None,
+    ordered: bool = True,
+) -> list[ParityReport]:
+    """Run samples of a task on both sides with the same scripted replies and compare.
+
+    Args:
+        task: A task, or a function that makes one (needed when the task keeps state).
+        script: What the model says, see :mod:`inspect_tinker_plugin.testing.scripts`.
+        samples: How many samples from the first, or positions in the dataset.
+        options: How episodes are run; passed to ``eval`` as well.
+        ordered: ``False`` for solvers that call the model from several coroutines at once.
+
+    Returns:
+        One report a sample.
+    """
+    count = len(make_task(task).dataset)
+    positions = range(min(samples, count)) if isinstance(samples, int) else list(samples)
+    reports = []
+    for position in positions:
+        expected = await run_eval(
+            task, script, sample=position, options=options, ordered=ordered
+        )
+        found = await run_episode(
+            task, script, sample=position, options=options, ordered=ordered
+        )
+        reports.append(
+            ParityReport(
+                name=f"sample {expected.log.id if expected.log else position}",
+                differences=compare_traces(expected, found),
+                faults=expected.script_faults,
+                eval_side=expected,
+                episode_side=found,
+            )
+        )
+    return reports
+
+
+def check_parity(
+    task: TaskSource,
+    *,
+    script: Script,
+    samples: int | Iterable[int] = 1,
+    options: EpisodeOptions | None = None,
+) -> list[ParityReport]:
+    """As :func:`check_parity_async`, and fails when the sides disagree: for tests of a task.
+
+    Raises:
+        AssertionError: Lists the differences by sample.
+    """
+    reports = asyncio.run(
+        check_parity_async(task, script=script, samples=samples, options=options)
+    )
+    bad = [report for report in reports if not report.agrees]
+    if bad:
+        raise AssertionError("\n".join(line for report in bad for line in describe(report)))
+    return reports
+
+
+async def check_case(case: ParityCase) -> ParityReport:
+    """Run one case of a corpus on both sides."""
+    expected = await run_eval(
+        case.task, case.script, options=case.options, ordered=case.ordered
+    )
+    found = await run_episode(
+        case.task, case.script, options=case.options, ordered=case.ordered
+    )
+    return ParityReport(
+        name=case.id,
+        differences=compare_traces(expected, found),
+        faults=case.expect.faults(expected),
+        eval_side=expected,
+        episode_side=found,
+    )
+
+
+def describe(report: ParityReport) -> list[str]:
+    """The lines that say what is wrong with a report."""
+    shown = [f"  {difference}" for difference in report.differences[:8]]
+    hidden = len(report.differences) - len(shown)
+    more = [f"  … and {hidden} more differences"] if hidden > 0 else []
+    return [report.name, *[f"  {fault}" for fault in report.faults], *shown, *more]
+
+
+async def check_corpus(
+    cases: Sequence[ParityCase], *, show: Callable[[str], None] = print
+) -> list[ParityReport]:
+    """Run all cases, printing the table as it grows and its last line, the count."""
+    reports = []
+    width = max(len(each.id) for each in cases)
+    theme = ""
+    for each in cases:
+        if each.theme != theme:
+            theme = each.theme
+            show(f"\n{theme}")
+        try:
+            report = await check_case(each)
+        except Exception as error:
+            report = ParityReport(
+                name=each.id, differences=[], faults=[f"{type(error).__name__}: {error}"]
+            )
+        reports.append(report)
+        show(f"  {each.id:<{width}}  {_verdict(report)}")
+        if not report.agrees:
+            for line in describe(report)[1:]:
+                show(f"    {line}")
+    agree = sum(report.agrees for report in reports)
+    show(f"\n{len(reports)} cases, {agree} agree")
+    return reports
+
+
+def _verdict(report: ParityReport) -> str:
+    if report.faults:
+        return "NOT SHOWN"
+    if report.differences:
+        return f"DIFFERS ({len(report.differences)})"
+    turns = len(report.eval_side.requests) if report.eval_side else 0
+    return f"agrees    {turns} turn{'' if turns == 1 else 's'}"

@@ -1,0 +1,254 @@
+"""What one side of a parity check did, as plain JSON with only chance removed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inspect_ai.event import ToolEvent
+from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
+from inspect_ai.model import ChatMessage, ModelOutput
+from inspect_ai.scorer import Score
+from pydantic_core import to_jsonable_python
+
+from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.testing.scripts import Player
+
+Json = Any
+"""A JSON value."""
+
+# How calls reach the server, not what is asked of the model: a parked policy call has
+# connection limits of its own.
+_TRANSPORT_OPTIONS = {
+    "max_connections",
+    "adaptive_connections",
+    "max_retries",
+    "timeout",
+    "attempt_timeout",
+    "batch",
+    "cache",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Everything that the parity contract compares, from one run of one sample."""
+
+    requests: Sequence[Json]
+    """Each model call: messages, tools with their schemas, tool choice, options."""
+    other_models: Mapping[str, Sequence[Json]]
+    """The same for each other scripted model (a grader …), by name."""
+    messages: Json
+    output: Json
+    scores: Json
+    limit: Json
+    error: Json
+    """``{"type", "message"}`` of the exception that ended the sample, or ``None``."""
+    store: Json
+    metadata: Json
+    tool_events: Json
+    """Every tool call that was carried out: function, arguments, result, error."""
+    script_faults: Sequence[str] = ()
+    """Why the script does not fit this run: it ran out, or has replies left over."""
+    log: EvalSample | None = field(default=None, compare=False)
+    """The sample as logged."""
+
+    def comparable(self) -> dict[str, Json]:
+        """The compared parts by name."""
+        return {
+            "requests": self.requests,
+            "other_models": self.other_models,
+            "messages": self.messages,
+            "output": self.output,
+            "scores": self.scores,
+            "limit": self.limit,
+            "error": self.error,
+            "store": self.store,
+            "metadata": self.metadata,
+            "tool_events": self.tool_events,
+        }
+
+
+class Names:
+    """Renames generated ids to ``id1``, ``id2`` … in order of appearance.
+
+    Only the ids are replaced, so two runs agree exactly when the same messages and
+    calls carry the same ids in the same places.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        """The stand-in of an id."""
+        return self._names.setdefault(name, f"id{len(self._names) + 1}")
+
+
+def jsonable(value: Any) -> Json:
+    """A value as it looks after a round trip through a log file."""
+    plain = to_jsonable_python(value, exclude_none=True, inf_nan_mode="constants", fallback=repr)
+    return json.loads(json.dumps(plain))
+
+
+def dump_message(message: ChatMessage, names: Names) -> Json:
+    """A message with its generated ids renamed and the model's name left out."""
+    dumped = jsonable(message)
+    for key in ("id", "tool_call_id"):
+        if dumped.get(key):
+            dumped[key] = names(dumped[key])
+    for tool_call in dumped.get("tool_calls") or []:
+        tool_call["id"] = names(tool_call["id"])
+    # Which class the provider is differs by construction: scripted model or policy.
+    dumped.pop("model", None)
+    return dumped
+
+
+def dump_request(request: TurnRequest, names: Names) -> Json:
+    """A model call as it is compared."""
+    options = jsonable(request.config)
+    return {
+        "messages": [dump_message(message, names) for message in request.messages],
+        "tools": [jsonable(tool) for tool in request.tools],
+        "tool_choice": jsonable(request.tool_choice),
+        "options": {k: v for k, v in options.items() if k not in _TRANSPORT_OPTIONS},
+    }
+
+
+def dump_requests(requests: Sequence[TurnRequest], names: Names, *, ordered: bool) -> list[Json]:
+    """All calls of a model; those of a concurrent solver are sorted by what they say."""
+    if not ordered:
+        requests = sorted(
+            requests, key=lambda request: [(m.role, m.text) for m in request.messages]
+        )
+    return [dump_request(request, names) for request in requests]
+
+
+def dump_output(output: ModelOutput, names: Names) -> Json:
+    """The final output without model name, timing and usage."""
+    return {
+        "choices": [
+            {"message": dump_message(choice.message, names), "stop_reason": choice.stop_reason}
+            for choice in output.choices
+        ],
+        "error": output.error,
+    }
+
+
+def dump_scores(scores: Mapping[str, Score] | None) -> Json:
+    """Scores by name: value, answer, explanation, metadata, reason, edit history."""
+    return {name: jsonable(score) for name, score in (scores or {}).items()}
+
+
+def dump_limit(limit: EvalSampleLimit | None) -> Json:
+    """Type, value and reason of a limit."""
+    return None if limit is None else jsonable(limit)
+
+
+def dump_exception(error: BaseException | None) -> Json:
+    """An exception's type and message, as :func:`dump_logged_error` reads them from a log."""
+    if error is None:
+        return None
+    return {"type": type(error).__name__, "message": getattr(error, "message", repr(error))}
+
+
+def dump_logged_error(error: EvalError | None) -> Json:
+    """A logged error's type and message.
+
+    The type is in the traceback: the first line after the last frames that is not indented.
+    """
+    if error is None:
+        return None
+    last = error.traceback.rpartition("Traceback (most recent call last):")[2]
+    shown = re.search(r"^([A-Za-z_][\w.]*)(?::|$)", last, re.MULTILINE)
+    kind = shown.group(1) if shown else "unknown"
+    return {"type": kind.rsplit(".", 1)[-1], "message": error.message}
+
+
+def dump_tool_events(sample: EvalSample) -> Json:
+    """The tool calls in a sample's transcript, sorted by call id as calls run in parallel."""
+    events = [event for event in sample.events if isinstance(event, ToolEvent)]
+    return [
+        {
+            "function": event.function,
+            "arguments": jsonable(event.arguments),
+            "result": jsonable(event.result),
+            "error": None if event.error is None else jsonable(event.error),
+        }
+        for event in sorted(events, key=lambda event: event.id)
+    ]
+
+
+def script_faults(players: Mapping[str, Player]) -> list[str]:
+    """What is wrong with scripts that were played: too short, or too long."""
+    faults = []
+    for name, player in players.items():
+        if player.exhausted:
+            faults.append(f"the script of {name!r} ran out after {len(player.requests) - 1} turns")
+        if player.unused:
+            faults.append(f"the script of {name!r} has {player.unused} unused replies")
+    return faults
+
+
+def trace_of_result(
+    result: EpisodeResult,
+    *,
+    policy: Player,
+    others: Mapping[str, Player],
+    ordered: bool = True,
+) -> Trace:
+    """The trace of an episode; only its tool events come from the log that it can build."""
+    names = Names()
+    log = None if result.build_log is None else result.build_log()
+    state = result.state
+    requests = dump_requests(policy.requests, names, ordered=ordered)
+    return Trace(
+        requests=requests,
+        other_models={
+            name: dump_requests(player.requests, names, ordered=ordered)
+            for name, player in others.items()
+        },
+        messages=[dump_message(message, names) for message in state.messages],
+        output=dump_output(state.output, names),
+        scores=dump_scores({name: score.score for name, score in result.scores.items()}),
+        limit=dump_limit(result.limit),
+        error=dump_exception(None if result.error is None else result.error.__cause__),
+        store=jsonable(dict(state.store.items())),
+        metadata=jsonable(state.metadata),
+        tool_events=[] if log is None else dump_tool_events(log),
+        script_faults=script_faults({"policy": policy, **others}),
+        log=log,
+    )
+
+
+def trace_of_log(
+    sample: EvalSample,
+    *,
+    policy: Player,
+    others: Mapping[str, Player],
+    ordered: bool = True,
+) -> Trace:
+    """The trace of a sample that Inspect logged."""
+    names = Names()
+    requests = dump_requests(policy.requests, names, ordered=ordered)
+    return Trace(
+        requests=requests,
+        other_models={
+            name: dump_requests(player.requests, names, ordered=ordered)
+            for name, player in others.items()
+        },
+        messages=[dump_message(message, names) for message in sample.messages],
+        output=dump_output(sample.output, names),
+        scores=dump_scores(sample.scores),
+        limit=dump_limit(sample.limit),
+        error=dump_logged_error(sample.error),
+        store=jsonable(sample.store),
+        metadata=jsonable(sample.metadata),
+        tool_events=dump_tool_events(sample),
+        script_faults=script_faults({"policy": policy, **others}),
+        log=sample,
+    )
+
+

@@ -1,0 +1,142 @@
+"""The vocabulary of a script: what a scripted policy says, turn by turn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessageAssistant,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+)
+from inspect_ai.tool import ToolCall
+
+from inspect_tinker_plugin.episode.types import TurnRequest
+
+SCRIPTED = "scripted"
+"""Name of the model in every scripted output."""
+
+Turn: TypeAlias = (
+    str
+    | ModelOutput
+    | Exception
+    | Callable[[TurnRequest], "str | ModelOutput | Exception | Awaitable[ModelOutput | str]"]
+)
+"""One reply: text, a whole output, an error to raise, or a function of the request."""
+
+Script: TypeAlias = Sequence[Turn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
+"""Replies in order, or one function that answers every request."""
+
+
+class ScriptExhausted(RuntimeError):
+    """The model was asked once more than its script has replies."""
+
+
+def say(
+    text: str = "",
+    *calls: ToolCall,
+    reasoning: str | None = None,
+    stop_reason: StopReason | None = None,
+    usage: ModelUsage | None = None,
+) -> ModelOutput:
+    """One assistant reply.
+
+    Args:
+        text: What the model says.
+        calls: Tool calls, see :func:`call`.
+        reasoning: Thoughts before the text.
+        stop_reason: ``stop`` or ``tool_calls`` by default; ``max_tokens`` for a cut reply.
+        usage: Tokens of this call; counted from the characters by default.
+    """
+    message = ChatMessageAssistant(
+        content=text
+        if reasoning is None
+        else [ContentReasoning(reasoning=reasoning), ContentText(text=text)],
+        tool_calls=list(calls) or None,
+        source="generate",
+    )
+    reason = stop_reason or ("tool_calls" if calls else "stop")
+    choice = ChatCompletionChoice(message=message, stop_reason=reason)
+    return ModelOutput(model=SCRIPTED, choices=[choice], usage=usage)
+
+
+def call(function: str, /, **arguments: Any) -> ToolCall:
+    """A tool call; its id is given when the script is played."""
+    return ToolCall(id="", function=function, arguments=arguments)
+
+
+def unparsed_call(function: str, raw: str, error: str) -> ToolCall:
+    """A tool call whose arguments did not parse, as a provider reports it."""
+    return ToolCall(id="", function=function, arguments={"raw": raw}, parse_error=error)
+
+
+def submit(answer: str, text: str = "") -> ModelOutput:
+    """A call of the ``submit`` tool that ``react`` and ``basic_agent`` offer."""
+    return say(text, call("submit", answer=answer))
+
+
+@dataclass
+class Player:
+    """Plays a script once: answers requests in the order in which they arrive."""
+
+    script: Script
+    requests: list[TurnRequest] = field(default_factory=list)
+    exhausted: bool = False
+
+    @property
+    def unused(self) -> int:
+        """Replies that were never asked for."""
+        return 0 if callable(self.script) else max(0, len(self.script) - len(self.requests))
+
+    async def answer(self, request: TurnRequest) -> ModelOutput:
+        """The reply to a request.
+
+        Raises:
+            ScriptExhausted: There is no reply left.
+            Exception: The script says that this call fails.
+        """
+        turn = len(self.requests)
+        self.requests.append(request)
+        reply: Any = self._reply(turn)
+        while callable(reply):
+            reply = reply(request)
+        if inspect.isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, Exception):
+            raise reply
+        return _played(reply, turn, request)
+
+    def _reply(self, turn: int) -> Turn:
+        if callable(self.script):
+            return self.script
+        if turn >= len(self.script):
+            self.exhausted = True
+            raise ScriptExhausted(f"the script has {len(self.script)} replies, turn {turn} asked")
+        return self.script[turn]
+
+
+def _played(reply: str | ModelOutput, turn: int, request: TurnRequest) -> ModelOutput:
+    """A fresh copy of a reply with call ids and usage filled in."""
+    output = say(reply) if isinstance(reply, str) else reply.model_copy(deep=True)
+    for choice in output.choices:
+        choice.message.id = None
+        choice.message = ChatMessageAssistant.model_validate(choice.message.model_dump())
+        for index, tool_call in enumerate(choice.message.tool_calls or []):
+            tool_call.id = tool_call.id or f"call_{turn}_{index}"
+    if output.usage is None:
+        output.usage = _usage(output, request)
+    return output
+
+
+def _usage(output: ModelOutput, request: TurnRequest) -> ModelUsage:
+    """One token for every four characters, so that token limits mean the same everywhere."""
+    read = sum(len(message.text) for message in request.messages) // 4 + 1
+    written = len(output.completion) // 4 + 1
+    return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
