@@ -11,7 +11,12 @@ in one :class:`VersionError` that names what is missing, not in a stray ImportEr
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from importlib.metadata import version
+from typing import Any
 
 from inspect_tinker_plugin.errors import VersionError
 
@@ -21,9 +26,15 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.context:init_task_context": (
         "binds model, roles and approval to a task's context"
     ),
+    "inspect_ai._eval.loader:create_file_tasks": (
+        "creates a task of a file, in the file's own folder"
+    ),
+    "inspect_ai._eval.loader:load_file_tasks": "runs a task file as `inspect eval` does",
+    "inspect_ai._eval.loader:load_task_spec": "creates a task by its registered name",
     "inspect_ai._eval.loader:resolve_task_sandbox": (
         "sandbox overrides and implicit config files, as eval() resolves them"
     ),
+    "inspect_ai._eval.loader:solver_from_spec": "the solver that --solver names",
     "inspect_ai._eval.task.generate:task_generate": (
         "the `generate` function that solvers are given"
     ),
@@ -43,16 +54,25 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.task.sandbox:resolve_sample_files": "directories in `Sample.files`",
     "inspect_ai._eval.task.sandbox:resolve_sandbox": "precedence of task and sample sandbox",
     "inspect_ai._eval.task.util:sample_messages": "first messages of a sample",
+    "inspect_ai._eval.task.util:task_file": "the file that a live task came from",
     "inspect_ai._eval.task.util:task_run_dir": "the folder that a task's relative paths start from",
+    "inspect_ai._util.decorator:parse_decorators": "tasks that a file declares, without running it",
     "inspect_ai._util.dotenv:init_dotenv": "reads .env as `inspect` does",
     "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
+    "inspect_ai._util.error:PrerequisiteError": "how Inspect reports bad input",
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
+    "inspect_ai._util.registry:registry_find": "names for `did you mean`",
+    "inspect_ai._util.registry:registry_lookup": (
+        "whether a task is registered, without creating it"
+    ),
+    "inspect_ai._util.registry:registry_params": "arguments that a live task was created with",
     "inspect_ai._util.registry:registry_unqualified_name": "scorer names as in a log",
     "inspect_ai._util.working:init_sample_working_time": "starts the clock of working limits",
     "inspect_ai.agent._acp.transport:_acp_live_active": (
         "marks the live operator session as taken, which saves most of a sample's start-up"
     ),
+    "inspect_ai.agent._handoff:AgentTool": "a handoff is no tool call that can be carried out",
     "inspect_ai.log._log:eval_error": "error of an `EvalSample`",
     "inspect_ai.log._samples:ActiveSample": (
         "react(), limits and background() ask for the running sample"
@@ -67,10 +87,14 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.model._assistant_internal:init_sample_assistant_internal": (
         "per-sample state of providers"
     ),
+    "inspect_ai.model._call_tools:call_tool": (
+        "one approved tool call on its way to the tool, where executors come in"
+    ),
     "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
     "inspect_ai.scorer._score:init_scoring_context": "lets a solver call score()",
     "inspect_ai.scorer._scorer:unique_scorer_name": "scorer names as in a log",
     "inspect_ai.solver._fork:set_task_generate": "lets a solver call fork()",
+    "inspect_ai.solver._solver:SolverSpec": "the solver that --solver names",
     "inspect_ai.solver._task_state:sample_state": (
         "the most recent state of a sample that hit a limit"
     ),
@@ -89,6 +113,9 @@ PRIVATE_NAMES: dict[str, str] = {
     ),
     "inspect_ai.util._sandbox.context:sandbox_environments_context_var": (
         "a sample's sandboxes, for the running sample's record"
+    ),
+    "inspect_ai.util._sandbox.context:sandbox_with_environments_context_var": (
+        "sandboxes found by file, to see whether a tool asked for one"
     ),
     "inspect_ai.util._sandbox.events:SandboxTimeoutError": (
         "a sandbox's own timeout, which is an error and not a limit"
@@ -137,7 +164,13 @@ def check_inspect_version() -> None:
 check_inspect_version()
 
 from inspect_ai._eval.context import init_task_context
-from inspect_ai._eval.loader import resolve_task_sandbox
+from inspect_ai._eval.loader import (
+    create_file_tasks,
+    load_file_tasks,
+    load_task_spec,
+    resolve_task_sandbox,
+    solver_from_spec,
+)
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
 from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
@@ -146,21 +179,29 @@ from inspect_ai._eval.task.sandbox import (
     resolve_sample_files,
     resolve_sandbox,
 )
-from inspect_ai._eval.task.util import sample_messages, task_run_dir
+from inspect_ai._eval.task.util import sample_messages, task_file, task_run_dir
+from inspect_ai._util.decorator import parse_decorators
 from inspect_ai._util.dotenv import init_dotenv
 from inspect_ai._util.environ import environ_vars
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.path import chdir
-from inspect_ai._util.registry import registry_unqualified_name
+from inspect_ai._util.registry import (
+    registry_find,
+    registry_lookup,
+    registry_params,
+    registry_unqualified_name,
+)
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event
 from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import Model
+from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.model._model import init_sample_model_data
@@ -168,7 +209,9 @@ from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
+from inspect_ai.solver._solver import SolverSpec
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
+from inspect_ai.tool import ToolCall, ToolDef
 from inspect_ai.util import Limit, SandboxEnvironment
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
@@ -181,6 +224,7 @@ from inspect_ai.util._sandbox.context import (
     cleanup_sandbox_environments_sample,
     init_sandbox_environments_sample,
     sandbox_environments_context_var,
+    sandbox_with_environments_context_var,
 )
 from inspect_ai.util._sandbox.events import SandboxTimeoutError
 from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle_state
@@ -193,8 +237,10 @@ __all__ = [
     "PRIVATE_NAMES",
     "SUPPORTED_INSPECT",
     "ActiveSample",
+    "PrerequisiteError",
     "SandboxLifecycleState",
     "SandboxTimeoutError",
+    "SolverSpec",
     "TerminateSampleError",
     "Transcript",
     "_acp_live_active",
@@ -206,6 +252,7 @@ __all__ = [
     "cleanup_sandbox_environments_sample",
     "create_checkpointer",
     "create_eval_sample",
+    "create_file_tasks",
     "environ_vars",
     "eval_error",
     "init_dotenv",
@@ -218,19 +265,26 @@ __all__ = [
     "init_task_context",
     "init_transcript",
     "inner_exception",
+    "load_file_tasks",
+    "load_task_spec",
     "materialize_sample_input",
     "monitor_working_limit",
+    "parse_decorators",
     "parse_tool_call",
     "read_sandboxenv_file",
     "record_event",
     "record_sample_limit_data",
+    "registry_find",
     "registry_find_sandboxenv",
+    "registry_lookup",
+    "registry_params",
     "registry_unqualified_name",
     "reset_sample_limit_data",
     "resolve_plan",
     "resolve_sample_files",
     "resolve_sandbox",
     "resolve_task_sandbox",
+    "route_tool_calls",
     "running_sample",
     "sample_messages",
     "sample_state",
@@ -238,14 +292,17 @@ __all__ = [
     "set_sample_state",
     "set_sandbox_limits",
     "set_task_generate",
+    "solver_from_spec",
     "state_jsonable",
     "state_limits",
+    "task_file",
     "task_generate",
     "task_run_dir",
     "tool_parse_error_message",
     "unique_scorer_name",
     "unproxied",
     "unqualified_name",
+    "watch_sandbox_use",
 ]
 
 
@@ -323,3 +380,88 @@ def running_sample(
 def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
     """Message, token and cost limit of a state, to be entered around its solver."""
     return state._message_limit, state._token_limit, state._cost_limit
+
+
+# tool calls
+
+ToolRouter = Callable[[Any, ToolCall], Any]
+"""Given a tool's function and the approved call, returns what to call instead of it."""
+
+_inspect_call_tool = _call_tools.call_tool
+
+
+def route_tool_calls(router: ToolRouter) -> None:
+    """Let a router choose what carries out each approved tool call of this process.
+
+    Inspect announces an approved and validated call through ``on_execute`` and looks the
+    tool's function up only then; the function is exchanged at that moment, on a copy of the
+    definition. Handoffs to agents pass by. A second call replaces the router.
+
+    Raises:
+        VersionError: the dispatcher no longer announces calls.
+    """
+    if "on_execute" not in inspect.signature(_inspect_call_tool).parameters:
+        raise VersionError(
+            f"tool executors do not work with inspect-ai {version('inspect-ai')}: its tool "
+            "dispatcher does not announce calls any more. Run without tool_executor."
+        )
+
+    async def call_tool(
+        tools: list[ToolDef],
+        message: str,
+        message_id: str | None,
+        call: ToolCall,
+        *arguments: Any,
+        on_execute: Callable[[ToolCall], None] | None = None,
+        **options: Any,
+    ) -> Any:
+        chosen = [copy(tool) if tool.name == call.function else tool for tool in tools]
+        definition = next((tool for tool in chosen if tool.name == call.function), None)
+
+        def announced(approved: ToolCall) -> None:
+            if definition is not None and not isinstance(definition.tool, AgentTool):
+                definition.tool = router(definition.tool, approved)
+            if on_execute is not None:
+                on_execute(approved)
+
+        return await _inspect_call_tool(
+            chosen, message, message_id, call, *arguments, on_execute=announced, **options
+        )
+
+    _call_tools.call_tool = call_tool
+
+
+class SandboxWatch(dict[str, SandboxEnvironment]):
+    """The sandboxes of a sample, noticing that somebody looks at them."""
+
+    used = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"get", "keys", "values", "items"}:
+            self.used = True
+        return super().__getattribute__(name)
+
+    def __len__(self) -> int:
+        self.used = True
+        return super().__len__()
+
+    def __getitem__(self, name: str) -> SandboxEnvironment:
+        self.used = True
+        return super().__getitem__(name)
+
+
+@contextmanager
+def watch_sandbox_use() -> Iterator[SandboxWatch]:
+    """Notice whether this context (a tool call, say) asks for a sandbox."""
+    environments = sandbox_environments_context_var.get(None)
+    if environments is None:  # asking for one raises
+        yield SandboxWatch()
+        return
+    watch = SandboxWatch(environments)
+    token = sandbox_environments_context_var.set(watch)
+    found = sandbox_with_environments_context_var.set({})
+    try:
+        yield watch
+    finally:
+        sandbox_environments_context_var.reset(token)
+        sandbox_with_environments_context_var.reset(found)
