@@ -201,7 +201,7 @@ from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import Model, _call_tools
+from inspect_ai.model import ChatMessage, Model, _call_tools
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.model._model import init_sample_model_data
@@ -231,6 +231,7 @@ from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle
 from inspect_ai.util._sandbox.limits import set_sandbox_limits
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._store import init_subtask_store
+from pydantic import BaseModel
 
 __all__ = [
     "PRIVATE_ATTRIBUTES",
@@ -388,22 +389,31 @@ ToolRouter = Callable[[Any, ToolCall], Any]
 """Given a tool's function and the approved call, returns what to call instead of it."""
 
 _inspect_call_tool = _call_tools.call_tool
+_CALL_TOOL_PARAMETERS = [
+    "tools",
+    "message",
+    "message_id",
+    "call",
+    "event",
+    "conversation",
+    "on_execute",
+]
 
 
-def route_tool_calls(router: ToolRouter) -> None:
-    """Let a router choose what carries out each approved tool call of this process.
+def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
+    """Let the router of the running context choose what carries out its approved tool calls.
 
     Inspect announces an approved and validated call through ``on_execute`` and looks the
     tool's function up only then; the function is exchanged at that moment, on a copy of the
-    definition. Handoffs to agents pass by. A second call replaces the router.
+    definition. Handoffs to agents pass by, and so do calls in a context without a router.
 
     Raises:
-        VersionError: the dispatcher no longer announces calls.
+        VersionError: the dispatcher has other parameters than the supported releases.
     """
-    if "on_execute" not in inspect.signature(_inspect_call_tool).parameters:
+    if list(inspect.signature(_inspect_call_tool).parameters) != _CALL_TOOL_PARAMETERS:
         raise VersionError(
-            f"tool executors do not work with inspect-ai {version('inspect-ai')}: its tool "
-            "dispatcher does not announce calls any more. Run without tool_executor."
+            f"tool executors do not work with inspect-ai {version('inspect-ai')}: the "
+            "parameters of its tool dispatcher have changed. Run without tool_executor."
         )
 
     async def call_tool(
@@ -411,10 +421,15 @@ def route_tool_calls(router: ToolRouter) -> None:
         message: str,
         message_id: str | None,
         call: ToolCall,
-        *arguments: Any,
+        event: BaseModel,
+        conversation: list[ChatMessage],
         on_execute: Callable[[ToolCall], None] | None = None,
-        **options: Any,
     ) -> Any:
+        router = current()
+        if router is None:
+            return await _inspect_call_tool(
+                tools, message, message_id, call, event, conversation, on_execute
+            )
         chosen = [copy(tool) if tool.name == call.function else tool for tool in tools]
         definition = next((tool for tool in chosen if tool.name == call.function), None)
 
@@ -425,7 +440,7 @@ def route_tool_calls(router: ToolRouter) -> None:
                 on_execute(approved)
 
         return await _inspect_call_tool(
-            chosen, message, message_id, call, *arguments, on_execute=announced, **options
+            chosen, message, message_id, call, event, conversation, announced
         )
 
     _call_tools.call_tool = call_tool

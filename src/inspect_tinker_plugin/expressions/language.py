@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inspect_tinker_plugin.expressions.syntax import (
@@ -36,6 +36,9 @@ class Language:
 
     term: Callable[[Any, float], Any] | None = None
     """Makes an object of a part and its weight; ``None`` where there are no weights."""
+
+    clashes: Mapping[str, str] = field(default_factory=dict)
+    """Names that cannot be used since several packages claim them, with an explanation."""
 
     broken: str = ""
     """What to add when a name is unknown: the plugins that failed to load."""
@@ -98,6 +101,8 @@ class _Builder:
 
     def _unknown(self, name: str) -> str:
         noun, factories = self._language.noun, self._language.factories
+        if name in self._language.clashes:
+            return self._language.clashes[name]
         close = difflib.get_close_matches(name, factories, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         score = f"; a scorer is written score:{name}" if self._language.score else ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.expressions import ExpressionError, Language, build
-from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
+from inspect_tinker_plugin.plugins import Plugins, default_plugins
 from inspect_tinker_plugin.rewards.calling import call_plain, object_name, require_one_argument
 from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
@@ -23,7 +23,6 @@ from inspect_tinker_plugin.rewards.contract import (
     RewardFunction,
     UnscoredError,
 )
-from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
 
 RewardSpec = str | RewardAggregator | RewardFunction
 """What ``reward=`` takes: an expression, an aggregator, or a plain (async) function."""
@@ -121,7 +120,7 @@ def resolve_reward(
     spec: RewardSpec,
     *,
     timeout: float | None = DEFAULT_TIMEOUT,
-    aggregators: Mapping[str, Callable[..., RewardAggregator]] | None = None,
+    plugins: Plugins | None = None,
 ) -> ResolvedReward:
     """Turn what ``reward=`` takes into an aggregator.
 
@@ -129,7 +128,7 @@ def resolve_reward(
         spec: an expression (``"weighted(accuracy=0.8, format=0.2)"``), an aggregator object, or
             a plain or async function of an `EpisodeResult` that gives a number or a `Reward`.
         timeout: seconds that one episode's reward may take.
-        aggregators: factories by name; the built-in and installed ones when not given.
+        plugins: where names are looked up; the installed plugins when not given.
 
     Raises:
         RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
@@ -137,8 +136,9 @@ def resolve_reward(
     if isinstance(spec, ResolvedReward):
         return spec
     if isinstance(spec, str):
-        known = REWARD_AGGREGATORS if aggregators is None else aggregators
-        return ResolvedReward(spec, build(spec, _language(known, scores=True)), timeout)
+        built = build(spec, _reward_language(plugins or default_plugins()))
+        _require_aggregator(built, "reward", spec)
+        return ResolvedReward(spec, built, timeout)
     require_one_argument(spec, "reward")
     return ResolvedReward(spec, spec, timeout)
 
@@ -147,7 +147,7 @@ def resolve_group_reward(
     spec: GroupRewardSpec,
     *,
     timeout: float | None = DEFAULT_GROUP_TIMEOUT,
-    aggregators: Mapping[str, Callable[..., GroupAggregator]] | None = None,
+    plugins: Plugins | None = None,
 ) -> ResolvedGroupReward:
     """Turn what ``group_reward=`` takes into a group aggregator.
 
@@ -155,7 +155,7 @@ def resolve_group_reward(
         spec: an expression (``"best_of(rest=-1)"``), an aggregator object, or a plain or async
             function of a sequence of `GroupMember` that gives a number, `Reward` or ``None`` each.
         timeout: seconds that one group's rewards may take.
-        aggregators: factories by name; the built-in and installed ones when not given.
+        plugins: where names are looked up; the installed plugins when not given.
 
     Raises:
         RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
@@ -163,20 +163,43 @@ def resolve_group_reward(
     if isinstance(spec, ResolvedGroupReward):
         return spec
     if isinstance(spec, str):
-        known = GROUP_AGGREGATORS if aggregators is None else aggregators
-        return ResolvedGroupReward(spec, build(spec, _language(known, scores=False)), timeout)
+        built = build(spec, _group_language(plugins or default_plugins()))
+        _require_aggregator(built, "group reward", spec)
+        return ResolvedGroupReward(spec, built, timeout)
     require_one_argument(spec, "group reward")
     return ResolvedGroupReward(spec, spec, timeout)
 
 
-def _language(factories: Mapping[str, Callable[..., Any]], *, scores: bool) -> Language:
+def _reward_language(plugins: Plugins) -> Language:
+    catalogue = plugins.catalogue("inspect_rl_reward_aggregators")
     return Language(
-        factories,
-        noun="aggregator" if scores else "group aggregator",
+        catalogue.entries,
+        noun="aggregator",
         error=RewardExpressionError,
-        score=ScoreReward if scores else None,
-        term=Term if scores else None,
+        score=ScoreReward,
+        term=Term,
+        clashes=catalogue.clashes,
+        broken=catalogue.broken,
     )
+
+
+def _group_language(plugins: Plugins) -> Language:
+    catalogue = plugins.catalogue("inspect_rl_group_aggregators")
+    return Language(
+        catalogue.entries,
+        noun="group aggregator",
+        error=RewardExpressionError,
+        clashes=catalogue.clashes,
+        broken=catalogue.broken,
+    )
+
+
+def _require_aggregator(built: object, role: str, expression: str) -> None:
+    """Refuse a factory's product that cannot be called; plugins are not typed at run time."""
+    try:
+        require_one_argument(built, role)
+    except RewardError as ex:
+        raise RewardError(f"{ex} (made by {expression!r})") from ex
 
 
 async def _bounded(resolved: ResolvedReward | ResolvedGroupReward, argument: Any) -> Any:

@@ -1,0 +1,40 @@
+"""The built-in plugin: what the package itself gives, through the hooks that anyone can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inspect_ai.util import SandboxEnvironmentSpec
+
+from inspect_tinker_plugin.hookspecs import hookimpl
+from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
+from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
+from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
+from inspect_tinker_plugin.tools.builtin import TOOL_EXECUTORS
+from inspect_tinker_plugin.tools.contract import ToolExecutor
+
+
+@hookimpl
+def inspect_rl_reward_aggregators() -> Mapping[str, Callable[..., RewardAggregator]]:
+    """Give ``mean``, ``weighted``, ``length`` and the others."""
+    return REWARD_AGGREGATORS
+
+
+@hookimpl
+def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator]]:
+    """Give ``rank``, ``best_of``, ``pairwise`` and ``diversity``."""
+    return GROUP_AGGREGATORS
+
+
+@hookimpl
+def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
+    """Give ``inspect``, ``cached``, ``limited``, ``scripted`` and ``route``."""
+    return TOOL_EXECUTORS
+
+
+@hookimpl
+def inspect_rl_sandbox_providers() -> Mapping[
+    str, Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
+]:
+    """Give nothing: whatever Inspect's registry knows needs no mapping."""
+    return {}

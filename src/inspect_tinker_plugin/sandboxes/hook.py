@@ -1,0 +1,97 @@
+"""Maps the sandbox specifications of a task to those of a provider that was asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.util import SandboxEnvironmentSpec
+
+from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.plugins import default_plugins
+
+SandboxMapper = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
+"""Gives the specification to use instead of what a task or a sample asks for."""
+
+
+@dataclass(frozen=True)
+class SandboxMapping:
+    """A provider for each type of sandbox that a task may ask for; picklable by its names."""
+
+    providers: Mapping[str, str]
+    """Names of providers by the type that is asked for; ``"*"`` for any other type."""
+
+    def __post_init__(self) -> None:
+        for name in self.providers.values():
+            _mapper(name)  # raises for an unknown one
+
+    def __call__(self, spec: SandboxEnvironmentSpec) -> SandboxEnvironmentSpec:
+        """Map what a task or a sample asks for; other types than those named stay.
+
+        Raises:
+            PluginError: the provider failed, or what it gives is unknown to Inspect.
+        """
+        name = self.providers.get(spec.type, self.providers.get("*"))
+        if name is None:
+            return spec
+        try:
+            mapped = _mapper(name)(spec)
+        except Exception as ex:
+            raise PluginError(
+                f"sandbox provider {name!r} failed on {spec.type!r}: {type(ex).__name__}: {ex}"
+            ) from ex
+        if not isinstance(mapped, SandboxEnvironmentSpec):
+            raise PluginError(f"sandbox provider {name!r} gave {mapped!r:.80} for {spec.type!r}")
+        if not _known_to_inspect(mapped.type):
+            raise PluginError(
+                f"sandbox provider {name!r} gave the type {mapped.type!r}, which is not in "
+                "Inspect's registry; register it with @sandboxenv and an inspect_ai entry point"
+            )
+        return mapped
+
+
+def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
+    """See whether ``sandbox=`` names a provider of a plugin, or maps types to providers.
+
+    Args:
+        sandbox: what the caller gave.
+
+    Returns:
+        The mapping to apply to the specification of the task and of each sample, or ``None``
+        when ``sandbox`` is for Inspect itself (a type it knows, a specification, a tuple).
+
+    Raises:
+        SandboxConfigError: the name is known neither to a plugin nor to Inspect.
+    """
+    if isinstance(sandbox, Mapping):
+        return SandboxMapping(dict(sandbox))
+    if not isinstance(sandbox, str) or _known_to_inspect(sandbox):
+        return None
+    return SandboxMapping({"*": sandbox})
+
+
+def _mapper(name: object) -> SandboxMapper:
+    catalogue = default_plugins().catalogue("inspect_rl_sandbox_providers")
+    if not isinstance(name, str):
+        raise SandboxConfigError(f"a sandbox provider is given by name, not as {name!r}")
+    if name in catalogue.clashes:
+        raise SandboxConfigError(f"sandbox provider {catalogue.clashes[name]}")
+    if name in catalogue.entries:
+        return catalogue.entries[name]
+    if _known_to_inspect(name):
+        return lambda spec: SandboxEnvironmentSpec(name, spec.config)
+    given = ", ".join(sorted(catalogue.entries)) or "none"
+    raise SandboxConfigError(
+        f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
+        f"a plugin (given: {given}){catalogue.broken}"
+    )
+
+
+def _known_to_inspect(name: str) -> bool:
+    try:
+        inspect_internals.registry_find_sandboxenv(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""Tools: how the calls of an episode are carried out, by Inspect itself or by an executor."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.tools.builtin import (
+    CachedExecutor,
+    InspectExecutor,
+    LimitedExecutor,
+    RoutedExecutor,
+    ScriptedExecutor,
+)
+from inspect_tinker_plugin.tools.contract import (
+    ToolExecutor,
+    ToolFunction,
+    ToolInvocation,
+    ToolScope,
+)
+from inspect_tinker_plugin.tools.dispatch import use_tool_executor
+from inspect_tinker_plugin.tools.resolve import (
+    ToolExecutorExpressionError,
+    ToolExecutorSpec,
+    resolve_tool_executor,
+)
+
+__all__ = [
+    "CachedExecutor",
+    "InspectExecutor",
+    "LimitedExecutor",
+    "RoutedExecutor",
+    "ScriptedExecutor",
+    "ToolExecutor",
+    "ToolExecutorExpressionError",
+    "ToolExecutorSpec",
+    "ToolFunction",
+    "ToolInvocation",
+    "ToolScope",
+    "resolve_tool_executor",
+    "use_tool_executor",
+]

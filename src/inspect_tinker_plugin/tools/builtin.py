@@ -1,0 +1,189 @@
+"""The tool executors that ship with the package: ``inspect``, ``cached``, ``limited`` and so on."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from inspect_ai.tool import ToolError, ToolResult
+from inspect_ai.util import OutputLimitExceededError
+
+from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.tools.contract import ToolExecutor, ToolFunction, ToolInvocation
+
+
+@dataclass(frozen=True)
+class InspectExecutor:
+    """Lets Inspect run its own tool; what happens where no executor is chosen."""
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        return await invocation.run()
+
+
+@dataclass(frozen=True)
+class CachedExecutor:
+    """Answers the same call (tool and arguments) with the same result, without running it again.
+
+    For tools that neither use the sandbox nor keep a state: a call during which the tool
+    asked for the sandbox is never cached, but effects on the store or on the world outside
+    cannot be seen and are not repeated. Calls that fail are not cached. Calls that come in
+    while the same one is running wait for it.
+    """
+
+    scope: Literal["episode", "group", "dataset"] = "group"
+    """How far results are shared; nothing is shared between processes."""
+
+    inner: ToolExecutor = field(default_factory=InspectExecutor)
+    """Carries out the calls that are not in the cache."""
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("episode", "group", "dataset"):
+            raise ConfigError(f"scope is 'episode', 'group' or 'dataset', not {self.scope!r}")
+        _require_executor(self.inner)
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        memory = invocation.scope.memory(self.scope)
+        arguments = json.dumps(invocation.call.arguments, sort_keys=True, default=repr)
+        key = (self, invocation.scope.task, invocation.tool, arguments)
+        while isinstance(pending := memory.get(key), asyncio.Event):
+            await pending.wait()
+        if key in memory:
+            return cast(ToolResult, copy.deepcopy(memory[key]))
+        done = memory[key] = asyncio.Event()
+        try:
+            with inspect_internals.watch_sandbox_use() as watch:
+                result = await self.inner(invocation)
+        except BaseException:
+            del memory[key]
+            raise
+        else:
+            if watch.used:
+                del memory[key]
+            else:
+                memory[key] = copy.deepcopy(result)
+        finally:
+            done.set()
+        return result
+
+
+@dataclass(frozen=True)
+class LimitedExecutor:
+    """Bounds calls in time, size of the result and number; the model sees what it ran into."""
+
+    timeout: float | None = field(default=None, kw_only=True)
+    """Seconds for one call; the model is told that it timed out, as by a sandbox."""
+
+    output: int | None = field(default=None, kw_only=True)
+    """Bytes of a textual result; what is beyond is cut, and the model is told."""
+
+    calls: int | None = field(default=None, kw_only=True)
+    """Calls of one tool in an episode; further ones are refused."""
+
+    inner: ToolExecutor = field(default_factory=InspectExecutor, kw_only=True)
+    """Carries out the calls."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "output", "calls"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and (not number or value <= 0):
+                raise ConfigError(f"{name} is a number above 0, not {value!r}")
+        if self.timeout is self.output is self.calls is None:
+            raise ConfigError("give at least one of timeout, output and calls")
+        _require_executor(self.inner)
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        if self.calls is not None:
+            counts = invocation.scope.episode.setdefault((self, "calls"), {})
+            counts[invocation.tool] = counts.get(invocation.tool, 0) + 1
+            if counts[invocation.tool] > self.calls:
+                raise ToolError(f"The limit of {self.calls} calls to {invocation.tool} is reached.")
+        async with asyncio.timeout(self.timeout):
+            result = await self.inner(invocation)
+        if self.output is not None and isinstance(result, str):
+            data = result.encode()
+            if len(data) > self.output:
+                kept = data[: self.output].decode(errors="ignore")
+                raise OutputLimitExceededError(f"{self.output} bytes", kept)
+        return result
+
+
+Answer = ToolResult | BaseException | Callable[..., ToolResult]
+"""A scripted answer: a result, an exception to raise, or a function of the arguments."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScriptedExecutor:
+    """Answers calls from a script, tool by tool; for tests.
+
+    A tuple or list is used up one answer a call (again from the start in each episode);
+    anything else answers every call. A tool that the script does not name is run by Inspect.
+    """
+
+    answers: Mapping[str, Answer | tuple[Answer, ...] | list[Answer]]
+    """Answers by the name of the tool."""
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        if invocation.tool not in self.answers:
+            return await invocation.run()
+        answer = self.answers[invocation.tool]
+        if isinstance(answer, tuple | list):
+            used = invocation.scope.episode.setdefault((self, "used"), {})
+            index = used[invocation.tool] = used.get(invocation.tool, -1) + 1
+            if index >= len(answer):
+                raise RuntimeError(f"the script has no answer {index + 1} for {invocation.tool}")
+            answer = answer[index]
+        if isinstance(answer, BaseException):
+            raise answer
+        if callable(answer):
+            return cast(ToolResult, answer(**invocation.arguments))
+        return cast(ToolResult, answer)
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedExecutor:
+    """Chooses an executor by the tool's name; tools that no pattern fits are run by Inspect."""
+
+    routes: Mapping[str, ToolExecutor | ToolFunction]
+    """Executors by pattern (``bash``, ``web_*``), tried in order; the first that fits is used."""
+
+    def __post_init__(self) -> None:
+        for executor in self.routes.values():
+            _require_executor(executor)
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        for pattern, executor in self.routes.items():
+            if fnmatch.fnmatchcase(invocation.tool, pattern):
+                return await executor(invocation)
+        return await invocation.run()
+
+
+def scripted(**answers: str) -> ScriptedExecutor:
+    """Answer every call of the named tools with a text."""
+    return ScriptedExecutor(answers)
+
+
+def route(**routes: ToolExecutor) -> RoutedExecutor:
+    """Choose executors by patterns of tool names: ``route("web_*"=cached, bash=limited(…))``."""
+    return RoutedExecutor(routes)
+
+
+TOOL_EXECUTORS: Mapping[str, Callable[..., ToolExecutor]] = {
+    "inspect": InspectExecutor,
+    "cached": CachedExecutor,
+    "limited": LimitedExecutor,
+    "scripted": scripted,
+    "route": route,
+}
+"""Built-in tool executors by name."""
+
+
+def _require_executor(executor: Any) -> None:
+    if not callable(executor):
+        raise ConfigError(f"a tool executor was expected, not {executor!r}")

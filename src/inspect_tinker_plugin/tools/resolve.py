@@ -1,0 +1,99 @@
+"""Turns what ``tool_executor=`` takes into the executor of a dataset's episodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.tool import ToolResult
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.expressions import ExpressionError, Language, build
+from inspect_tinker_plugin.plugins import Plugins, default_plugins
+from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
+from inspect_tinker_plugin.tools.contract import ToolExecutor, ToolFunction, ToolInvocation
+
+ToolExecutorSpec = str | ToolExecutor | ToolFunction | Mapping[str, Any] | None
+"""What ``tool_executor=`` takes: an expression, an executor, an async function of a
+`ToolInvocation`, or a mapping of tool-name patterns to any of these."""
+
+
+class ToolExecutorExpressionError(ExpressionError):
+    """A tool-executor expression has a fault; the message and the attributes say where."""
+
+    subject = "tool executor expression"
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedToolExecutor:
+    """An executor with what was asked for, which is resolved again in a worker process."""
+
+    spec: str | Mapping[str, Any]
+    """The expression or mapping."""
+
+    executor: ToolExecutor | ToolFunction
+    """What it resolved to."""
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        return await self.executor(invocation)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return resolve_tool_executor, (self.spec,)
+
+
+def resolve_tool_executor(
+    spec: ToolExecutorSpec, *, plugins: Plugins | None = None
+) -> ToolExecutor | ToolFunction | None:
+    """Turn what ``tool_executor=`` takes into an executor.
+
+    Args:
+        spec: ``"cached"``, ``{"bash*": "limited(timeout=10)"}``, an object or an async function.
+        plugins: where names are looked up; the installed plugins when not given.
+
+    Returns:
+        The executor, or ``None`` when Inspect is to run every tool itself.
+
+    Raises:
+        ConfigError: an unknown name, a malformed expression, or an object that is no executor.
+    """
+    executor = _resolve(spec, plugins)
+    if executor is None or isinstance(executor, InspectExecutor):
+        return None
+    if isinstance(spec, str | Mapping):
+        return ResolvedToolExecutor(spec, executor)
+    return executor
+
+
+def _resolve(spec: ToolExecutorSpec, plugins: Plugins | None) -> ToolExecutor | ToolFunction | None:
+    if spec is None:
+        return None
+    if isinstance(spec, str):
+        catalogue = (plugins or default_plugins()).catalogue("inspect_rl_tool_executors")
+        executor = build(
+            spec,
+            Language(
+                catalogue.entries,
+                noun="tool executor",
+                error=ToolExecutorExpressionError,
+                clashes=catalogue.clashes,
+                broken=catalogue.broken,
+            ),
+        )
+        return _checked(executor, spec)
+    if isinstance(spec, Mapping):
+        routes = {str(pattern): _resolve(inner, plugins) for pattern, inner in spec.items()}
+        return RoutedExecutor({p: e or InspectExecutor() for p, e in routes.items()})
+    return _checked(spec, spec)
+
+
+def _checked(executor: Any, spec: object) -> ToolExecutor | ToolFunction:
+    call = executor if inspect.isfunction(executor) else getattr(executor, "__call__", None)  # noqa: B004
+    if isinstance(executor, type) or not inspect.iscoroutinefunction(call):
+        raise ConfigError(
+            f"tool executor: {spec!r:.80} is neither an expression, an executor nor an async "
+            "function of one tool invocation"
+        )
+    checked: ToolExecutor | ToolFunction = executor
+    return checked
