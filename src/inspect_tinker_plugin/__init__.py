@@ -1,1 +1,80 @@
-"""Turn any Inspect AI task into a Tinker reinforcement-learning environment."""
+"""Turn any Inspect AI task into a Tinker reinforcement-learning environment.
+
+Importing this package is cheap: what it exports is loaded when it is first used, and the
+Tinker cookbook (with PyTorch) only by what needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+    from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+    from inspect_tinker_plugin.errors import (
+        Cause,
+        ConfigError,
+        EpisodeError,
+        InspectRLError,
+        SandboxError,
+    )
+    from inspect_tinker_plugin.hookspecs import hookimpl
+    from inspect_tinker_plugin.rewards import Reward
+    from inspect_tinker_plugin.rl.bridge import load_environment
+    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
+    from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+    from inspect_tinker_plugin.tasks import TaskRef
+
+_HOMES = {
+    "Cause": "errors",
+    "ConfigError": "errors",
+    "Episode": "episode.runner",
+    "EpisodeError": "errors",
+    "EpisodeOptions": "episode.types",
+    "EpisodeResult": "episode.types",
+    "EpisodeRunner": "episode.runner",
+    "InspectRLDataset": "rl.dataset",
+    "InspectRLDatasetBuilder": "rl.builder",
+    "InspectRLError": "errors",
+    "Reward": "rewards",
+    "SandboxError": "errors",
+    "TaskRef": "tasks",
+    "TurnRequest": "episode.types",
+    "as_rl_dataset": "rl.dataset",
+    "hookimpl": "hookspecs",
+    "load_environment": "rl.bridge",
+}
+
+__all__ = [
+    "Cause",
+    "ConfigError",
+    "Episode",
+    "EpisodeError",
+    "EpisodeOptions",
+    "EpisodeResult",
+    "EpisodeRunner",
+    "InspectRLDataset",
+    "InspectRLDatasetBuilder",
+    "InspectRLError",
+    "Reward",
+    "SandboxError",
+    "TaskRef",
+    "TurnRequest",
+    "as_rl_dataset",
+    "hookimpl",
+    "load_environment",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

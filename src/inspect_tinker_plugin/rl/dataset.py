@@ -1,0 +1,306 @@
+"""A task as a cookbook ``RLDataset``: batches of groups, made when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai.dataset import Dataset, Sample
+from inspect_ai.model import Model
+from inspect_ai.tool import ToolInfo
+from inspect_ai.util import SandboxEnvironmentType
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.types import RLDataset
+
+from inspect_tinker_plugin.config import DatasetOptions, OnError
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.task import SolverLike, with_ids
+from inspect_tinker_plugin.episode.types import EpisodeOptions, TurnRequest
+from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
+from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.order import Permutation
+from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.tasks import TaskRef, resolve_task
+
+TaskLike = Task | Callable[..., Task] | str | TaskRef
+"""A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
+
+
+class InspectRLDataset(RLDataset):
+    """Batches of :class:`InspectGroupBuilder` over the samples of a task.
+
+    An epoch has ``ceil(samples / batch_size)`` batches; its last one may be smaller. No
+    sample is rendered, and no sandbox is started, before its episode begins.
+    """
+
+    def __init__(self, handle: TaskHandle, samples: Dataset, indices: Sequence[int]) -> None:
+        self.handle = handle
+        self._samples = samples
+        self._indices = indices
+
+    @property
+    def options(self) -> DatasetOptions:
+        """The options that the dataset was built with."""
+        return self.handle.options
+
+    def get_batch(self, index: int) -> list[InspectGroupBuilder]:
+        """Make the group builders of one batch.
+
+        Args:
+            index: Batch, ``0 <= index < len(self)``.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        epoch, batch = divmod(index, self._batches_an_epoch)
+        order = self._order(epoch)
+        start = batch * self.options.batch_size
+        stop = min(start + self.options.batch_size, len(order))
+        return [
+            InspectGroupBuilder(
+                self.handle,
+                self._sample(order[position]),
+                batch=index,
+                index=position - start,
+                groups=stop - start,
+            )
+            for position in range(start, stop)
+        ]
+
+    def __len__(self) -> int:
+        """Batches in all epochs together."""
+        return self._batches_an_epoch * self.options.epochs
+
+    @property
+    def _batches_an_epoch(self) -> int:
+        return math.ceil(len(self._indices) / self.options.batch_size)
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        if not self.options.shuffle:
+            return self._indices
+        seed = hash((self.options.seed or 0, epoch))
+        return _Reordered(self._indices, Permutation(len(self._indices), seed))
+
+    def _sample(self, index: int) -> Sample:
+        return with_ids(self._samples[index], index)
+
+
+class _Reordered(Sequence[int]):
+    def __init__(self, indices: Sequence[int], order: Sequence[int]) -> None:
+        self._indices = indices
+        self._positions = order
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, position: int) -> int:  # type: ignore[override]  # no slices needed
+        return self._indices[self._positions[position]]
+
+
+def as_rl_dataset(
+    task: TaskLike,
+    renderer: Renderer,
+    *,
+    task_args: Mapping[str, Any] | None = None,
+    batch_size: int = 1,
+    group_size: int = 1,
+    max_samples: int | None = None,
+    sample_ids: Sequence[int | str] | None = None,
+    epochs: int = 1,
+    shuffle: bool = False,
+    seed: int | None = None,
+    solver: SolverLike | None = None,
+    max_turns: int | None = None,
+    sandbox: SandboxEnvironmentType | None = None,
+    sandbox_config: Any = None,
+    model_roles: Mapping[str, str | Model | list[str | Model]] | None = None,
+    message_limit: int | None = None,
+    token_limit: int | None = None,
+    time_limit: int | None = None,
+    working_limit: int | None = None,
+    max_sandboxes: int | None = None,
+    reward: RewardSpec = "mean",
+    group_reward: GroupRewardSpec | None = None,
+    tool_executor: Any = None,
+    on_error: OnError = "raise",
+    rollout_limits: RolloutLimits | None = None,
+    log_dir: str | Path | None = None,
+) -> InspectRLDataset:
+    """Turn any Inspect task into a Tinker RL dataset.
+
+    Args:
+        task: A ``Task``, a ``@task`` function, a registered name (``pkg/task``), a file
+            (``file.py@task``) or a ``TaskRef``.
+        renderer: A ``tinker_cookbook`` renderer for the model under training.
+        task_args: Arguments of the task function, for tasks given by name or function.
+        batch_size: Groups a batch (P).
+        group_size: Episodes a group (G), all of the same sample.
+        max_samples: Use only the first so many samples.
+        sample_ids: Use only the samples with these ids.
+        epochs: Passes over the samples.
+        shuffle: Another order in every epoch.
+        seed: Seed of that order.
+        solver: Replaces the task's solver, as ``inspect eval --solver`` does.
+        max_turns: Model calls an episode may make; the next one ends it, scored, with
+            ``stop/max_turns``.
+        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
+        sandbox_config: Configuration (a compose file, say) for ``sandbox``.
+        model_roles: Models by role, ``{"grader": "openai/gpt-5"}``, over the task's own.
+        message_limit: Messages in a conversation.
+        token_limit: Tokens of all models together.
+        time_limit: Seconds of wall clock, sampling included.
+        working_limit: Seconds of working time.
+        max_sandboxes: Sandboxes alive at once in a process; the provider's own default
+            when ``None``.
+        reward: How scores become the reward: an expression such as ``"mean"`` or
+            ``"weighted(accuracy=0.8,format=0.2)"``, an aggregator, or a function.
+        group_reward: How a whole group's rewards are reconsidered, e.g. ``"rank"``.
+        tool_executor: Who carries out tool calls; Inspect itself when ``None``.
+        on_error: ``"raise"``, a penalty for all failures, or penalties by cause
+            (``{"sandbox": "raise", "scorer": -1.0}``); causes that are not named raise.
+        rollout_limits: The cookbook's budgets, enforced by its rollout runner.
+        log_dir: Write one ``.eval`` log a batch into this folder.
+
+    Returns:
+        The dataset; it holds ``ceil(samples / batch_size) * epochs`` batches.
+
+    Raises:
+        ConfigError: An option, the task, the reward or the renderer is not usable; one line
+            says which and what to do.
+    """
+    if sandbox_config is not None:
+        sandbox = _with_config(sandbox, sandbox_config)
+    options = DatasetOptions(
+        batch_size=batch_size,
+        group_size=group_size,
+        max_samples=max_samples,
+        sample_ids=sample_ids,
+        epochs=epochs,
+        shuffle=shuffle,
+        seed=seed,
+        solver=solver,
+        sandbox=sandbox,
+        reward=reward,
+        group_reward=group_reward,
+        tool_executor=tool_executor,
+        on_error=on_error,
+        log_dir=None if log_dir is None else Path(log_dir),
+        rollout_limits=rollout_limits,
+        episode=EpisodeOptions(
+            max_turns=max_turns,
+            message_limit=message_limit,
+            token_limit=token_limit,
+            time_limit=time_limit,
+            working_limit=working_limit,
+            max_sandboxes=max_sandboxes,
+            model_roles=dict(model_roles or {}),
+        ),
+    )
+    return build_dataset(task, renderer, options, task_args=task_args)
+
+
+def build_dataset(
+    task: TaskLike,
+    renderer: Renderer,
+    options: DatasetOptions,
+    *,
+    task_args: Mapping[str, Any] | None = None,
+) -> InspectRLDataset:
+    """Check a task, a renderer and options against each other, and make the dataset."""
+    resolved = resolve_task(task, task_args)
+    if not resolved.task.scorer:
+        raise TaskError(
+            f"task {resolved.task.name!r} has no scorer, so its episodes would have no reward; "
+            "add scorer=... to the task"
+        )
+    handle = TaskHandle(resolved.task, resolved.ref, renderer, options)
+    parts = handle.parts()
+    samples = resolved.task.dataset
+    indices = _select(samples, options, resolved.task.name)
+    if _lacks_tools(parts.context):
+        _refuse_tools(handle, with_ids(samples[indices[0]], indices[0]))
+    return InspectRLDataset(handle, samples, indices)
+
+
+def _with_config(sandbox: SandboxEnvironmentType | None, config: Any) -> SandboxEnvironmentType:
+    if not isinstance(sandbox, str):
+        raise ConfigError(
+            "sandbox_config needs sandbox to name a provider, e.g. sandbox='docker', "
+            "sandbox_config='compose.yaml'"
+        )
+    return (sandbox, config)
+
+
+def _select(samples: Dataset, options: DatasetOptions, task: str) -> Sequence[int]:
+    """Positions of the samples in use; the dataset is scanned only to find ids."""
+    size = len(samples)
+    if size == 0:
+        raise TaskError(f"task {task!r} has no samples")
+    if options.sample_ids is None:
+        return range(min(size, options.max_samples or size))
+    wanted = dict.fromkeys(str(sample_id) for sample_id in options.sample_ids)
+    found = {str(with_ids(samples[i], i).id): i for i in range(size)}
+    missing = [sample_id for sample_id in wanted if sample_id not in found]
+    if missing:
+        raise ConfigError(f"task {task!r} has no sample with id {', '.join(missing)}")
+    return [found[sample_id] for sample_id in wanted]
+
+
+def _lacks_tools(context: RenderContext) -> bool:
+    try:
+        context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])
+    except RendererError:
+        return True
+    return False
+
+
+def _refuse_tools(handle: TaskHandle, sample: Sample) -> None:
+    """Find out whether a task offers tools that the renderer cannot describe.
+
+    Which tools a solver offers is known only by running it, so the first sample is run to
+    its first model call, without a sandbox. A solver that cannot get that far is left for
+    its episodes, which raise the same error.
+    """
+    prepared = handle.parts().runner.prepared
+    runner = EpisodeRunner(
+        prepared.task,
+        options=replace(prepared.options),
+        solver=handle.options.solver,
+        sandbox=False,
+    )
+
+    async def first_call() -> TurnRequest | None:
+        episode = runner.episode(sample)
+        try:
+            outcome = await asyncio.wait_for(episode.start(), timeout=30)
+            return outcome if isinstance(outcome, TurnRequest) else None
+        except TimeoutError:
+            return None
+        finally:
+            await episode.close()
+
+    request = _run_apart(first_call)
+    if request is not None and request.tools:
+        names = ", ".join(tool.name for tool in request.tools)
+        raise RendererError(
+            f"task {handle.name!r} offers tools ({names}), and the renderer "
+            f"{type(handle.renderer).__name__} has no tool format; choose one that has, "
+            "e.g. get_renderer('qwen3', tokenizer)"
+        )
+
+
+def _run_apart(make: Callable[[], Any]) -> Any:
+    """Run a coroutine to its end whether or not the caller is inside an event loop."""
+    box: list[Any] = []
+    thread = threading.Thread(target=lambda: box.append(asyncio.run(make())))
+    thread.start()
+    thread.join()
+    return box[0] if box else None

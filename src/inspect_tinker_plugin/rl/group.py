@@ -1,0 +1,125 @@
+"""A group of episodes of one sample as a cookbook ``EnvGroupBuilder``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from logging import getLogger
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+
+from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.rewards import GroupMember
+from inspect_tinker_plugin.rl.env import Ending, InspectEnv
+from inspect_tinker_plugin.rl.prompt_cache import PromptCache
+from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.rl.tokens import EpisodeTokens
+
+logger = getLogger(__name__)
+
+
+class InspectGroupBuilder(EnvGroupBuilder):
+    """Builds ``group_size`` episodes of one sample.
+
+    It pickles with plain ``pickle`` and holds nothing live until ``make_envs()``, so it
+    works under ``set_rollout_executor`` with a spawn process pool or on Ray.
+
+    Args:
+        handle: Task, renderer and options of the dataset.
+        sample: The sample, with an id.
+        batch: Index of the batch that the group belongs to, from 0.
+        index: Index of the group in its batch, from 0.
+        groups: Groups in that batch.
+    """
+
+    def __init__(
+        self, handle: TaskHandle, sample: Sample, *, batch: int, index: int, groups: int
+    ) -> None:
+        self.handle = handle
+        self.sample = sample
+        self.batch = batch
+        self.index = index
+        self.groups = groups
+        self._envs: list[InspectEnv] = []
+        self._logged = False
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Make the group's envs; nothing runs, and no sandbox starts, before their first step.
+
+        Called again by strategies that retry: each call makes ``group_size`` new envs, with
+        epochs that go on from the last, and ``cleanup()`` closes those of all calls.
+        """
+        parts = self.handle.parts()
+        shared = PromptCache()
+        made = len(self._envs)
+        envs = []
+        for member in range(self.handle.options.group_size):
+            epoch = made + member + 1
+            tokens = EpisodeTokens(
+                parts.context,
+                task=self.handle.name,
+                sample_id=self.sample.id,
+                epoch=epoch,
+                shared_prompts=shared,
+            )
+            episode = parts.runner.episode(self.sample, epoch=epoch)
+            limits = self.handle.options.rollout_limits
+            envs.append(InspectEnv(episode, tokens, parts.outcomes, rollout_limits=limits))
+        self._envs += envs
+        return envs
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Score what the trainer's own limits cut off, and apply the group aggregator.
+
+        A rollout that the cookbook's runner stopped (token budget, time-out, its own turn
+        cap) has seen no scorer. Its episode is ended here as by a limit and scored, and the
+        reward is added as the group's part of the total.
+
+        Returns:
+            One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
+        """
+        envs = [env for env in env_group if isinstance(env, InspectEnv)]
+        late = [env.ending is None for env in envs]
+        endings = await asyncio.gather(*[env.settle() for env in envs])
+        own = [
+            (ending.reward.value, dict(ending.reward.metrics))
+            if is_late and ending.reward is not None
+            else (0.0, {})
+            for ending, is_late in zip(endings, late, strict=True)
+        ]
+        aggregate = self.handle.parts().group_reward
+        if aggregate is None:
+            return own
+        finals = await aggregate([_member(ending) for ending in endings])
+        result: list[tuple[float, Metrics]] = []
+        for (value, metrics), final, trajectory in zip(own, finals, trajectory_group, strict=True):
+            if final is None:
+                result.append((value, metrics))
+                continue
+            of_steps = sum(transition.reward for transition in trajectory.transitions)
+            result.append((final.value - of_steps, {**metrics, **final.metrics}))
+        return result
+
+    async def cleanup(self) -> None:
+        """Close every episode that was ever made here. Never raises; safe to call again."""
+        results = await asyncio.gather(*[env.close() for env in self._envs], return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, EpisodeClosedError):
+                logger.warning("task %r: closing an episode failed: %s", self.handle.name, result)
+        self._envs = []
+
+    def logging_tags(self) -> list[str]:
+        """Tag metrics with the task's name."""
+        return [self.handle.name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave live envs behind."""
+        return {**self.__dict__, "_envs": [], "_logged": False}
+
+
+def _member(ending: Ending) -> GroupMember:
+    return GroupMember(result=ending.result, reward=None if ending.error else ending.reward)

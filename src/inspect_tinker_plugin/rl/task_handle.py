@@ -1,0 +1,137 @@
+"""A task that travels to another process: by reference, or by value when it has none."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+from inspect_ai import Task
+from inspect_ai.dataset import MemoryDataset
+
+from inspect_tinker_plugin.config import DatasetOptions, ErrorPolicy
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.errors import TaskError
+from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
+from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
+from inspect_tinker_plugin.rl.env import Outcomes
+from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.tasks import TaskRef
+
+_KEEP = 8
+_received: dict[str, TaskHandle] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The live objects that all episodes of a dataset share within one process."""
+
+    runner: EpisodeRunner
+    context: RenderContext
+    outcomes: Outcomes
+    group_reward: ResolvedGroupReward | None
+
+
+class TaskHandle:
+    """Task, renderer and options of one dataset, shared by all of its group builders.
+
+    It pickles with plain ``pickle``. The receiving process builds the task once and keeps it
+    for every later builder of the same dataset: from its reference, or from a by-value copy
+    (``cloudpickle``, without the samples, which the builders carry) when it was made ad hoc.
+    """
+
+    def __init__(
+        self, task: Task, ref: TaskRef | None, renderer: Any, options: DatasetOptions
+    ) -> None:
+        self.uid = uuid.uuid4().hex
+        self.name = task.name
+        self.renderer = renderer
+        self.options = options
+        self._ref = ref
+        self._task: Task | None = task
+        self._parts: Parts | None = None
+        self._payload: bytes | None = None
+
+    def parts(self) -> Parts:
+        """Return the live objects of this process, made on first use."""
+        if self._parts is None:
+            options = self.options
+            self._parts = Parts(
+                runner=EpisodeRunner(
+                    self._resolve(),
+                    options=options.episode,
+                    solver=options.solver,
+                    sandbox=options.sandbox,
+                    keep_log=options.log_dir is not None,
+                ),
+                context=RenderContext(self.renderer),
+                outcomes=Outcomes(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
+                group_reward=None
+                if options.group_reward is None
+                else resolve_group_reward(options.group_reward),
+            )
+        return self._parts
+
+    def _resolve(self) -> Task:
+        if self._task is None:
+            assert self._ref is not None
+            self._task = self._ref.resolve()
+        return self._task
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a payload made once, however many builders refer to it."""
+        if self._payload is None:
+            self._payload = self._dump()
+        return _receive, (self.uid, self._payload)
+
+    def _dump(self) -> bytes:
+        by_value = _without_samples(self._resolve()) if self._ref is None else None
+        try:
+            luggage = _Luggage(self.name, self._ref, by_value, self.renderer, self.options)
+            return bytes(cloudpickle.dumps(luggage))
+        except Exception as error:
+            raise TaskError(
+                f"task {self.name!r} cannot be sent to another process ({error}). Make it with a "
+                "@task function in a file or package, so that the process can build its own, and "
+                "give the reward by name and model roles as strings."
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Luggage:
+    name: str
+    ref: TaskRef | None
+    task: Task | None
+    renderer: Any
+    options: DatasetOptions = field(repr=False)
+
+
+def _without_samples(task: Task) -> Task:
+    bare = copy.copy(task)
+    bare.dataset = MemoryDataset([], name=task.dataset.name, location=task.dataset.location)
+    return bare
+
+
+def _receive(uid: str, payload: bytes) -> TaskHandle:
+    """Unpickle a handle, once a process and dataset."""
+    with _lock:
+        handle = _received.get(uid)
+        if handle is None:
+            luggage: _Luggage = cloudpickle.loads(payload)
+            handle = TaskHandle.__new__(TaskHandle)
+            handle.uid = uid
+            handle.name = luggage.name
+            handle.renderer = luggage.renderer
+            handle.options = luggage.options
+            handle._ref = luggage.ref
+            handle._task = luggage.task
+            handle._parts = None
+            handle._payload = payload
+            _received[uid] = handle
+            while len(_received) > _KEEP:
+                _received.pop(next(iter(_received)))
+        return handle
