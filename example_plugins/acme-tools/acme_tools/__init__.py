@@ -1,0 +1,45 @@
+"""Hooks of acme-tools: each only says what there is; the work is in the modules beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from acme_tools.observer import observers
+from acme_tools.recording import RecordedExecutor
+from acme_tools.samples import question_stage
+from acme_tools.sandboxes import on_this_machine
+from acme_tools.scorers import answer_words
+from inspect_ai import Task
+from inspect_ai.scorer import Scorer
+from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_tinker_plugin import hookimpl
+from inspect_tinker_plugin.observers import EpisodeObserver
+from inspect_tinker_plugin.samples import SampleStage
+from inspect_tinker_plugin.tools import ToolExecutor
+
+
+@hookimpl
+def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
+    return {"recorded": RecordedExecutor}
+
+
+@hookimpl
+def inspect_rl_sandbox_providers() -> Mapping[
+    str, Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
+]:
+    return {"on_this_machine": on_this_machine}
+
+
+@hookimpl
+def inspect_rl_samples(task: Task) -> SampleStage | None:
+    return question_stage(task)
+
+
+@hookimpl
+def inspect_rl_scorers(task: Task) -> Sequence[Scorer]:
+    return [answer_words()] if (task.metadata or {}).get("acme_answer_words") else []
+
+
+@hookimpl
+def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
+    return observers(task)
