@@ -1,0 +1,183 @@
+"""What every interpreter gets from the start-up file, and what it must not get; real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("tinker", "tinker_cookbook", "torch", "datasets", "docker", "pluggy")
+
+
+def run(*args: str, python: str = sys.executable, **env: str) -> str:
+    done = subprocess.run(
+        [python, *args], capture_output=True, text=True, env={**os.environ, **env}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_task_has_its_method_without_any_import_of_ours() -> None:
+    assert run("-c", "from inspect_ai import Task; print(Task.as_rl_dataset.__name__)") == (
+        "as_rl_dataset"
+    )
+
+
+def test_a_submodule_of_inspect_is_enough() -> None:
+    code = "import inspect_ai.dataset, inspect_ai; print(hasattr(inspect_ai.Task, 'as_rl_dataset'))"
+    assert run("-c", code) == "True"
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "inspect_ai"], [str(Path(sys.executable).with_name("inspect"))]], ids=str
+)
+def test_rl_is_a_command_of_inspect(command: list[str]) -> None:
+    assert "export" in run(*command, "rl", "--help")
+
+
+def test_a_bare_interpreter_loads_nothing_of_ours() -> None:
+    code = "import sys; print([m for m in sys.modules if m.startswith('inspect_')])"
+    assert run("-c", code) == "[]"
+
+
+def test_importing_inspect_loads_nothing_heavy_for_us() -> None:
+    code = f"import sys, inspect_ai; print([m for m in {HEAVY} if m in sys.modules])"
+    assert run("-c", code) == "[]"
+
+
+def test_the_help_of_the_group_loads_no_command() -> None:
+    code = (
+        "import sys\n"
+        "from inspect_tinker_plugin.cli.main import rl\n"
+        "rl(['--help'], standalone_mode=False)\n"
+        f"print([m for m in ('inspect_ai', *{HEAVY}) if m in sys.modules])"
+    )
+    assert run("-c", code).splitlines()[-1] == "[]"
+
+
+def test_modules_keep_their_own_loader() -> None:
+    code = (
+        "import inspect_ai, inspect_ai._cli.main as main\n"
+        "print({type(m.__loader__).__name__ for m in (inspect_ai, main)},\n"
+        "      inspect_ai.__loader__ is inspect_ai.__spec__.loader)"
+    )
+    assert run("-c", code) == "{'SourceFileLoader'} True"
+
+
+def test_looking_a_module_up_without_importing_it_works() -> None:
+    code = (
+        "import importlib.util\n"
+        "spec = importlib.util.find_spec('inspect_ai')\n"
+        "print(spec.loader.get_filename('inspect_ai') == spec.origin, spec.has_location)"
+    )
+    assert run("-c", code) == "True True"
+
+
+def test_other_import_hooks_still_run() -> None:
+    code = """
+import sys
+seen = []
+class Other:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("inspect_ai", "inspect_ai._cli.main"):
+            seen.append(name)
+for place in (0, len(sys.meta_path)):
+    sys.meta_path.insert(place, Other())
+import inspect_ai._cli.main as main
+print("inspect_ai" in seen, hasattr(inspect_ai, "Task"), "rl" in main.inspect.commands)
+"""
+    assert run("-c", code) == "True True True"
+
+
+def test_a_start_up_file_installed_twice_adds_once() -> None:
+    text = (ROOT / "src/inspect_tinker_plugin/_autorun.py").read_text()
+    code = (
+        f"import sys\nexec({text!r})\nimport inspect_ai, inspect_ai._cli.main as main\n"
+        "print(inspect_ai.Task.as_rl_dataset.__module__, 'rl' in main.inspect.commands)"
+    )
+    assert run("-c", code) == "inspect_tinker_plugin._startup True"
+
+
+def test_inspect_imports_as_ever_when_the_package_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "inspect_tinker_plugin.py").write_text("raise RuntimeError('half uninstalled')\n")
+    code = "import inspect_ai; print(hasattr(inspect_ai.Task, 'as_rl_dataset'))"
+    assert run("-c", code, PYTHONPATH=str(tmp_path)) == "False"
+
+
+def test_inspect_imports_with_a_warning_when_it_has_changed() -> None:
+    code = """
+import warnings
+from types import ModuleType
+from inspect_tinker_plugin import _startup
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    _startup._apply(_startup._add_command, ModuleType("inspect_ai._cli.main"))
+print(len(caught), "could not extend inspect_ai._cli.main" in str(caught[0].message))
+"""
+    assert run("-c", code) == "1 True"
+
+
+def test_an_isolated_interpreter_has_the_method() -> None:
+    code = "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))"
+    assert run("-I", "-c", code) == "True"
+
+
+def test_without_start_up_files_the_first_look_up_of_inspect_adds_it() -> None:
+    # -S skips start-up files; an editable install then needs the source folder as well
+    paths = os.pathsep.join([str(ROOT / "src"), *(p for p in sys.path if "site-packages" in p)])
+    code = (
+        "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))\n"
+        "import inspect_tinker_plugin._registry; print(hasattr(Task, 'as_rl_dataset'))"
+    )
+    assert run("-S", "-c", code, PYTHONPATH=paths) == "False\nTrue"
+
+
+def test_reloading_inspect_keeps_the_method() -> None:
+    code = (
+        "import importlib, inspect_ai\nimportlib.reload(inspect_ai)\n"
+        "print(hasattr(inspect_ai.Task, 'as_rl_dataset'))"
+    )
+    assert run("-c", code) == "True"
+
+
+@dataclass(frozen=True)
+class Installed:
+    python: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """A fresh environment with the built wheel, and this one's packages behind it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    wheel = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
+    subprocess.run([*pip, *wheel], check=True, capture_output=True)
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env/bin/python"
+    site = run("-c", "import site; print(site.getsitepackages()[0])", python=str(python))
+    (built,) = folder.glob("*.whl")
+    target = ["install", "--no-deps", "--no-index", "--target", site, str(built)]
+    subprocess.run([*pip, *target], check=True, capture_output=True)
+    # The other packages, found last, and without this environment's own start-up files.
+    others = [p for p in sys.path if p.endswith("site-packages")]
+    (Path(site) / "zz_others.pth").write_text("\n".join(others) + "\n")
+    return Installed(str(python), folder)
+
+
+def test_the_wheel_brings_method_and_command(installed: Installed) -> None:
+    code = (
+        "import inspect_tinker_plugin as p; from inspect_ai import Task\n"
+        "print(Task.as_rl_dataset.__name__, p.__file__)"
+    )
+    name, file = run("-c", code, python=installed.python).split()
+    assert name == "as_rl_dataset"
+    assert file.startswith(str(installed.folder))
+    assert "export" in run("-m", "inspect_ai", "rl", "--help", python=installed.python)
