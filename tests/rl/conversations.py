@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import tinker
 from inspect_ai.model import (
     ChatMessage,
     ChatMessageSystem,
@@ -20,9 +21,9 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-import tinker
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens, PromptCache, RenderContext
+from inspect_tinker_plugin.rl.prompt_cache import PromptCache
+from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
 
 BASH = ToolInfo(
     name="bash",

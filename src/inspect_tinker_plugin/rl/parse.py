@@ -17,6 +17,7 @@ from tinker_cookbook.renderers import (
     TextPart,
     UnparsedToolCall,
 )
+from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.inspect_internals import parse_tool_call, tool_parse_error_message
@@ -260,7 +261,8 @@ def _unparsed_call(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCal
         value = json.loads(inner)
     except ValueError:
         value = None
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
+    closed = not call.error.startswith(UNTERMINATED_TOOL_BLOCK_ERROR)
+    if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
         arguments = value.get("arguments")
         given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
         return parse_tool_call(_unique(None, ()), value["name"], given, list(tools))

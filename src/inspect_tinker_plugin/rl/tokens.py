@@ -100,7 +100,7 @@ class RenderContext:
         self.parser = ReplyParser(self.renderer, self.tokenizer, stops=self.stops, model=self.model)
         self.extension = Extension(self.renderer, self.tokenizer, self.stops)
         self.extends = bool(self.renderer.has_extension_property)
-        self._verified: set[tuple[str, ...]] = set()
+        self._tails: dict[tuple[str, ...], int] = {}
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -123,20 +123,21 @@ class RenderContext:
             self._warned.add(topic)
             logger.warning(message)
 
-    def unverified(self, roles: tuple[str, ...]) -> bool:
-        """Return whether a kind of tail was not checked yet; 64 kinds are enough."""
-        return roles not in self._verified and len(self._verified) < 64
+    def check_is_due(self, roles: tuple[str, ...]) -> bool:
+        """Return whether a kind of tail should be checked now: the 1st, 2nd, 4th, 8th … time."""
+        count = self._tails.get(roles, 0) + 1
+        self._tails[roles] = count
+        return count & (count - 1) == 0
 
-    def verify(self, tail: Tail, roles: tuple[str, ...], conversation: list[Message]) -> bool:
-        """Check, once for each kind of tail, that the whole conversation ends like it.
+    def verify(self, tail: Tail, conversation: list[Message]) -> bool:
+        """Check that the whole conversation, rendered, ends like a tail.
 
         A custom renderer may claim the extension property and still render a message by
-        its place in the conversation. Then nothing is extended in this dataset.
+        its place in the conversation. Then nothing is extended in this dataset any more.
         """
         whole = flatten(self.renderer.build_generation_prompt(conversation).chunks)
         expected = flatten(tail.chunks)
         if whole[len(whole) - len(expected) :] == expected:
-            self._verified.add(roles)
             return True
         self.extends = False
         self.warn_once(
@@ -337,9 +338,9 @@ class EpisodeTokens:
         position: int,
     ) -> bool:
         roles = ("calls" if calls else "text", *(message.role for message in messages[position:]))
-        if not self._context.unverified(roles):
+        if not self._context.check_is_due(roles):
             return True
-        return self._context.verify(tail, roles, self._whole(messages, keys, tools))
+        return self._context.verify(tail, self._whole(messages, keys, tools))
 
     def _fresh(
         self,
