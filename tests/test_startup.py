@@ -90,7 +90,7 @@ class Other:
             seen.append(name)
 for place in (0, len(sys.meta_path)):
     sys.meta_path.insert(place, Other())
-import inspect_ai._cli.main as main
+import inspect_ai, inspect_ai._cli.main as main
 print("inspect_ai" in seen, hasattr(inspect_ai, "Task"), "rl" in main.inspect.commands)
 """
     assert run("-c", code) == "True True True"
