@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import os
 import signal
@@ -20,7 +22,6 @@ import pytest
 
 from inspect_tinker_plugin.errors import ConfigError, VersionError
 from inspect_tinker_plugin.local import LocalServer, LocalServerError, LocalSettings
-from inspect_tinker_plugin.local import settings as settings_module
 
 needs_local = pytest.mark.local
 
@@ -181,9 +182,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = settings_module.importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        settings_module.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name, *args: None if name == "skyrl" else find_spec(name, *args),
     )
@@ -201,7 +202,7 @@ def test_an_untested_release_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["adapters", "max_lora_rank", "sample_batch", "train_batch"])
 def test_sizes_below_one_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-        LocalSettings(**{name: 0})
+        dataclasses.replace(LocalSettings(), **{name: 0})  # type: ignore[arg-type]
 
 
 def test_settings_survive_the_command_line() -> None:

@@ -35,7 +35,7 @@ def request_bytes(data: list[tinker.Datum], *, forward_only: bool = False) -> by
         ForwardBackwardRequest(model_id="m", seq_id=1, forward_backward_input=body)
     )
     message.forward_only = forward_only
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 TARGETS = tinker.TensorData(data=[6, 7, 8], dtype="int64")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import chz
 from tinker import ModelInput
@@ -107,12 +108,16 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("tinker_cookbook").setLevel(logging.WARNING)
-    config = train.Config(
+    # To mypy, classes of chz take no arguments.
+    new_config: Any = train.Config
+    new_async: Any = train.AsyncConfig
+    new_dataset: Any = SameGroupsBuilder
+    config = new_config(
         model_name=args.model,
         renderer_name="qwen3_instruct",
         recipe_name="toy",
         log_path=str(args.log_path),
-        dataset_builder=SameGroupsBuilder(model=args.model, batches=args.steps),
+        dataset_builder=new_dataset(model=args.model, batches=args.steps),
         learning_rate=3e-3,
         lora_rank=16,
         max_tokens=16,
@@ -121,7 +126,7 @@ def main() -> None:
         num_groups_to_log=0,
         async_config=None
         if args.off_policy is None
-        else train.AsyncConfig(max_steps_off_policy=args.off_policy, groups_per_batch=4),
+        else new_async(max_steps_off_policy=args.off_policy, groups_per_batch=4),
     )
     asyncio.run(train.main(config))
     print(json.dumps(rewards(args.log_path)))

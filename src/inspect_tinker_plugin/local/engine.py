@@ -6,8 +6,11 @@ can go when a later release behaves so by itself.
 
 from __future__ import annotations
 
+import json
+import tarfile
 import typing
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typing_extensions
@@ -25,11 +28,11 @@ def typed_dict_for_pydantic() -> Iterator[None]:
     `typing_extensions` is accepted everywhere.
     """
     original = typing.TypedDict
-    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[misc,assignment]
+    typing.TypedDict = typing_extensions.TypedDict
     try:
         yield
     finally:
-        typing.TypedDict = original  # type: ignore[misc]
+        typing.TypedDict = original
 
 
 def repair_engine() -> None:
@@ -81,7 +84,6 @@ def _load_sampler_weights(self: Any, prepared_batch: Any) -> list[int]:
 
 
 def _load_into_free_slot(backend: Any, key: str, path: str, in_use: AbstractSet[str]) -> None:
-    from cloudpathlib import AnyPath
     from skyrl.tinker import types
     from skyrl.tx.layers.lora import init_lora_adapter
     from skyrl.tx.utils.models import load_lora_checkpoint
@@ -97,15 +99,12 @@ def _load_into_free_slot(backend: Any, key: str, path: str, in_use: AbstractSet[
     lora = types.LoraConfig(**_saved_lora(path), seed=0)
     index = min(free)
     init_lora_adapter(backend.model, index, lora)
-    load_lora_checkpoint(backend.model, lora, index, AnyPath(path))
+    load_lora_checkpoint(backend.model, lora, index, Path(path))
     backend.models[key] = types.ModelMetadata(adapter_index=index, lora_config=lora)
 
 
 def _saved_lora(path: str) -> dict[str, Any]:
     """Rank and alpha from the adapter file itself: the model may be long unloaded."""
-    import json
-    import tarfile
-
     with tarfile.open(path, mode="r:gz") as archive:
         for member in archive:
             if member.name.endswith("adapter_config.json"):
@@ -170,9 +169,7 @@ def _honour_optimizer_flag(process: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reset_optimizer(backend: Any, model_id: str) -> None:
-    import jax
-    import optax
-    from flax import nnx
+    from skyrl.backends.jax import jax, nnx, optax
 
     if model_id not in backend.optimizers:
         return  # the load has failed, and its answer says so

@@ -76,15 +76,17 @@ def _application(model: str, state: Path, ready: Path, settings: LocalSettings) 
         from skyrl.tinker import api
     from skyrl.tinker.config import EngineConfig, config_to_argv
 
-    from inspect_tinker_plugin.local import records
     from inspect_tinker_plugin.local.protocol import TinkerProtocol
+    from inspect_tinker_plugin.local.records import Records, keep_optimizer_flag
 
     def engine_command(_: object, config: Any) -> list[str]:
         # SkyRL starts its engine through `uv run`; here it is the running interpreter.
         return [sys.executable, "-m", MODULE, "engine", str(ready), *config_to_argv(config)]
 
     api._build_uv_run_cmd_engine = engine_command
-    records.keep_optimizer_flag()
+    keep_optimizer_flag()
+    records = Records(database=state / "tinker.db", checkpoints=state / "checkpoints")
+    records.forget_unfinished()
     config = EngineConfig(
         base_model=model,
         backend="jax",
@@ -94,14 +96,13 @@ def _application(model: str, state: Path, ready: Path, settings: LocalSettings) 
             "sample_max_num_sequences": settings.sample_batch,
             "train_micro_batch_size": settings.train_batch,
         },
-        checkpoints_base=str(state / "checkpoints"),
-        database_url=f"sqlite:///{state / 'tinker.db'}",
+        checkpoints_base=str(records.checkpoints),
+        database_url=f"sqlite:///{records.database}",
         session_cleanup_interval_sec=10,
         session_timeout_sec=settings.session_timeout,
     )
-    records.forget_unfinished(config.database_url)
     api.app.state.engine_config = config
-    return TinkerProtocol(app=api.app, model=model, engine_ready=ready)
+    return TinkerProtocol(app=api.app, model=model, records=records, engine_ready=ready)
 
 
 def _serve(app: Any, listener: socket.socket, settings: LocalSettings) -> None:

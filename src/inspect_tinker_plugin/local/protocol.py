@@ -33,18 +33,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.local import records
+from inspect_tinker_plugin.local.exchange import (
+    Answer,
+    App,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    call,
+    read_body,
+)
+from inspect_tinker_plugin.local.records import Records, restoring_optimizer
 from inspect_tinker_plugin.local.wire import (
     WireError,
     decode_forward_backward,
     decompress,
     encode_result,
 )
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PROTOBUF = "application/x-protobuf"
 LONG_POLL = 30.0
@@ -60,58 +65,16 @@ UNSUPPORTED_SAMPLING = (
 )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One HTTP answer."""
-
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-
-    @classmethod
-    def of(cls, value: object, status: int = 200) -> Answer:
-        return cls(status, json.dumps(value).encode())
-
-    @classmethod
-    def refuse(cls, why: str, status: int = 400) -> Answer:
-        return cls.of({"detail": why}, status)
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def ok(self) -> bool:
-        return self.status == 200
-
-
-@dataclass
-class Request:
-    """One HTTP request whose body has been read."""
-
-    scope: Scope
-    body: bytes
-
-    def header(self, name: str) -> str:
-        wanted = name.encode()
-        return next((v.decode() for k, v in self.scope["headers"] if k == wanted), "")
-
-    @property
-    def json(self) -> dict[str, Any]:
-        value = json.loads(self.body or b"{}")
-        if not isinstance(value, dict):
-            raise WireError("expected a JSON object")
-        return value
-
-
 @dataclass
 class TinkerProtocol:
     """ASGI application that wraps SkyRL's."""
 
     app: App
-    """SkyRL's FastAPI application; its ``state.db_engine`` is read after start-up."""
+    """SkyRL's FastAPI application."""
     model: str
     """The name, which is the path, of the model that is served."""
+    records: Records
+    """What SkyRL has stored."""
     engine_ready: Path
     """A file that exists once the engine has loaded the model."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -128,7 +91,7 @@ class TinkerProtocol:
             # Passed on as it is, with its headers: some of these redirect or stream a file.
             await self.app({**scope, "path": self._without_aliases(scope["path"])}, receive, send)
             return
-        request = Request(scope, await _read(receive))
+        request = Request(scope, await read_body(receive))
         try:
             answer = await self._answer(request, path)
         except (WireError, json.JSONDecodeError) as ex:
@@ -155,7 +118,7 @@ class TinkerProtocol:
         if match := re.fullmatch(r"GET /samplers/([^/]+)", route):
             return await self._sampler(match[1])
         if match := re.fullmatch(r"POST /sessions/([^/]+)/finish", route):
-            await records.expire_session(self._database, match[1])
+            await asyncio.to_thread(self.records.expire_session, match[1])
             return Answer.of({})
         if match := re.fullmatch(
             r"DELETE /training_runs/([^/]+)/checkpoints/(?:(weights|sampler_weights)/)?([^/]+)",
@@ -167,10 +130,6 @@ class TinkerProtocol:
     def _without_aliases(self, path: str) -> str:
         return "/".join(self.aliases.get(part, part) for part in path.split("/"))
 
-    @property
-    def _database(self) -> Any:
-        return self.app.state.db_engine  # type: ignore[attr-defined]
-
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any] | None = None
     ) -> Answer:
@@ -179,7 +138,7 @@ class TinkerProtocol:
             body = request.json
         if body.get("model_id") in self.aliases:
             body = {**body, "model_id": self.aliases[body["model_id"]]}
-        return await _call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
+        return await call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
 
     async def _healthz(self, request: Request) -> Answer:
         if not self.engine_ready.exists():
@@ -268,7 +227,7 @@ class TinkerProtocol:
                 return created
             load["model_id"] = created.json["model_id"]
             self.aliases[f"{session}:train:{body.get('model_seq_id')}"] = load["model_id"]
-        with records.restoring_optimizer(body.get("optimizer", True)):
+        with restoring_optimizer(body.get("optimizer", True)):
             answer = await self._forward(request, "/load_weights", load)
         if created is not None and answer.ok:
             # The engine works them off in this order, so there is no need to wait here.
@@ -276,61 +235,16 @@ class TinkerProtocol:
         return answer
 
     async def _sampler(self, sampler_id: str) -> Answer:
-        model_path = await records.sampler_model_path(self._database, sampler_id)
-        if model_path is None:
+        path = await asyncio.to_thread(self.records.sampler_weights, sampler_id)
+        if path is None:
             return Answer.refuse("Sampling session not found", 404)
         found = {"sampler_id": sampler_id, "base_model": self.model}
-        return Answer.of({**found, "model_path": model_path or None})
+        return Answer.of({**found, "model_path": path or None})
 
     async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> Answer:
-        folder = Path(str(self.app.state.engine_config.checkpoints_base))  # type: ignore[attr-defined]
         model_id = self.aliases.get(model_id, model_id)
         sampler = kind == "sampler_weights"
-        if await records.delete_checkpoint(self._database, folder, model_id, name, sampler):
+        delete = self.records.delete_checkpoint
+        if await asyncio.to_thread(delete, model_id, name, sampler=sampler):
             return Answer(204, b"")
         return Answer.refuse(f"Checkpoint not found: {model_id}/{name}", 404)
-
-
-async def _read(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _call(app: App, scope: Scope, path: str, body: bytes) -> Answer:
-    """Send one request to the wrapped application and collect its answer."""
-    headers = [(k, v) for k, v in scope["headers"] if k not in _REWRITTEN]
-    headers.append((b"content-type", b"application/json"))
-    headers.append((b"content-length", str(len(body)).encode()))
-    inner = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
-    status = 500
-    kind = "application/json"
-    parts: list[bytes] = []
-    sent = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()  # the client is still there, as far as SkyRL knows
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal status, kind
-        if message["type"] == "http.response.start":
-            status = message["status"]
-            found = dict(message.get("headers", ()))
-            kind = found.get(b"content-type", b"application/json").decode()
-        else:
-            parts.append(message.get("body", b""))
-
-    await app(inner, receive, send)
-    return Answer(status, b"".join(parts), kind)
-
-
-_REWRITTEN = {b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"}

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -27,7 +26,7 @@ from inspect_tinker_plugin.local.settings import (
     API_KEY,
     LocalSettings,
     check_installation,
-    default_compile_cache,
+    server_environ,
 )
 
 LOG = "server.log"
@@ -208,7 +207,7 @@ class LocalServer:
                     stdin=life_read,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=_server_environ(self.settings),
+                    env=server_environ(self.settings),
                     pass_fds=[report_write],
                     start_new_session=True,
                 )
@@ -254,29 +253,6 @@ class LocalServer:
             "(LocalSettings.start_timeout)",
             log=self.log,
         )
-
-
-def _server_environ(settings: LocalSettings) -> dict[str, str]:
-    environ = dict(os.environ)
-    # Settings of another SkyRL installation, which would override those given here.
-    environ.pop("SKYRL_DATABASE_URL", None)
-    cache = Path(settings.compile_cache or default_compile_cache()).expanduser()
-    environ |= {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        "COLUMNS": "200",
-    }
-    package = Path(__file__).resolve().parents[2]
-    if str(package) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        environ["PYTHONPATH"] = os.pathsep.join(
-            [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-    return environ
 
 
 def _end_group(process: subprocess.Popen[bytes], timeout: float) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,3 +106,27 @@ def check_installation() -> None:
             f"the local server was written for skyrl {SUPPORTED_SKYRL}, and {installed} is "
             f"installed; install the tested set: {INSTALL}"
         )
+
+
+def server_environ(settings: LocalSettings) -> dict[str, str]:
+    """The environment of the server's processes: this one's, with what the server needs."""
+    environ = dict(os.environ)
+    # Settings of another SkyRL installation, which would override those given here.
+    environ.pop("SKYRL_DATABASE_URL", None)
+    cache = Path(settings.compile_cache or default_compile_cache()).expanduser()
+    environ |= {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "200",
+    }
+    package = Path(__file__).resolve().parents[2]
+    if str(package) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        environ["PYTHONPATH"] = os.pathsep.join(
+            [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    return environ

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tinker.proto import tinker_public_pb2 as pb
 
-_NUMPY = {
+_NUMPY: dict[int, np.dtype[Any]] = {
     pb.DTYPE_FLOAT32: np.dtype(np.float32),
     pb.DTYPE_INT64: np.dtype(np.int64),
     pb.DTYPE_INT32: np.dtype(np.int32),
@@ -100,7 +100,7 @@ def _encode_samples(result: dict[str, Any]) -> bytes:
     if prompt is not None:
         # SkyRL 0.2 leaves out the first token, which nothing precedes: undefined, hence NaN.
         message.prompt_logprobs = np.asarray([math.nan, *prompt], dtype=np.float32).tobytes()
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def _encode_forward_backward(result: dict[str, Any]) -> bytes:
@@ -119,4 +119,4 @@ def _encode_forward_backward(result: dict[str, Any]) -> bytes:
             field.data = b"".join(array.tobytes() for array in arrays)
             field.offsets = ends.astype(np.int64).tobytes()
             field.dtype = pb.DTYPE_FLOAT32
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
