@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inspect_tinker_plugin import hookimpl
 from inspect_tinker_plugin.episode.types import EpisodeResult
@@ -21,7 +21,7 @@ from inspect_tinker_plugin.rewards import (
 class Brevity:
     """Another reward, times the share of its words that an answer stays below a limit."""
 
-    reward: RewardAggregator = Mean()
+    reward: RewardAggregator = field(default_factory=Mean)
     words: int = 50
 
     async def __call__(self, result: EpisodeResult) -> Reward:

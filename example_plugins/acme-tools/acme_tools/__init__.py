@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from inspect_ai import Task
+from inspect_ai.scorer import Scorer
+from inspect_ai.util import SandboxEnvironmentSpec
+
 from acme_tools.observer import observers
 from acme_tools.recording import RecordedExecutor
 from acme_tools.samples import question_stage
 from acme_tools.sandboxes import on_this_machine
 from acme_tools.scorers import answer_words
-from inspect_ai import Task
-from inspect_ai.scorer import Scorer
-from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_tinker_plugin import hookimpl
 from inspect_tinker_plugin.observers import EpisodeObserver
 from inspect_tinker_plugin.samples import SampleStage

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from inspect_ai import Task
+
 from inspect_tinker_plugin.observers import EpisodeEnded, EpisodeObserver, EpisodeStarted, TurnTaken
 
 

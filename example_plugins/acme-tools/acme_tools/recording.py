@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inspect_ai.tool import ToolResult
+
 from inspect_tinker_plugin.tools import ToolInvocation
 
 
@@ -19,13 +20,20 @@ class RecordedExecutor:
 
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         key = [invocation.tool, json.dumps(invocation.call.arguments, sort_keys=True)]
-        path = Path(self.file)
-        if path.exists():
-            for line in path.read_text().splitlines():
-                entry = json.loads(line)
-                if entry["key"] == key:
-                    return str(entry["result"])
+        known = _find(Path(self.file), key)
+        if known is not None:
+            return known
         result = await invocation.run()
-        with path.open("a") as out:
-            out.write(json.dumps({"key": key, "result": str(result)}) + "\n")
+        _append(Path(self.file), {"key": key, "result": str(result)})
         return result
+
+
+def _find(path: Path, key: list[str]) -> str | None:
+    lines = path.read_text().splitlines() if path.exists() else []
+    entries = (json.loads(line) for line in lines)
+    return next((str(entry["result"]) for entry in entries if entry["key"] == key), None)
+
+
+def _append(path: Path, entry: dict[str, object]) -> None:
+    with path.open("a") as out:
+        out.write(json.dumps(entry) + "\n")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+
 from inspect_tinker_plugin.samples import SampleStage
 
 
 def question_stage(task: Task) -> SampleStage | None:
     """Make the stage of a task with ``acme_max_words`` in its metadata."""
-    limit = (task.metadata or {}).get("acme_max_words")
+    limit: int | None = (task.metadata or {}).get("acme_max_words")
     if limit is None:
         return None
 
