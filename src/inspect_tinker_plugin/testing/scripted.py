@@ -17,6 +17,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
 
+from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing.scripts import SCRIPTED, Player, Script
 
@@ -51,9 +52,7 @@ class ScriptedAPI(ModelAPI):
         )
         return await self.player.answer(request)
 
-    async def count_text_tokens(self, text: str) -> int:
-        """One token for four characters: Inspect's default downloads an encoding."""
-        return len(text) // 4 + 1
+    count_text_tokens = PolicyAPI.count_text_tokens
 
 
 @modelapi(SCRIPTED)

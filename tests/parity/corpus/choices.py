@@ -102,6 +102,4 @@ def no_answer_given() -> Task:
     expect=Expect(turns=0, error="ValueError"),
 )
 def sample_without_choices_fails() -> Task:
-    return Task(
-        dataset=[Sample(input="?", target="A")], solver=multiple_choice(), scorer=choice()
-    )
+    return Task(dataset=[Sample(input="?", target="A")], solver=multiple_choice(), scorer=choice())

@@ -28,7 +28,9 @@ def plain_generate() -> Task:
 
 @case(
     script=["It is 4 apples."],
-    expect=Expect(turns=1, scores={"includes": "C"}, says=["Answer in apples: What is 2 + 2? (so)"]),
+    expect=Expect(
+        turns=1, scores={"includes": "C"}, says=["Answer in apples: What is 2 + 2? (so)"]
+    ),
 )
 def prompt_template_with_metadata_and_params() -> Task:
     template = prompt_template("Answer in {unit}: {prompt} ({hint})", hint="so")

@@ -38,9 +38,7 @@ def self_critique_by_the_policy() -> Task:
 
 @case(
     script=["hallo", "hello"],
-    expect=Expect(
-        turns=2, scores={"exact": "C"}, says=["Not English."], other_turns={"critic": 1}
-    ),
+    expect=Expect(turns=2, scores={"exact": "C"}, says=["Not English."], other_turns={"critic": 1}),
 )
 def self_critique_by_another_model() -> Task:
     critic = scripted_model(["Not English."], name="critic")
