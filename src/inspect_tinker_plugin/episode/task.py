@@ -18,6 +18,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.model import PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.errors import ConfigError
 
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
@@ -90,7 +91,7 @@ class PreparedTask:
         self.scorers = _guarded_scorers(task.scorer or [])
         self.run_dir = internals.task_run_dir(task)
         self.without_sandbox = sandbox is False
-        self.sandbox = None if sandbox is False else internals.resolve_task_sandbox(task, sandbox)
+        self.sandbox = None if sandbox is False else _resolve_sandbox(task, sandbox)
         self.config: GenerateConfig = task.config
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
@@ -141,6 +142,15 @@ class PreparedTask:
         return spec
 
 
+def _resolve_sandbox(
+    task: Task, sandbox: SandboxEnvironmentType | None
+) -> SandboxEnvironmentSpec | None:
+    try:
+        return internals.resolve_task_sandbox(task, sandbox)
+    except ValueError as error:
+        raise ConfigError(f"task {task.name!r}: {error}") from error
+
+
 def _as_solver(solver: SolverLike | None) -> Solver | None:
     if solver is None:
         return None
@@ -155,8 +165,15 @@ def _resolve_roles(
     """Merge roles, the caller's over the task's; names become models."""
     roles: dict[str, Model | list[Model]] = {}
     for name, bound in {**(of_task or {}), **of_caller}.items():
-        models = [get_model(m, role=name) for m in bound] if isinstance(bound, list) else None
-        roles[name] = models if models is not None else get_model(bound, role=name)
+        try:
+            if isinstance(bound, list):
+                roles[name] = [get_model(model, role=name) for model in bound]
+            else:
+                roles[name] = get_model(bound, role=name)
+        except Exception as error:
+            # a missing package, key or provider; each raises an error of its own kind
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise ConfigError(f"model role {name!r} = {bound!r}: {reason}") from error
     return roles
 
 

@@ -1,0 +1,75 @@
+"""Policies whose words are scripted and whose tokens are real, for tests of the RL layer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.tokenizer_utils import Tokenizer, get_tokenizer
+
+import inspect_tinker_plugin
+
+TOKENIZER = Path(inspect_tinker_plugin.__file__).parent / "testing_data" / "tokenizer"
+END = "<|im_end|>"
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return get_tokenizer(str(TOKENIZER))
+
+
+@cache
+def renderer(name: str = "qwen3_instruct") -> Renderer:
+    return get_renderer(name, tokenizer())
+
+
+def encode(text: str) -> list[int]:
+    return [int(token) for token in tokenizer().encode(text, add_special_tokens=False)]
+
+
+def tool_call(name: str, arguments: str) -> str:
+    """Text of a tool call in Qwen3's format, with the arguments' JSON as given."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@dataclass
+class Words(TokenCompleter):
+    """Says the scripted lines in order, each ended properly, and again from the start.
+
+    A callable line is given the prompt's text. ``prompts`` keeps what the policy saw.
+    """
+
+    lines: Sequence[str | Callable[[str], str]]
+    delay_s: float = 0.0
+    truncate: frozenset[int] = frozenset()
+    prompts: list[list[int]] = field(default_factory=list)
+    stops: list[StopCondition] = field(default_factory=list)
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        prompt = model_input.to_ints()
+        turn = len(self.prompts)
+        self.prompts.append(prompt)
+        self.stops.append(stop)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        line = self.lines[turn % len(self.lines)]
+        text = line(str(tokenizer().decode(prompt))) if callable(line) else line
+        cut = turn in self.truncate
+        tokens = encode(text if cut else text + END)
+        return TokensWithLogprobs(
+            tokens=tokens,
+            maybe_logprobs=[-0.5] * len(tokens),
+            stop_reason="length" if cut else "stop",
+        )

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task, eval_async
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate
+from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
+from tests.rl.tasks import adding, agent, arithmetic, sums
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError, TaskNotFoundError
+from inspect_tinker_plugin.rl.bridge import load_environment
+from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.order import Permutation
+from inspect_tinker_plugin.testing import scripted_model
+
+HERE = Path(__file__).parent
+
+
+def ids(groups: Sequence[InspectGroupBuilder]) -> list[Any]:
+    return [group.sample.id for group in groups]
+
+
+def test_batches_cover_every_sample_once_an_epoch() -> None:
+    dataset = as_rl_dataset(arithmetic(5), renderer(), batch_size=2, epochs=2)
+    assert len(dataset) == 6
+    assert [ids(dataset.get_batch(i)) for i in range(3)] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
+    assert ids(dataset.get_batch(3)) == ["s0", "s1"]
+
+
+def test_shuffling_visits_every_sample_in_another_order_each_epoch() -> None:
+    dataset = as_rl_dataset(
+        arithmetic(50), renderer(), batch_size=50, epochs=2, shuffle=True, seed=7
+    )
+    first, second = ids(dataset.get_batch(0)), ids(dataset.get_batch(1))
+    assert sorted(first) == sorted(second)
+    assert first != second
+    again = as_rl_dataset(arithmetic(50), renderer(), batch_size=50, shuffle=True, seed=7)
+    assert ids(again.get_batch(0)) == first
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
+def test_a_permutation_is_one(size: int) -> None:
+    assert sorted(Permutation(size, 3)) == list(range(size))
+
+
+def test_samples_are_chosen_by_number_or_by_id() -> None:
+    first = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, max_samples=2)
+    chosen = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, sample_ids=["s3", "s1"])
+    assert ids(first.get_batch(0)) == ["s0", "s1"]
+    assert ids(chosen.get_batch(0)) == ["s3", "s1"]
+
+
+def test_samples_without_id_are_numbered_like_in_an_eval() -> None:
+    task = Task(dataset=[Sample(input="a", target="a")], solver=generate(), scorer=match())
+    assert ids(as_rl_dataset(task, renderer()).get_batch(0)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"batch_size": 0}, "batch_size", id="batch_size"),
+        pytest.param({"group_size": -1}, "group_size", id="group_size"),
+        pytest.param({"max_turns": 0}, "max_turns", id="max_turns"),
+        pytest.param({"reward": "meen"}, "meen", id="reward"),
+        pytest.param({"on_error": {"weather": 0.0}}, "weather", id="cause"),
+        pytest.param({"on_error": "ignore"}, "ignore", id="on_error"),
+        pytest.param({"sample_ids": ["nope"]}, "nope", id="sample id"),
+        pytest.param({"sandbox": "no-such-sandbox"}, "no-such-sandbox", id="sandbox"),
+    ],
+)
+def test_an_impossible_option_is_one_clear_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        as_rl_dataset(arithmetic(), renderer(), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_task_without_scorer_is_refused() -> None:
+    with pytest.raises(TaskError, match="no scorer"):
+        as_rl_dataset(Task(dataset=sums(1), solver=generate()), renderer())
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(TaskNotFoundError, match="no_such_task"):
+        as_rl_dataset("no_such_task", renderer())
+
+
+@pytest.mark.parametrize("task", [adding, agent])
+def test_a_renderer_without_tools_is_refused_for_a_task_with_tools(task: Any) -> None:
+    with pytest.raises(RendererError, match="tool"):
+        as_rl_dataset(task(), renderer("role_colon"))
+
+
+def test_a_renderer_without_tools_serves_a_task_without_tools() -> None:
+    assert len(as_rl_dataset(arithmetic(), renderer("role_colon"))) == 4
+
+
+async def test_a_task_by_file_and_by_function_and_by_task_is_the_same() -> None:
+    for task in (f"{HERE / 'tasks.py'}@arithmetic", arithmetic, arithmetic()):
+        dataset = as_rl_dataset(task, renderer())
+        group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+        assert group.get_total_rewards() == [1.0]
+
+
+async def test_the_builder_makes_train_and_test_sets_from_plain_data() -> None:
+    builder = InspectRLDatasetBuilder(
+        task=f"{HERE / 'tasks.py'}@arithmetic",
+        task_args={"count": 6},
+        model_name=str(TOKENIZER),
+        renderer_name="qwen3_instruct",
+        batch_size=4,
+        group_size=2,
+        test_task=f"{HERE / 'tasks.py'}@adding",
+    )
+    train, test = await builder()
+    assert test is not None
+    assert (len(train), len(test)) == (2, 1)
+    group = await do_group_rollout(train.get_batch(0)[0], Words(["x"]))
+    assert len(group.get_total_rewards()) == 2
+
+
+async def test_the_builder_names_an_unknown_option() -> None:
+    builder = InspectRLDatasetBuilder(
+        task=f"{HERE / 'tasks.py'}@arithmetic",
+        model_name=str(TOKENIZER),
+        renderer_name="qwen3_instruct",
+        options={"rewards": "mean"},
+    )
+    with pytest.raises(ConfigError, match="rewards"):
+        await builder()
+
+
+async def test_the_older_bridges_call_gives_a_plain_task_an_agent() -> None:
+    dataset = load_environment(
+        arithmetic(),
+        renderer(),
+        env_type="multi_turn",
+        max_samples=1,
+        max_turns=5,
+        num_envs_per_group=2,
+        batch_size=1,
+        sandbox_type="local",
+        sandbox_config=None,
+        submit_instruction="Call submit when you are done.",
+    )
+    calls = [tool_call("bash", '{"cmd":"echo 1"}'), tool_call("submit", '{"answer":"1"}')]
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(calls))
+    assert len(group.get_total_rewards()) == 2
+
+
+async def test_the_older_bridges_single_turn_is_one_call() -> None:
+    dataset = load_environment(arithmetic(), renderer())
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+    assert group.get_total_rewards() == [1.0]
+
+
+# other processes
+
+
+def _rollout(builder: InspectGroupBuilder, lines: list[str]) -> TrajectoryGroup:
+    return asyncio.run(do_group_rollout(builder, Words(lines)))
+
+
+def _closure_task() -> Task:
+    secret = "1"
+
+    def target() -> str:
+        return secret
+
+    return Task(
+        dataset=[Sample(id="c", input="0+1?", target=target())],
+        solver=generate(),
+        scorer=match(),
+        name="closure",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(arithmetic, id="by reference"),
+        pytest.param(_closure_task, id="by value"),
+    ],
+)
+async def test_a_builder_runs_in_a_spawned_process(make: Any) -> None:
+    builder = as_rl_dataset(make(), renderer(), group_size=2).get_batch(0)[0]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        group = await asyncio.get_running_loop().run_in_executor(pool, _rollout, builder, ["1"])
+    assert group.get_total_rewards() == [1.0, 1.0]
+
+
+async def test_a_used_builder_still_pickles_and_small() -> None:
+    dataset = as_rl_dataset(arithmetic(2000), renderer())
+    builder = dataset.get_batch(0)[0]
+    await do_group_rollout(builder, Words(["1"]))
+    data = pickle.dumps(builder)
+    assert len(data) < 50_000
+    group = await do_group_rollout(pickle.loads(data), Words(["1"]))
+    assert group.get_total_rewards() == [1.0]
+
+
+# one process, many episodes, an eval among them
+
+
+async def test_hundreds_of_parked_episodes_all_finish() -> None:
+    dataset = as_rl_dataset(arithmetic(1), renderer(), group_size=400)
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"], delay_s=0.5))
+    assert group.get_total_rewards() == [1.0] * 400
+
+
+async def test_an_eval_on_the_same_loop_disturbs_neither_side(tmp_path: Path) -> None:
+    dataset = as_rl_dataset(adding(), renderer(), group_size=50)
+    call = tool_call("add", '{"x":1,"y":0}')
+
+    def line(prompt: str) -> str:
+        return "It is 1." if "<tool_response>" in prompt else call
+
+    rollouts = asyncio.create_task(
+        do_group_rollout(dataset.get_batch(0)[0], Words([line], delay_s=0.3))
+    )
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        [log] = await eval_async(
+            arithmetic(),
+            model=scripted_model(["1"] * 4),
+            log_dir=str(tmp_path),
+        )
+        assert log.status == "success"
+    group = await rollouts
+    assert group.get_total_rewards() == [1.0] * 50
+
+
+async def test_an_append_only_episode_is_one_datum() -> None:
+    calls = [tool_call("add", '{"x":1,"y":0}')] * 5
+    dataset = as_rl_dataset(adding(), renderer())
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words([*calls, "It is 1."]))
+    assert len(group.trajectories_G[0].transitions) == 6
+    assert len(trajectory_to_data(group.trajectories_G[0], 1.0)) == 1

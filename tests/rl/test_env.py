@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Scorer, match, model_graded_qa
+from inspect_ai.solver import Solver, generate, use_tools
+from tests.rl.policies import Words, encode, renderer, tool_call
+from tests.rl.tasks import (
+    add,
+    adding,
+    agent,
+    arithmetic,
+    broken,
+    crashing,
+    failing,
+    not_a_number,
+    silent,
+    sums,
+)
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
+
+from inspect_tinker_plugin.episode import runner as episode_runner
+from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.env import InspectEnv
+
+
+async def make_env(task: Task, **options: Any) -> InspectEnv:
+    builder = as_rl_dataset(task, renderer(), **options).get_batch(0)[0]
+    env = (await builder.make_envs())[0]
+    assert isinstance(env, InspectEnv)
+    return env
+
+
+async def rollout(task: Task, lines: Sequence[Any], **options: Any) -> Trajectory:
+    return await do_single_rollout(Words(lines), await make_env(task, **options))
+
+
+def final(trajectory: Trajectory) -> dict[str, float | int]:
+    return trajectory.transitions[-1].metrics
+
+
+def total(trajectory: Trajectory) -> float:
+    return sum(transition.reward for transition in trajectory.transitions)
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not become true")
+
+
+async def all_released() -> None:
+    await eventually(lambda: not episode_runner._running)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Any:
+    yield
+    gc.collect()
+    assert not episode_runner._running
+
+
+def one(solver: Solver | list[Solver], scorer: Scorer | None = None) -> Task:
+    return Task(dataset=sums(1), solver=solver, scorer=scorer or match(), name="one")
+
+
+async def test_a_right_answer_is_rewarded_and_a_wrong_one_is_not() -> None:
+    right = await rollout(arithmetic(), ["1"])
+    wrong = await rollout(arithmetic(), ["7"])
+    assert (total(right), total(wrong)) == (1.0, 0.0)
+    assert right.stop_reason == wrong.stop_reason == "completed"
+    assert final(right)["score/match"] == 1.0
+
+
+async def test_tool_calls_are_carried_out_and_shown_to_the_policy() -> None:
+    policy = Words([tool_call("add", '{"x":1,"y":41}'), "It is 42."])
+    task = Task(
+        dataset=[Sample(id=1, input="1+41?", target="42")],
+        solver=[use_tools(add()), generate()],
+        scorer=match(location="any"),
+    )
+    trajectory = await do_single_rollout(policy, await make_env(task))
+    assert total(trajectory) == 1.0
+    assert len(trajectory.transitions) == 2
+    first, second = policy.prompts
+    sampled = trajectory.transitions[0].ac.tokens
+    assert second[: len(first) + len(sampled)] == first + sampled
+    assert "42" in renderer().tokenizer.decode(second[len(first) + len(sampled) :])
+
+
+async def test_a_malformed_tool_call_is_answered_like_in_an_eval() -> None:
+    policy = Words(["<tool_call>\n{not json}\n</tool_call>", "1"])
+    trajectory = await do_single_rollout(policy, await make_env(adding()))
+    assert trajectory.transitions[0].metrics["parse_error"] == 1.0
+    assert "rror" in renderer().tokenizer.decode(policy.prompts[1][len(policy.prompts[0]) :])
+    assert total(trajectory) == 1.0
+
+
+async def test_an_agent_submits_through_its_sandbox() -> None:
+    trajectory = await rollout(
+        agent(),
+        [tool_call("bash", '{"cmd":"cat word"}'), tool_call("submit", '{"answer":"plum"}')],
+    )
+    assert total(trajectory) == 1.0
+    assert final(trajectory)["turns"] == 2
+
+
+async def test_step_takes_extra_and_a_cut_reply_counts_as_cut() -> None:
+    env = await make_env(arithmetic())
+    assert not isinstance(await env.initial_observation(), InitialObservationOverflow)
+    result = await env.step(encode("1"), extra={"stop_reason": "length"})
+    assert result.episode_done
+    assert result.metrics["stop/max_tokens"] == 1.0
+
+
+async def test_step_works_without_extra() -> None:
+    env = await make_env(arithmetic())
+    await env.initial_observation()
+    assert (await env.step(encode("1<|im_end|>"))).reward == 1.0
+
+
+async def test_a_solver_that_never_calls_the_model_ends_at_once_with_its_score() -> None:
+    env = await make_env(one(silent()))
+    first = await env.initial_observation()
+    assert isinstance(first, InitialObservationOverflow)
+    assert first.reward == 1.0
+    assert first.metrics["stop/completed"] == 1.0
+
+
+async def test_max_turns_ends_the_episode_scored() -> None:
+    call = tool_call("add", '{"x":1,"y":0}')
+    trajectory = await rollout(adding(), [call], max_turns=3)
+    assert len(trajectory.transitions) == 3
+    assert trajectory.stop_reason == "max_turns"
+    assert final(trajectory)["limit/turn"] == 1.0
+    assert "score/includes" in final(trajectory)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        pytest.param({"message_limit": 4}, "max_turns", id="message"),
+        pytest.param({"token_limit": 400}, "max_tokens", id="token"),
+    ],
+)
+async def test_inspects_limits_end_the_episode_scored(options: dict[str, int], reason: str) -> None:
+    trajectory = await rollout(adding(), [tool_call("add", '{"x":1,"y":0}')], **options)
+    assert trajectory.stop_reason == reason
+
+
+async def test_a_time_limit_passes_while_the_policy_samples() -> None:
+    env = await make_env(arithmetic(), time_limit=1)
+    policy = Words(["1"], delay_s=1.3)
+    trajectory = await do_single_rollout(policy, env)
+    assert trajectory.stop_reason == "rollout_timeout"
+    assert final(trajectory)["limit/time"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "cause"),
+    [
+        pytest.param(one(generate(), crashing()), Cause.SCORER, id="scorer raises"),
+        pytest.param(one(generate(), not_a_number()), Cause.UNSCORED, id="score is NaN"),
+        pytest.param(one(failing()), Cause.SOLVER, id="solver raises"),
+        pytest.param(one(generate(), model_graded_qa()), Cause.JUDGE, id="no grader"),
+    ],
+)
+async def test_a_failure_is_raised_with_its_cause_and_never_a_zero(
+    task: Task, cause: Cause
+) -> None:
+    with pytest.raises(EpisodeError) as raised:
+        await rollout(task, ["1"])
+    assert raised.value.cause is cause
+    assert (raised.value.task, raised.value.sample_id) == ("one", "s0")
+
+
+async def test_a_tool_that_raises_is_the_tools_fault() -> None:
+    with pytest.raises(EpisodeError) as raised:
+        await rollout(one([use_tools(broken()), generate()]), [tool_call("broken", '{"x":1}')])
+    assert raised.value.cause is Cause.TOOL
+
+
+async def test_the_policy_never_grades_itself_and_the_error_names_the_role() -> None:
+    with pytest.raises(EpisodeError, match=r"model_roles=\{'grader'"):
+        await rollout(one(generate(), model_graded_qa()), ["1"])
+
+
+async def test_a_stated_penalty_replaces_the_failure() -> None:
+    trajectory = await rollout(
+        one(generate(), crashing()), ["1"], on_error={"scorer": -0.5, "sandbox": "raise"}
+    )
+    assert total(trajectory) == -0.5
+    assert final(trajectory)["error/scorer"] == 1.0
+
+
+async def test_more_than_one_choice_is_refused_and_attributed_to_the_policy() -> None:
+    with pytest.raises(EpisodeError) as raised:
+        await rollout(one(generate(num_choices=2)), ["1"])
+    assert raised.value.cause is Cause.POLICY
+
+
+async def test_a_tool_call_budget_stops_in_the_middle_of_a_batch() -> None:
+    env = await make_env(adding())
+    two = tool_call("add", '{"x":1,"y":0}') + "\n" + tool_call("add", '{"x":2,"y":0}')
+    limits = RolloutLimits(max_tool_calls=3)
+    trajectory = await run_rollout(Words([two]), env, limits=limits)
+    assert trajectory.stop_reason == "max_tool_calls"
+    assert len(trajectory.transitions) == 2
+    assert env.ending is not None
+    results = [m for m in env.ending.result.state.messages if m.role == "tool"]
+    assert [m.text for m in results] == ["1", "2", "1"]
+
+
+async def test_a_parse_error_policy_counts_masks_and_ends() -> None:
+    env = await make_env(adding())
+    policy = ParseErrorPolicy(
+        max_consecutive=1, penalty_per_error=0.25, terminal_reward=-1.0, mask_error_turns=True
+    )
+    bad = "<tool_call>\n{not json}\n</tool_call>"
+    trajectory = await run_rollout(Words([bad]), env, parse_errors=policy)
+    assert [t.reward for t in trajectory.transitions] == [-0.25, -1.0]
+    assert trajectory.stop_reason == "parse_error"
+    assert all(t.metrics["parse_error_masked"] == 1.0 for t in trajectory.transitions)
+
+
+async def test_a_first_prompt_over_the_budget_ends_the_rollout() -> None:
+    env = await make_env(arithmetic(), rollout_limits=RolloutLimits(max_trajectory_tokens=5))
+    trajectory = await do_single_rollout(Words(["1"]), env)
+    assert trajectory.stop_reason == "max_tokens"
+
+
+async def test_what_the_cookbooks_runner_stops_is_still_scored() -> None:
+    limits = RolloutLimits(max_turns=1)
+    dataset = as_rl_dataset(adding(), renderer(), rollout_limits=limits)
+    call = "The sum is 1. " + tool_call("add", '{"x":1,"y":0}')
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words([call]))
+    assert group.trajectories_G[0].stop_reason == "max_turns"
+    assert group.get_total_rewards() == [1.0]
+    assert group.metrics_G[0]["score/includes"] == 1.0
+
+
+async def test_a_rollout_timeout_in_a_tool_is_scored_not_zeroed() -> None:
+    limits = RolloutLimits(rollout_timeout_seconds=1.0)
+    dataset = as_rl_dataset(agent(), renderer(), rollout_limits=limits)
+    slow = "plum " + tool_call("bash", '{"cmd":"sleep 15"}')
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words([slow]))
+    assert group.trajectories_G[0].stop_reason == "rollout_timeout"
+    assert "score/includes" in group.metrics_G[0]
+
+
+async def test_retry_on_failure_makes_new_envs_and_closes_the_failed_ones() -> None:
+    builder = as_rl_dataset(one(failing()), renderer(), group_size=2).get_batch(0)[0]
+    with pytest.raises(EpisodeError):
+        await do_group_rollout(builder, Words(["1"]), strategy=RetryOnFailure(max_retries=2))
+
+
+async def test_a_dropped_env_releases_its_episode() -> None:
+    env = await make_env(arithmetic())
+    await env.initial_observation()
+    assert episode_runner._running
+    del env
+    gc.collect()
+    await all_released()
+
+
+async def test_a_cancelled_rollout_releases_its_episode() -> None:
+    env = await make_env(agent())
+    task = asyncio.create_task(do_single_rollout(Words(["x"], delay_s=30), env))
+    await eventually(lambda: bool(episode_runner._running))
+    await asyncio.sleep(0.2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await all_released()
+
+
+async def test_close_is_idempotent_and_stepping_afterwards_is_an_error() -> None:
+    env = await make_env(arithmetic())
+    await env.initial_observation()
+    await env.close()
+    await env.close()
+    with pytest.raises(Exception, match="closed"):
+        await env.step(encode("1<|im_end|>"))
