@@ -158,6 +158,7 @@ def test_reasoning_is_apart_from_the_answer(name: str) -> None:
 def test_reasoning_and_a_call_leave_no_empty_text() -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
     output = sampled(f"<think>\nHm.\n</think>\n\n{call}", name="qwen3")
+    assert not isinstance(output.message.content, str)
     (reasoning,) = output.message.content
     assert isinstance(reasoning, ContentReasoning)
     assert only_call(output).arguments == {"cmd": "ls"}
@@ -167,6 +168,7 @@ def test_reasoning_cut_at_the_limit_is_no_answer() -> None:
     output = sampled("<think>\nThe answer is 42", name="qwen3", stop=False, stop_reason="length")
     assert output.completion == ""
     assert output.stop_reason == "max_tokens"
+    assert not isinstance(output.message.content, str)
     (reasoning,) = output.message.content
     assert isinstance(reasoning, ContentReasoning)
     assert reasoning.reasoning == "The answer is 42"

@@ -448,9 +448,16 @@ def test_tokens_after_the_end_of_turn_are_not_replayed() -> None:
     output = rollout.tokens.parse(sampled, stop_reason="stop", request=asked)
     assert output.completion == "Yes."
     messages += [output.message, ChatMessageUser(content="And?")]
-    text = tokenizer().decode(rollout.tokens.prompt(request(messages)).to_ints())
-    assert "More." not in text
+    rollout.turn(messages, "Fine.")
+    assert "More." not in tokenizer().decode(rollout.transitions[-1].ob.to_ints())
     assert rollout.tokens.metrics["tokens/segments"] == 2
+
+
+def test_a_prompt_that_is_never_answered_does_not_count() -> None:
+    rollout = Rollout(context("qwen3_instruct"))
+    rollout.turn(opening(), "Yes.")
+    rollout.tokens.prompt(request([ChatMessageUser(content="Something else.")]))
+    assert_honest(rollout)
 
 
 def test_usage_counts_the_prompt_and_the_sample() -> None:

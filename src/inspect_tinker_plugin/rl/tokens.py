@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,21 +21,21 @@ import tinker
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
-    GenerateConfig,
     ModelOutput,
     ModelUsage,
     StopReason,
 )
 from inspect_ai.tool import ToolCall, ToolInfo
-from tinker_cookbook.renderers import Message, Renderer
-from tinker_cookbook.tokenizer_utils import Tokenizer
+from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
-from inspect_tinker_plugin.rl.extension import Extension, Tail, flatten, merged
+from inspect_tinker_plugin.rl.context import RenderContext
+from inspect_tinker_plugin.rl.extension import Tail, merged
+from inspect_tinker_plugin.rl.ledger import Ledger
 from inspect_tinker_plugin.rl.messages import conversation_prefix, renderer_message
-from inspect_tinker_plugin.rl.parse import ReplyParser
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache, prompt_key
+from inspect_tinker_plugin.rl.sampling import stop_condition, warn_of_ignored
 from inspect_tinker_plugin.rl.turns import (
     Match,
     MessageKey,
@@ -47,119 +46,7 @@ from inspect_tinker_plugin.rl.turns import (
     tools_key,
 )
 
-logger = logging.getLogger(__name__)
-
-# Options that the trainer's sampler decides about; an Env only hands out a stop condition.
-_SAMPLER_OPTIONS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "logprobs",
-    "top_logprobs",
-    "reasoning_effort",
-    "reasoning_tokens",
-    "response_schema",
-)
-
-
-class RenderContext:
-    """A renderer with what is worked out once per dataset.
-
-    Picklable when the renderer is, as those of the cookbook's ``get_renderer()`` are.
-
-    Args:
-        renderer: the renderer of the model under training.
-        tokenizer: its tokenizer, if not ``renderer.tokenizer``.
-        images: whether the renderer can carry images; found out when ``None``.
-        model: name of the policy in messages.
-    """
-
-    def __init__(
-        self,
-        renderer: Renderer,
-        *,
-        tokenizer: Tokenizer | None = None,
-        images: bool | None = None,
-        model: str = "rl/policy",
-    ) -> None:
-        self.renderer = renderer
-        self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else renderer.tokenizer
-        self.images = carries_images(renderer) if images is None else images
-        self.model = model
-        self._set_up()
-
-    def _set_up(self) -> None:
-        self.stops: list[str] | list[int] = self.renderer.get_stop_sequences()
-        self.parser = ReplyParser(self.renderer, self.tokenizer, stops=self.stops, model=self.model)
-        self.extension = Extension(self.renderer, self.tokenizer, self.stops)
-        self.extends = bool(self.renderer.has_extension_property)
-        self._tails: dict[tuple[str, ...], int] = {}
-        self._warned: set[str] = set()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by renderer; a tokenizer is loaded with it."""
-        own = None if self.tokenizer is self.renderer.tokenizer else self.tokenizer
-        return (_rebuild, (self.renderer, own, self.images, self.model))
-
-    def check_tools(self, tools: Sequence[ToolInfo]) -> None:
-        """Make sure that the renderer can describe tools.
-
-        Raises:
-            RendererError: It has no tool format.
-        """
-        if tools:
-            conversation_prefix(self.renderer, [], tools)
-
-    def warn_once(self, topic: str, message: str) -> None:
-        """Log a warning the first time that a topic comes up in this dataset."""
-        if topic not in self._warned:
-            self._warned.add(topic)
-            logger.warning(message)
-
-    def check_is_due(self, roles: tuple[str, ...]) -> bool:
-        """Return whether a kind of tail should be checked now: the 1st, 2nd, 4th, 8th … time."""
-        count = self._tails.get(roles, 0) + 1
-        self._tails[roles] = count
-        return count & (count - 1) == 0
-
-    def verify(self, tail: Tail, conversation: list[Message]) -> bool:
-        """Check that the whole conversation, rendered, ends like a tail.
-
-        A custom renderer may claim the extension property and still render a message by
-        its place in the conversation. Then nothing is extended in this dataset any more.
-        """
-        whole = flatten(self.renderer.build_generation_prompt(conversation).chunks)
-        expected = flatten(tail.chunks)
-        if whole[len(whole) - len(expected) :] == expected:
-            return True
-        self.extends = False
-        self.warn_once(
-            "extension",
-            f"{type(self.renderer).__name__} says that prompts extend each other, but it "
-            "renders new messages by what stands before them. Every prompt is rendered as a "
-            "whole, and a trajectory becomes several datums.",
-        )
-        return False
-
-
-def _rebuild(
-    renderer: Renderer, tokenizer: Tokenizer | None, images: bool, model: str
-) -> RenderContext:
-    return RenderContext(renderer, tokenizer=tokenizer, images=images, model=model)
-
-
-def carries_images(renderer: Renderer) -> bool:
-    """Return whether a renderer takes images; text renderers drop them without a word."""
-    if getattr(renderer, "image_processor", None) is not None:
-        return True
-    return type(renderer).__name__ == "TmlV0Renderer"
+__all__ = ["EpisodeTokens", "PromptCache", "RenderContext"]
 
 
 class _Reply(NamedTuple):
@@ -199,8 +86,9 @@ class EpisodeTokens:
         self._shared = shared_prompts
         self._turns = Turns()
         self._replies: dict[str, _Reply] = {}
-        self._last: Turn | None = None
-        self._ledger = _Ledger()
+        self._ledger = Ledger()
+        self._asked: Turn | None = None
+        self._reencoded = 0
 
     def prompt(self, request: TurnRequest) -> tinker.ModelInput:
         """Return the prompt for a request.
@@ -210,7 +98,8 @@ class EpisodeTokens:
             EpisodeError: The solver asked for what one sampled reply cannot give
                 (``num_choices`` above one); its cause is ``policy``.
         """
-        self._check_config(request)
+        self._check_choices(request)
+        warn_of_ignored(self._context, request, self._task)
         messages = list(request.messages)
         tools = _offered(request)
         keys = [message_key(message) for message in messages]
@@ -220,9 +109,9 @@ class EpisodeTokens:
             turn = self._continued(match, messages, keys, tools) if match else None
             if turn is None:
                 turn = self._fresh(messages, keys, tools, offer)
-        self._ledger.prompted(turn, self._last, self._reencoded(turn, messages))
         self._turns.add(turn)
-        self._last = turn
+        self._asked = turn
+        self._reencoded = self._sampled_in(messages) if turn.parent is None else 0
         return tinker.ModelInput(chunks=turn.all_chunks())
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
@@ -231,23 +120,7 @@ class EpisodeTokens:
         A sampler takes strings or token ids, not both. A stop sequence that is one token
         joins a renderer's ids; any other is left to :meth:`parse`, which cuts the text there.
         """
-        stops = self._context.stops
-        wanted = [seq for seq in request.config.stop_seqs or [] if seq]
-        texts = [stop for stop in stops if isinstance(stop, str)]
-        if texts:
-            return list(dict.fromkeys([*texts, *wanted]))
-        ids = [stop for stop in stops if isinstance(stop, int)]
-        for seq in wanted:
-            tokens = self._context.tokenizer.encode(seq, add_special_tokens=False)
-            if len(tokens) == 1:
-                ids.append(tokens[0])
-            else:
-                self._context.warn_once(
-                    f"stop_seqs:{seq}",
-                    f"task {self._task!r}: the stop sequence {seq!r} is not one token, so the "
-                    "sampler cannot stop at it; replies are cut there afterwards.",
-                )
-        return list(dict.fromkeys(ids))
+        return stop_condition(self._context, request, self._task)
 
     def parse(
         self, tokens: Sequence[int], *, stop_reason: str | None, request: TurnRequest
@@ -262,8 +135,8 @@ class EpisodeTokens:
         Returns:
             One choice with stop reason ``stop``, ``tool_calls`` or ``max_tokens``, and usage.
         """
-        turn = self._last
-        if turn is None or turn.reply is not None:
+        turn = self._asked
+        if turn is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once a turn")
         with self._named():
             reply = self._context.parser.parse(
@@ -278,7 +151,13 @@ class EpisodeTokens:
         turn.continues = reply.continues
         if reply.message.id is not None:
             self._replies[reply.message.id] = _Reply(turn.reply, reply.rendering, len(tokens))
-        self._ledger.replied(turn, truncated=reply.truncated, cut=reply.stop_seq is not None)
+        self._ledger.replied(
+            turn,
+            reencoded=self._reencoded,
+            truncated=reply.truncated,
+            cut=reply.stop_seq is not None,
+        )
+        self._asked = None
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"
@@ -296,8 +175,17 @@ class EpisodeTokens:
 
     @property
     def metrics(self) -> Metrics:
-        """Figures about the episode so far; see ``docs/tokens.md``."""
-        return self._ledger.metrics(self._last)
+        """Figures about the episode so far.
+
+        ``tokens/segments``: datums that the trainer will make of the trajectory.
+        ``tokens/first_divergence``: turn of the first prompt that did not continue all that
+        came before; absent when there was none. ``tokens/resampled``: sampled tokens that
+        such prompts hold as text encoded again. ``tokens/prompt``: length of the last prompt.
+        ``tokens/sampled``: tokens sampled in all turns. ``tokens/trained``: tokens of all
+        segments together. ``tokens/truncated_replies`` and ``tokens/stop_seq_cuts``: replies
+        that the token limit, or a stop sequence of the solver, cut short.
+        """
+        return self._ledger.metrics()
 
     def _continued(
         self,
@@ -350,7 +238,7 @@ class EpisodeTokens:
         offer: str,
     ) -> Turn:
         """Return the prompt of a conversation that is rendered as a whole."""
-        shared = self._shared if self._last is None else None
+        shared = None if self._replies else self._shared
         cache_key = prompt_key(offer, keys) if shared is not None else b""
         chunks = shared.get(cache_key) if shared is not None else None
         if chunks is None:
@@ -374,36 +262,21 @@ class EpisodeTokens:
             return reply.rendering
         return renderer_message(message, images=self._context.images)
 
-    def _reencoded(self, turn: Turn, messages: list[ChatMessage]) -> int:
-        """Return how many sampled tokens a fresh prompt holds as text that was encoded again."""
-        if turn.parent is not None:
-            return 0
+    def _sampled_in(self, messages: list[ChatMessage]) -> int:
+        """Return how many tokens were sampled for the replies among messages."""
         replies = (self._replies.get(message.id or "") for message in messages)
         return sum(reply.sampled for reply in replies if reply is not None)
 
-    def _check_config(self, request: TurnRequest) -> None:
-        config = request.config
-        if config.num_choices is not None and config.num_choices > 1:
+    def _check_choices(self, request: TurnRequest) -> None:
+        choices = request.config.num_choices
+        if choices is not None and choices > 1:
             raise EpisodeError(
-                f"the solver asked for num_choices={config.num_choices}, but a policy under "
-                "training gives one reply to a prompt. Use group_size for several replies.",
+                f"the solver asked for num_choices={choices}, but a policy under training "
+                "gives one reply to a prompt. Use group_size for several replies.",
                 cause=Cause.POLICY,
                 task=self._task,
                 sample_id=self._sample_id,
                 epoch=self._epoch,
-            )
-        ignored = _ignored(config)
-        if ignored:
-            self._context.warn_once(
-                f"config:{','.join(ignored)}",
-                f"task {self._task!r} sets {', '.join(ignored)}; the trainer's sampler decides "
-                "about these, so they have no effect.",
-            )
-        if request.tool_choice not in ("auto", "none") and request.tools:
-            self._context.warn_once(
-                "tool_choice",
-                f"task {self._task!r} forces a tool choice ({request.tool_choice}), which "
-                "cannot be imposed on the sampler: the policy is free to answer as it likes.",
             )
 
     @contextmanager
@@ -415,59 +288,6 @@ class EpisodeTokens:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
             ) from error
-
-
-class _Ledger:
-    """Counts what an episode's tokens will cost in training."""
-
-    def __init__(self) -> None:
-        self._turns = 0
-        self._segments = 0
-        self._first_divergence: int | None = None
-        self._closed = 0
-        self._sampled = 0
-        self._resampled = 0
-        self._truncated = 0
-        self._cut = 0
-
-    def prompted(self, turn: Turn, last: Turn | None, reencoded: int) -> None:
-        """Count a prompt; it opens a segment unless it begins with all that came before."""
-        if last is None:
-            self._segments = 1
-        elif turn.parent is not last and not _begins_with(turn, last):
-            self._segments += 1
-            self._closed += last.length + len(last.sampled)
-            self._resampled += reencoded
-            if self._first_divergence is None:
-                self._first_divergence = self._turns
-        self._turns += 1
-
-    def replied(self, turn: Turn, *, truncated: bool, cut: bool) -> None:
-        """Count a reply."""
-        self._sampled += len(turn.sampled)
-        self._truncated += truncated
-        self._cut += cut
-
-    def metrics(self, last: Turn | None) -> Metrics:
-        """Return the figures; ``tokens/first_divergence`` is there only if there was one."""
-        open_tokens = last.length + len(last.sampled) if last else 0
-        metrics: Metrics = {
-            "tokens/segments": self._segments,
-            "tokens/resampled": self._resampled,
-            "tokens/prompt": last.length if last else 0,
-            "tokens/sampled": self._sampled,
-            "tokens/trained": self._closed + open_tokens,
-            "tokens/truncated_replies": self._truncated,
-            "tokens/stop_seq_cuts": self._cut,
-        }
-        if self._first_divergence is not None:
-            metrics["tokens/first_divergence"] = self._first_divergence
-        return metrics
-
-
-def _begins_with(turn: Turn, last: Turn) -> bool:
-    start = [*flatten(last.all_chunks()), *last.sampled]
-    return flatten(turn.all_chunks())[: len(start)] == start
 
 
 def _spoken(base: Turn, tail: Tail, context: RenderContext) -> list[tinker.ModelInputChunk]:
@@ -492,7 +312,3 @@ def _pairs(
     messages: list[ChatMessage], keys: list[MessageKey], start: int
 ) -> Iterator[tuple[ChatMessage, MessageKey]]:
     return zip(messages[start:], keys[start:], strict=True)
-
-
-def _ignored(config: GenerateConfig) -> list[str]:
-    return [name for name in _SAMPLER_OPTIONS if getattr(config, name, None) is not None]
