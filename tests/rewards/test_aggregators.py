@@ -9,6 +9,7 @@ import time
 import pytest
 from inspect_ai.model import ChatMessageTool
 from inspect_ai.tool import ToolCallError
+from tests.rewards.episodes import finished
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
@@ -23,8 +24,6 @@ from inspect_tinker_plugin.rewards import (
     Weighted,
     resolve_reward,
 )
-
-from .episodes import finished
 
 SCORES = {"accuracy": 0.5, "format": 1, "judge": {"kind": 1, "clear": 0}}
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 
 import pytest
+from tests.rewards.episodes import failed_member, member
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
@@ -17,8 +18,6 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     resolve_group_reward,
 )
-
-from .episodes import failed_member, member
 
 GROUP = [member(0.1), member(0.9), failed_member(), member(0.9), member(0.4)]
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from inspect_ai.scorer import Score, value_to_float
+from tests.rewards.episodes import finished
 
 from inspect_tinker_plugin.rewards import UnscoredError, resolve_reward
-
-from .episodes import finished
 
 VALUES: list[Any] = ["C", "I", "P", "N", True, False, 1, 0, 0.1, -2.5, "0.25", "1e-3", "yes", "No"]
 

@@ -1,0 +1,194 @@
+"""The built-in executors, and how they are chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+from inspect_ai.tool import Tool, ToolError, ToolResult, tool
+from inspect_ai.util import sandbox
+from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.testing import Script, call, say
+from inspect_tinker_plugin.tools import (
+    CachedExecutor,
+    InspectExecutor,
+    LimitedExecutor,
+    ScriptedExecutor,
+    ToolInvocation,
+    resolve_tool_executor,
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+@tool
+def whoami() -> Tool:
+    async def execute() -> str:
+        """Say which user the sandbox has."""
+        ran.append(("whoami",))
+        return (await sandbox().exec(["echo", "me"])).stdout
+
+    return execute
+
+
+@tool
+def hang() -> Tool:
+    async def execute() -> str:
+        """Never come back."""
+        await asyncio.Event().wait()
+        return ""
+
+    return execute
+
+
+def adding(*pairs: tuple[int, int]) -> list[Any]:
+    return [*(say("", call("add", x=x, y=y)) for x, y in pairs), "done"]
+
+
+async def test_cached_shares_results_within_a_group() -> None:
+    group: dict[Any, Any] = {}
+    for _ in range(3):
+        result = await run(
+            looping(add()), adding((1, 2), (1, 2), (2, 2)), CachedExecutor(), scope(group=group)
+        )
+        assert tool_texts(result) == ["3", "3", "4"]
+    assert ran == [("add", 1, 2), ("add", 2, 2)]
+    await run(looping(add()), adding((1, 2)), CachedExecutor(), scope(group={}))
+    assert len(ran) == 3
+
+
+@pytest.mark.parametrize("span", ["episode", "dataset"])
+async def test_cached_shares_results_as_far_as_it_is_told(span: str) -> None:
+    dataset: dict[Any, Any] = {}
+    executor = resolve_tool_executor(f"cached(scope='{span}')")
+    for _ in range(2):
+        await run(looping(add()), adding((1, 2), (1, 2)), executor, scope(dataset=dataset))
+    assert len(ran) == (1 if span == "dataset" else 2)
+
+
+async def test_calls_at_once_run_the_tool_once() -> None:
+    both = say("", call("add", x=1, y=2), call("add", x=1, y=2))
+    result = await run(looping(add()), [both, "done"], CachedExecutor())
+    assert tool_texts(result) == ["3", "3"]
+    assert ran == [("add", 1, 2)]
+
+
+async def test_a_tool_that_asks_for_the_sandbox_is_not_cached() -> None:
+    script: Script = [say("", call("whoami")), say("", call("whoami")), "done"]
+    result = await run(looping(whoami(), sandbox="local"), script, CachedExecutor())
+    assert tool_texts(result) == ["me\n", "me\n"]
+    assert len(ran) == 2
+
+
+async def test_a_failed_call_is_not_cached() -> None:
+    script: Script = [say("", call("fail", text="no")), say("", call("fail", text="no")), "done"]
+    result = await run(looping(fail()), script, CachedExecutor())
+    assert tool_texts(result) == ["unknown: no"] * 2
+    assert len(ran) == 2
+
+
+async def test_limited_bounds_the_time_of_a_call() -> None:
+    executor = resolve_tool_executor("limited(timeout=0.01)")
+    result = await run(looping(hang()), [say("", call("hang")), "done"], executor)
+    assert tool_texts(result) == ["timeout: Command timed out before completing."]
+
+
+async def test_limited_bounds_the_size_of_a_result() -> None:
+    async def large(invocation: ToolInvocation) -> ToolResult:
+        return "x" * 1000
+
+    class Large:
+        async def __call__(self, invocation: ToolInvocation, /) -> ToolResult:
+            return await large(invocation)
+
+    executor = LimitedExecutor(output=10, inner=Large())
+    result = await run(looping(add()), adding((1, 2)), executor)
+    assert tool_texts(result) == ["limit: The tool exceeded its output limit of 10 bytes."]
+    assert "xxxxxxxxxx" in result.state.messages[-2].text
+    assert "x" * 11 not in result.state.messages[-2].text
+
+
+async def test_limited_bounds_the_number_of_calls_in_each_episode() -> None:
+    executor = resolve_tool_executor("limited(calls=1)")
+    for _ in range(2):
+        result = await run(looping(add()), adding((1, 2), (3, 4)), executor)
+        assert tool_texts(result) == ["3", "unknown: The limit of 1 calls to add is reached."]
+
+
+async def test_scripted_answers_in_order_and_leaves_other_tools_alone() -> None:
+    answers: list[Any] = ["one", ToolError("two"), lambda x, y: f"{x}*{y}"]
+    executor = ScriptedExecutor({"add": answers})
+    script = [*adding((1, 1), (2, 2), (3, 3))[:-1], say("", call("fail", text="real")), "done"]
+    for _ in range(2):
+        result = await run(looping(add(), fail()), script, executor)
+        assert tool_texts(result) == ["one", "unknown: two", "3*3", "unknown: real"]
+    with pytest.raises(RuntimeError, match="no answer 4 for add"):
+        await run(looping(add()), adding(*[(1, 1)] * 4), executor)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"ad*": "scripted(add='fake')", "*": "inspect"},
+        'route("ad*"=scripted(add="fake"))',
+        {"add": ScriptedExecutor({"add": "fake"})},
+    ],
+    ids=["mapping", "expression", "object"],
+)
+async def test_executors_are_chosen_by_the_tools_name(spec: Any) -> None:
+    script = [*adding((1, 2))[:-1], say("", call("fail", text="real")), "done"]
+    result = await run(looping(add(), fail()), script, resolve_tool_executor(spec))
+    assert tool_texts(result) == ["fake", "unknown: real"]
+
+
+async def test_executors_nest() -> None:
+    executor = resolve_tool_executor("limited(calls=3, inner=cached)")
+    result = await run(looping(add()), adding((1, 2), (1, 2), (1, 2), (1, 2)), executor)
+    assert tool_texts(result)[:3] == ["3", "3", "3"]
+    assert "limit of 3" in tool_texts(result)[3]
+    assert ran == [("add", 1, 2)]
+
+
+@pytest.mark.parametrize("spec", [None, "inspect", "inspect()", InspectExecutor()], ids=str)
+def test_the_default_puts_nothing_in_between(spec: Any) -> None:
+    assert resolve_tool_executor(spec) is None
+
+
+def plain(invocation: ToolInvocation) -> str:
+    return "not async"
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("cashed", "did you mean 'cached'"),
+        ("cached(scope='week')", "scope is"),
+        ("limited", "at least one"),
+        ("limited(timeout=-1)", "above 0"),
+        ("limited(calls='many')", "above 0"),
+        ("route(bash=3)", "a tool executor was expected"),
+        ("cached(0.5=inspect)", "stands before '='"),
+        ("score:accuracy", "no meaning"),
+        ({"bash": "limted(timeout=3)"}, "limited"),
+        (3, "neither"),
+        (CachedExecutor, "neither"),
+        (plain, "neither"),
+    ],
+)
+def test_what_is_no_executor_is_refused(spec: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        resolve_tool_executor(spec)
+
+
+@pytest.mark.parametrize("spec", ["cached", {"a*": "limited(calls=3)"}, CachedExecutor()], ids=str)
+async def test_executors_travel_to_worker_processes(spec: Any) -> None:
+    executor = pickle.loads(pickle.dumps(resolve_tool_executor(spec)))
+    result = await run(looping(add()), adding((1, 2)), executor)
+    assert tool_texts(result) == ["3"]
