@@ -113,7 +113,7 @@ def test_old_sampler_weights_do_not_set_the_training_back(
     old = service.create_sampling_client(model_path=path).result()
     new = trainer.save_weights_and_get_sampling_client().result()
     for _ in range(2):
-        from_old, from_new = prompt_logprobs(old), prompt_logprobs(new)
+        from_new, from_old = prompt_logprobs(new), prompt_logprobs(old)
         assert not np.allclose(from_old, from_new, atol=1e-2)
         np.testing.assert_allclose(from_new, trained[:-1], atol=1e-4)
     np.testing.assert_array_equal(logprobs(trainer), trained)
