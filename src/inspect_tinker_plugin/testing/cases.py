@@ -12,6 +12,7 @@ from typing import Any
 from inspect_ai import Task
 
 from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.testing.compare import differences
 from inspect_tinker_plugin.testing.record import Trace
 from inspect_tinker_plugin.testing.scripts import Script
 
@@ -72,7 +73,7 @@ class _Faults:
     faults: list[str] = field(default_factory=list)
 
     def equal(self, what: str, found: Any, wanted: Any) -> None:
-        if found != wanted:
+        if list(differences(found, wanted)):
             self.faults.append(f"{what}: expected {wanted!r}, found {found!r}")
 
 

@@ -32,6 +32,8 @@ _TRANSPORT_OPTIONS = {
     "cache",
 }
 
+_ROLES = {"system", "user", "assistant", "tool"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -95,15 +97,31 @@ def jsonable(value: Any) -> Json:
 
 def dump_message(message: ChatMessage, names: Names) -> Json:
     """A message with its generated ids renamed and the model's name left out."""
-    dumped = jsonable(message)
+    return _renamed(jsonable(message), names)
+
+
+def dump_value(value: Any, names: Names) -> Json:
+    """Any other value; messages inside it (a grader's conversation, say) as everywhere."""
+    return _renamed(jsonable(value), names)
+
+
+def _renamed(value: Json, names: Names) -> Json:
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("role") not in _ROLES or "content" not in value:
+        return {key: _renamed(item, names) for key, item in value.items()}
+    # Which provider answers differs by construction: scripted model or policy.
+    message = {key: item for key, item in value.items() if key != "model"}
     for key in ("id", "tool_call_id"):
-        if dumped.get(key):
-            dumped[key] = names(dumped[key])
-    for tool_call in dumped.get("tool_calls") or []:
-        tool_call["id"] = names(tool_call["id"])
-    # Which class the provider is differs by construction: scripted model or policy.
-    dumped.pop("model", None)
-    return dumped
+        if message.get(key):
+            message[key] = names(message[key])
+    if message.get("tool_calls"):
+        message["tool_calls"] = [
+            {**tool_call, "id": names(tool_call["id"])} for tool_call in message["tool_calls"]
+        ]
+    return message
 
 
 def dump_request(request: TurnRequest, names: Names) -> Json:
@@ -137,9 +155,9 @@ def dump_output(output: ModelOutput, names: Names) -> Json:
     }
 
 
-def dump_scores(scores: Mapping[str, Score] | None) -> Json:
+def dump_scores(scores: Mapping[str, Score] | None, names: Names) -> Json:
     """Scores by name: value, answer, explanation, metadata, reason, edit history."""
-    return {name: jsonable(score) for name, score in (scores or {}).items()}
+    return {name: dump_value(score, names) for name, score in (scores or {}).items()}
 
 
 def dump_limit(limit: EvalSampleLimit | None) -> Json:
@@ -212,11 +230,11 @@ def trace_of_result(
         },
         messages=[dump_message(message, names) for message in state.messages],
         output=dump_output(state.output, names),
-        scores=dump_scores({name: score.score for name, score in result.scores.items()}),
+        scores=dump_scores({name: each.score for name, each in result.scores.items()}, names),
         limit=dump_limit(result.limit),
         error=dump_exception(None if result.error is None else result.error.__cause__),
-        store=jsonable(dict(state.store.items())),
-        metadata=jsonable(state.metadata),
+        store=dump_value(dict(state.store.items()), names),
+        metadata=dump_value(state.metadata, names),
         tool_events=[] if log is None else dump_tool_events(log),
         script_faults=script_faults({"policy": policy, **others}),
         log=log,
@@ -241,11 +259,11 @@ def trace_of_log(
         },
         messages=[dump_message(message, names) for message in sample.messages],
         output=dump_output(sample.output, names),
-        scores=dump_scores(sample.scores),
+        scores=dump_scores(sample.scores, names),
         limit=dump_limit(sample.limit),
         error=dump_logged_error(sample.error),
-        store=jsonable(sample.store),
-        metadata=jsonable(sample.metadata),
+        store=dump_value(sample.store, names),
+        metadata=dump_value(sample.metadata, names),
         tool_events=dump_tool_events(sample),
         script_faults=script_faults({"policy": policy, **others}),
         log=sample,

@@ -53,6 +53,11 @@ async def run_eval(
         ParityError: The eval ended before the sample was run.
     """
     options = options or EpisodeOptions()
+    if options.max_turns is not None:
+        raise ParityError(
+            "max_turns has no counterpart in an eval (its turn limit makes one call more and "
+            "drops the answer): compare with Task(turn_limit=...) instead"
+        )
     os.environ.setdefault("INSPECT_DISPLAY", "none")
     display_type()
     policy_script = scripted_model(script, name="policy")
@@ -70,7 +75,6 @@ async def run_eval(
             fail_on_error=False,
             message_limit=options.message_limit,
             token_limit=options.token_limit,
-            turn_limit=options.max_turns,
             time_limit=options.time_limit,
             working_limit=options.working_limit,
             cost_limit=options.cost_limit,

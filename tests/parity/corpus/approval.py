@@ -1,0 +1,128 @@
+"""Approval policies: approve, reject, modify, terminate, escalate, by task and by `react`."""
+
+from __future__ import annotations
+
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.approval import Approval, ApprovalPolicy, Approver, approver, auto_approver
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessage
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import Tool, ToolCall, ToolCallView, tool
+
+from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.scripts import call, say, submit
+
+
+@tool
+def erase() -> Tool:
+    async def execute(path: str) -> str:
+        """Erase a file.
+
+        Args:
+            path: Which one.
+        """
+        return f"erased {path}"
+
+    return execute
+
+
+@approver
+def careful() -> Approver:
+    """Lets a name pass, changes one, rejects one, ends everything at another."""
+
+    async def approve(
+        message: str, call: ToolCall, view: ToolCallView, history: list[ChatMessage]
+    ) -> Approval:
+        match call.arguments.get("path"):
+            case "safe":
+                return Approval(decision="approve", explanation="harmless")
+            case "wrong":
+                changed = ToolCall(id=call.id, function=call.function, arguments={"path": "right"})
+                return Approval(decision="modify", modified=changed, explanation="meant right")
+            case "mine":
+                return Approval(decision="reject", explanation=f"not yours ({len(history)})")
+            case "all":
+                return Approval(decision="terminate", explanation="too much")
+            case _:
+                return Approval(decision="escalate")
+
+    return approve
+
+
+def erasing(policies: list[ApprovalPolicy]) -> Task:
+    return Task(
+        dataset=[Sample(input="Clean up.", target="done")],
+        solver=[use_tools(erase()), generate()],
+        scorer=includes(),
+        approval=policies,
+    )
+
+
+@case(
+    script=[say("", call("erase", path="safe")), "done"],
+    expect=Expect(turns=2, scores={"includes": "C"}, says=["erased safe"]),
+)
+def approved() -> Task:
+    return erasing([ApprovalPolicy(careful(), "*")])
+
+
+@case(
+    script=[say("", call("erase", path="mine")), "done"],
+    expect=Expect(turns=2, scores={"includes": "C"}, says=["not yours"]),
+)
+def rejected() -> Task:
+    return erasing([ApprovalPolicy(careful(), "*")])
+
+
+@case(
+    script=[say("", call("erase", path="wrong")), "done"],
+    expect=Expect(turns=2, scores={"includes": "C"}, says=["erased right"]),
+)
+def modified() -> Task:
+    return erasing([ApprovalPolicy(careful(), "*")])
+
+
+@case(
+    script=[say("done?", call("erase", path="all"))],
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="operator"),
+)
+def terminated() -> Task:
+    return erasing([ApprovalPolicy(careful(), "*")])
+
+
+@case(
+    script=[say("", call("erase", path="else")), "done"],
+    expect=Expect(turns=2, scores={"includes": "C"}, says=["erased else"]),
+)
+def escalated_to_the_next_approver() -> Task:
+    return erasing(
+        [ApprovalPolicy(careful(), "er*"), ApprovalPolicy(auto_approver("approve"), "*")]
+    )
+
+
+@case(
+    script=[say("", call("erase", path="else")), "done"],
+    expect=Expect(turns=2, scores={"includes": "C"}),
+)
+def no_approver_for_a_tool() -> Task:
+    return erasing([ApprovalPolicy(auto_approver("approve"), "other_*")])
+
+
+@case(
+    script=[say("", call("erase", path="mine")), submit("done")],
+    expect=Expect(turns=2, scores={"includes": "C"}, says=["not yours"]),
+)
+def policy_of_a_react_agent() -> Task:
+    return Task(
+        dataset=[Sample(input="Clean up.", target="done")],
+        solver=react(
+            tools=[erase()],
+            approval=[
+                ApprovalPolicy(careful(), "erase"),
+                ApprovalPolicy(auto_approver("approve"), "*"),
+            ],
+        ),
+        scorer=includes(),
+    )

@@ -1,0 +1,291 @@
+"""Every limit, set by the task, by the run, and inside a solver."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelCost, ModelInfo, set_model_info
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import Tool, tool
+from inspect_ai.util import LimitExceededError, message_limit, sample_limits, store, token_limit
+
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.scripts import call, say
+
+ONE_DOLLAR_A_TOKEN = ModelCost(
+    input=1e6, output=1e6, input_cache_write=0.0, input_cache_read=0.0
+)
+
+
+def counting() -> list[Sample]:
+    return [Sample(input="Count to ten.", target="one")]
+
+
+@tool
+def tick() -> Tool:
+    async def execute() -> str:
+        """Count on."""
+        return "tick"
+
+    return execute
+
+
+
+def ticking(**limits: object) -> Task:
+    return Task(
+        dataset=counting(),
+        solver=[use_tools(tick()), generate()],
+        scorer=includes(),
+        **limits,  # type: ignore[arg-type]
+    )
+
+
+@case(
+    script=[say("one", call("tick")), say("one", call("tick"))],
+    expect=Expect(turns=2, scores={"includes": "C"}, limit="message"),
+)
+def message_limit_of_the_task() -> Task:
+    return ticking(message_limit=5)
+
+
+@case(
+    script=[say("one", call("tick")), say("one", call("tick"))],
+    options=EpisodeOptions(message_limit=5),
+    expect=Expect(turns=2, scores={"includes": "C"}, limit="message"),
+)
+def message_limit_of_the_run() -> Task:
+    return ticking(message_limit=50)
+
+
+@case(
+    script=[say("one", call("tick"))],
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="message"),
+)
+def message_limit_set_by_a_solver() -> Task:
+    @solver
+    def lowers() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.message_limit = 3
+            return state
+
+        return solve
+
+    return Task(
+        dataset=counting(), solver=[use_tools(tick()), lowers(), generate()], scorer=includes()
+    )
+
+
+@case(
+    script=[say("one", call("tick"))],
+    expect=Expect(turns=1, scores={"includes": "I"}, limit="token"),
+    # one token is always exceeded, however tokens are counted
+)
+def token_limit_of_the_task() -> Task:
+    return ticking(token_limit=1)
+
+
+@case(
+    script=[say("one", call("tick"))],
+    options=EpisodeOptions(token_limit=1),
+    expect=Expect(turns=1, scores={"includes": "I"}, limit="token"),
+)
+def token_limit_of_the_run() -> Task:
+    return ticking()
+
+
+@case(
+    script=[say("one", call("tick")) for _ in range(7)],
+    expect=Expect(turns=7, scores={"includes": "C"}, limit="token"),
+    tokens="the counts of scripted characters and of tokens differ",
+)
+def token_limit_after_some_turns() -> Task:
+    return ticking(token_limit=66)
+
+
+@case(
+    script=[say("one", call("tick")) for _ in range(4)],
+    expect=Expect(turns=4, scores={"includes": "C"}, limit="turn"),
+)
+def turn_limit_of_the_task() -> Task:
+    return ticking(turn_limit=3)
+
+
+@solver
+def sleeps(seconds: float) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        store().set("slept", False)
+        await anyio.sleep(seconds)
+        store().set("slept", True)
+        return state
+
+    return solve
+
+
+@case(
+    script=["one"],
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="time", store={"slept": False}),
+)
+def time_limit_of_the_task() -> Task:
+    return Task(dataset=counting(), solver=sleeps(30), scorer=includes(), time_limit=1)
+
+
+@case(
+    script=["one"],
+    options=EpisodeOptions(time_limit=1),
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="time", store={"slept": False}),
+)
+def time_limit_of_the_run() -> Task:
+    return Task(dataset=counting(), solver=sleeps(30), scorer=includes())
+
+
+@solver
+def works(seconds: float) -> Solver:
+    """Keeps busy in small steps, so that a working limit can end it."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await anyio.sleep(0.05)
+        return state
+
+    return solve
+
+
+@case(
+    script=["one"],
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="working"),
+)
+def working_limit_of_the_task() -> Task:
+    return Task(dataset=counting(), solver=works(30), scorer=includes(), working_limit=1)
+
+
+@case(
+    script=["one"],
+    options=EpisodeOptions(working_limit=1),
+    expect=Expect(turns=1, scores={"includes": "C"}, limit="working"),
+)
+def working_limit_of_the_run() -> Task:
+    return Task(dataset=counting(), solver=works(30), scorer=includes())
+
+
+def _with_prices() -> None:
+    for model in ("scripted/policy", "rl/policy"):
+        set_model_info(model, ModelInfo(cost=ONE_DOLLAR_A_TOKEN))
+
+
+@case(
+    script=[say("one", call("tick"))],
+    expect=Expect(turns=1, scores={"includes": "I"}, limit="cost"),
+)
+def cost_limit_of_the_task() -> Task:
+    _with_prices()
+    return ticking(cost_limit=0.5)
+
+
+@case(
+    script=[say("one", call("tick"))],
+    options=EpisodeOptions(cost_limit=0.5),
+    expect=Expect(turns=1, scores={"includes": "I"}, limit="cost"),
+)
+def cost_limit_of_the_run() -> Task:
+    _with_prices()
+    return ticking()
+
+
+@case(
+    script=[say("one", call("tick")), say("one", call("tick"))],
+    expect=Expect(turns=2, scores={"includes": "C"}, limit="message"),
+)
+def message_limit_of_a_react_agent() -> Task:
+    return Task(
+        dataset=counting(), solver=react(tools=[tick()]), scorer=includes(), message_limit=6
+    )
+
+
+@solver
+def limits_inside() -> Solver:
+    """Meets limits of its own and goes on."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        try:
+            with message_limit(2):
+                state = await generate(state)
+                state = await generate(state)
+        except LimitExceededError as error:
+            store().set("first", [error.type, error.limit])
+        try:
+            with token_limit(1):
+                state = await generate(state)
+        except LimitExceededError as error:
+            store().set("second", [error.type, error.limit])
+        return state
+
+    return solve
+
+
+@case(
+    script=["one", "one again"],
+    expect=Expect(
+        turns=2,
+        scores={"includes": "C"},
+        store={"first": ["message", 2], "second": ["token", 1]},
+    ),
+)
+def limits_that_a_solver_handles() -> Task:
+    return Task(dataset=counting(), solver=limits_inside(), scorer=includes())
+
+
+@scorer(metrics=[accuracy()])
+def reads_limits() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        limits = sample_limits()
+        return Score(
+            value=1,
+            metadata={
+                "message": [limits.message.limit, limits.message.usage],
+                "tokens": limits.token.limit,
+                "time": limits.time.limit,
+                "completed": state.completed,
+            },
+        )
+
+    return score
+
+
+@case(
+    script=["one"],
+    expect=Expect(turns=1, scores={"reads_limits": 1}),
+)
+def limits_seen_by_a_scorer() -> Task:
+    return Task(
+        dataset=counting(),
+        scorer=reads_limits(),
+        message_limit=20,
+        token_limit=1000,
+        time_limit=60,
+    )
+
+
+@solver
+def times_out() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        raise TimeoutError("of the solver's own")
+
+    return solve
+
+
+@case(
+    script=["one"],
+    expect=Expect(turns=1, scores={"includes": "C"}),
+)
+def solver_with_a_stray_timeout() -> Task:
+    return Task(dataset=counting(), solver=times_out(), scorer=includes())
