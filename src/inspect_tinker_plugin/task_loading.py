@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
+from inspect_ai.solver import Solver
 from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -59,6 +60,26 @@ def call_task_function(function: Callable[..., Task], args: Mapping[str, Any]) -
     with _loading(name):
         _check_args(name, function, args)
         return _one_task(name, [function(**args)])
+
+
+def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
+    """Create the solver that ``--solver`` names: a registered name or ``file.py@solver``.
+
+    Raises:
+        TaskError: There is no such solver, or its code failed.
+    """
+    try:
+        return internals.solver_from_spec(
+            internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
+        )
+    except internals.PrerequisiteError as error:
+        raise TaskError(f"solver {spec!r}: {error.message}") from error
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise TaskError(
+            f"solver {spec!r} could not be created: {type(error).__name__}: {text}"
+            f"{_place_of(error)}"
+        ) from error
 
 
 def _one_task(name: str, created: list[Any]) -> Task:

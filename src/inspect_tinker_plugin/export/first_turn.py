@@ -1,0 +1,176 @@
+"""The first model call of a sample: its solver run that far, without a sandbox if it can be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType, sandboxenv
+
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.task import SolverLike
+from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.errors import ExportError
+
+PROBE = "inspect_rl_probe"
+
+
+@dataclass
+class _Watch:
+    """What one episode did before its first model call."""
+
+    state: TaskState | None = None
+    asked_for_sandbox: bool = False
+
+
+# An episode runs in a task of its own, which starts with a copy of this context.
+_watch: ContextVar[_Watch] = ContextVar("inspect_rl_first_turn")
+
+
+@dataclass(frozen=True)
+class FirstTurn:
+    """The first model call of a sample."""
+
+    request: TurnRequest
+    state: TaskState
+    """The solver's state at that moment."""
+
+
+class FirstTurns:
+    """Finds the first model call of each sample of a task.
+
+    A sample that has a sandbox is tried with a stand-in first, without its files and set-up
+    script. Only when the solver reaches for the sandbox, or fails, it is run again with the
+    real one: most agents look at theirs in a tool call, which comes later.
+
+    Args:
+        task: The task. It needs no scorer.
+        options: Limits and model roles of the episodes.
+        solver: Replaces the task's solver.
+        sandbox: Replaces the task's sandbox.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        options: EpisodeOptions | None = None,
+        solver: SolverLike | None = None,
+        sandbox: SandboxEnvironmentType | None = None,
+    ) -> None:
+        options = replace(options or EpisodeOptions(), max_turns=None)
+        task = _observed(task)
+        self._real = EpisodeRunner(task, options=options, solver=solver, sandbox=sandbox)
+        self._probe = EpisodeRunner(task, options=options, solver=solver, sandbox=PROBE)
+
+    async def of(self, sample: Sample) -> FirstTurn:
+        """Run a sample up to its first model call.
+
+        Raises:
+            ExportError: It failed before, or ended without a call.
+        """
+        if self._real.prepared.sandbox is None and sample.sandbox is None:
+            return await self._run(self._real, sample, _Watch())
+        watch = _Watch()
+        try:
+            bare = sample.model_copy(update={"sandbox": None, "files": None, "setup": None})
+            turn = await self._run(self._probe, bare, watch)
+            if not watch.asked_for_sandbox:
+                return turn
+        except ExportError:
+            pass
+        return await self._run(self._real, sample, _Watch())
+
+    async def _run(self, runner: EpisodeRunner, sample: Sample, watch: _Watch) -> FirstTurn:
+        episode = runner.episode(sample)
+        token = _watch.set(watch)
+        try:
+            outcome = await episode.start()
+        finally:
+            _watch.reset(token)
+            await episode.close()
+        if isinstance(outcome, EpisodeResult):
+            raise ExportError(_why(outcome))
+        assert watch.state is not None
+        return FirstTurn(outcome, watch.state)
+
+
+def _why(result: EpisodeResult) -> str:
+    if result.error is not None:
+        cause = result.error.__cause__ or result.error
+        return f"[{result.error.cause}] {type(cause).__name__}: {_one_line(cause)}"
+    if result.limit is not None:
+        return f"a {result.limit.type} limit ended it before the first model call."
+    return "its solver ended without asking the model, so there is no prompt."
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _observed(task: Task) -> Task:
+    """Put the observer in front of everything that the task's episodes run."""
+    setup = task.setup if isinstance(task.setup, Sequence) else [task.setup]
+    observed = copy.copy(task)
+    observed.setup = [_observe(), *(each for each in setup if each is not None)]
+    return observed
+
+
+@solver(name="inspect_rl_observe")
+def _observe() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        _watch.get().state = state
+        return state
+
+    return solve
+
+
+@sandboxenv(name=PROBE)
+class ProbeSandbox(SandboxEnvironment):
+    """Stands in for a sandbox until the first model call; whoever uses it is run again."""
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: Any, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Make the stand-in; nothing is started."""
+        return {"default": ProbeSandbox()}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: Any,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Nothing to release."""
+
+    async def exec(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, and note it."""
+        raise self._asked()
+
+    async def write_file(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse, and note it."""
+        raise self._asked()
+
+    async def read_file(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, and note it."""
+        raise self._asked()
+
+    async def connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, and note it."""
+        raise self._asked()
+
+    @staticmethod
+    def _asked() -> Exception:
+        watch = _watch.get()
+        # Inspect itself tries a command before the solver starts.
+        watch.asked_for_sandbox |= watch.state is not None
+        return RuntimeError("the sandbox is not started yet")

@@ -1,0 +1,223 @@
+"""The folder of an export: claimed, filled part by part, and finished in one go.
+
+While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and a file a
+part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
+(which ``datasets.load_dataset(folder)`` finds by itself), and ``export.json`` appears beside
+them. A finished export that is being replaced stays as it is until then.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.columns import Row, is_rich
+from inspect_tinker_plugin.export.formats import Format, read_part, write_part
+from inspect_tinker_plugin.export.journal import Failure, Journal, Part
+
+SUMMARY = "export.json"
+WORK = ".inspect-rl-export"
+
+
+class ExportFolder:
+    """An export in progress; made by :meth:`claim`."""
+
+    def __init__(self, path: Path, format: Format, created: bool) -> None:
+        self.path = path
+        self._format = format
+        self._created = created
+        self._work = path / WORK
+        self._lock: IO[str] | None = None
+        self.journal = Journal(self._work / "journal.jsonl", {}, None)
+
+    @classmethod
+    def claim(
+        cls,
+        path: Path,
+        *,
+        identity: Mapping[str, Any],
+        seed: int | None,
+        format: Format,
+        overwrite: bool,
+    ) -> ExportFolder:
+        """Take a folder for an export, to continue an unfinished one or to start anew.
+
+        Args:
+            path: The folder; made when it is not there.
+            identity: What is exported.
+            seed: Seed of the order, when this export starts anew.
+            format: File format.
+            overwrite: Start anew, whatever export the folder holds.
+
+        Raises:
+            ExportError: The folder cannot be written, is being written by another process,
+                holds a finished export or another one's beginning, or holds other files.
+        """
+        try:
+            check_target(path, overwrite=overwrite)
+            created = not path.exists()
+            (path / WORK).mkdir(parents=True, exist_ok=True)
+            folder = cls(path, format, created)
+            folder._take_lock()
+            folder._open_journal(identity, seed, overwrite)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return folder
+
+    def _take_lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows; two exports into one folder go unnoticed there
+            return
+        self._lock = (self._work / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ExportError(f"{self.path} is being written by another export.") from error
+
+    def _open_journal(self, identity: Mapping[str, Any], seed: int | None, fresh: bool) -> None:
+        path = self._work / "journal.jsonl"
+        found = None if fresh else Journal.read(path)
+        if found is None:
+            for old in self._work.glob("part-*"):
+                old.unlink()
+            self.journal = Journal(path, identity, seed)
+            self.journal.start()
+            return
+        same = json.loads(json.dumps(dict(identity)))
+        differing = [key for key in same if same[key] != found.identity.get(key)]
+        if differing:
+            raise ExportError(
+                f"{self.path} holds an unfinished export that differs in "
+                + ", ".join(f"{k} ({found.identity.get(k)!r}, now {same[k]!r})" for k in differing)
+                + ". Finish that one, choose another folder, or use --overwrite."
+            )
+        self.journal = found
+
+    def add(
+        self, rows: Sequence[Row], failures: Sequence[Failure], *, samples: int, digest: str
+    ) -> None:
+        """Write the next part and record it.
+
+        Raises:
+            ExportError: The disk is full or the folder went away; what was written stays.
+        """
+        index = len(self.journal.parts)
+        rich = any(is_rich(row) for row in rows)
+        try:
+            if rows:
+                write_part(self._part(index), rows, format=self._format, rich=rich)
+            self.journal.add(Part(index, samples, len(rows), rich, digest, list(failures)))
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def finish(self, summary: Mapping[str, Any]) -> list[str]:
+        """Give the parts their final names and write ``export.json``.
+
+        A finish that was interrupted is completed by the next one.
+
+        Args:
+            summary: What ``export.json`` says beside the names of the files.
+
+        Returns:
+            Names of the files.
+        """
+        parts = [part for part in self.journal.parts if part.rows]
+        names = [
+            f"train-{number:05d}-of-{len(parts):05d}.{self._format}" for number in range(len(parts))
+        ]
+        try:
+            if any(part.rich for part in parts):
+                self._widen(parts)
+            self._remove_old()
+            for part, name in zip(parts, names, strict=True):
+                if self._part(part.index).exists():
+                    self._part(part.index).replace(self.path / name)
+            text = json.dumps({**summary, "files": names}, indent=2, ensure_ascii=False)
+            partial = self._work / SUMMARY
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(self.path / SUMMARY)
+            self._drop_work()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        return names
+
+    def abandon(self) -> None:
+        """Remove what this export wrote, and the folder if it was made for it."""
+        self._drop_work()
+        if self._created and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        """Let go of the folder; an unfinished export can be continued."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def _widen(self, parts: Sequence[Part]) -> None:
+        """Rewrite plain parts in the rich schema: all files of an export have the same."""
+        for part in parts:
+            path = self._part(part.index)
+            if not part.rich and path.exists():
+                rows = read_part(path, format=self._format)
+                write_part(path, rows, format=self._format, rich=True)
+
+    def _remove_old(self) -> None:
+        """Remove the finished export that this one replaces; its summary goes last."""
+        summary = self.path / SUMMARY
+        if summary.exists():
+            for name in read_summary(self.path).get("files", []):
+                (self.path / Path(name).name).unlink(missing_ok=True)
+            summary.unlink()
+
+    def _drop_work(self) -> None:
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _part(self, index: int) -> Path:
+        return self._work / f"part-{index:05d}.{self._format}"
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that an export must not touch.
+
+    Raises:
+        ExportError: It is a file, holds a finished export, or holds other files.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ExportError(f"{path} is a file; an export needs a folder.")
+    if (path / WORK).is_dir():
+        return
+    if (path / SUMMARY).exists():
+        if not overwrite:
+            raise ExportError(
+                f"{path} holds a finished export of {read_summary(path).get('task')!r}; use "
+                "--overwrite to replace it."
+            )
+        return
+    if any(path.iterdir()):
+        raise ExportError(f"{path} is not empty and holds no export; choose another folder.")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read the ``export.json`` of a folder.
+
+    Raises:
+        ExportError: It is not one of ours.
+    """
+    try:
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ExportError(f"{path / SUMMARY} cannot be read: {error}.") from error
+    if not isinstance(summary, dict):
+        raise ExportError(f"{path / SUMMARY} is not the summary of an export.")
+    return summary
+
+
+def unwritable(path: Path, error: OSError) -> ExportError:
+    """Say in one line why a folder cannot be written."""
+    return ExportError(f"cannot write to {path}: {error.strerror or error}.")

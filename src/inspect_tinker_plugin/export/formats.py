@@ -1,0 +1,90 @@
+"""The file formats of an export: one part written, or read back, through ``datasets``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from inspect_tinker_plugin.export.columns import Row, features, widened
+
+Format = Literal["parquet", "jsonl", "arrow"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+def write_part(path: Path, rows: Sequence[Row], *, format: Format, rich: bool) -> None:
+    """Write rows as one file, which appears complete or not at all.
+
+    Args:
+        path: The file.
+        rows: Its rows.
+        format: File format.
+        rich: The schema: see :func:`~inspect_tinker_plugin.export.columns.features`.
+    """
+    from datasets import Dataset
+
+    table = Dataset.from_list(
+        [dict(widened(row) if rich else row) for row in rows], features=features(rich=rich)
+    )
+    partial = path.with_name(path.name + ".partial")
+    with _quiet():
+        if format == "parquet":
+            table.to_parquet(partial)
+        elif format == "jsonl":
+            table.to_json(partial, lines=True, force_ascii=False)
+        else:
+            _write_arrow(partial, table)
+    _sync(partial)
+    partial.replace(path)
+
+
+def read_part(path: Path, *, format: Format) -> list[Row]:
+    """Read the rows of a file that :func:`write_part` wrote."""
+    from datasets import Dataset
+
+    if format == "parquet":
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    elif format == "jsonl":
+        import json
+
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    else:
+        rows = Dataset.from_file(str(path), in_memory=True).to_list()
+    return cast(list[Row], rows)
+
+
+def _write_arrow(path: Path, table: Any) -> None:
+    """Write the stream format of Arrow, which ``load_dataset`` reads from a folder."""
+    import pyarrow
+
+    data = table.data.table
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, data.schema) as out:
+        out.write_table(data)
+
+
+def _sync(path: Path) -> None:
+    # A power cut after the rename must not leave an empty file under the final name.
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep ``datasets`` from drawing a bar for each part beside the export's own."""
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()

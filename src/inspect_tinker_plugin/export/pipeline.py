@@ -1,0 +1,339 @@
+"""One export from beginning to end: samples prepared side by side, written in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import platform
+import random
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.util import SandboxEnvironmentType
+from pydantic_core import to_json
+
+from inspect_tinker_plugin.episode.task import SolverLike
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.export.columns import COLUMNS, Row, row_of
+from inspect_tinker_plugin.export.first_turn import FirstTurns
+from inspect_tinker_plugin.export.folder import ExportFolder, check_target
+from inspect_tinker_plugin.export.formats import FORMATS, Format
+from inspect_tinker_plugin.export.journal import Failure
+from inspect_tinker_plugin.export.selection import SelectedSamples, Selection
+from inspect_tinker_plugin.tasks import ResolvedTask
+
+logger = getLogger(__name__)
+
+LAYOUT = 1
+"""Version of the layout of a folder; raised when an older one can no longer be continued."""
+
+PART_ROWS = 5_000
+PART_BYTES = 64 * 1024 * 1024
+PART_SECONDS = 30.0
+"""A part is written when it reaches any of these, so that an interruption costs little."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a task is exported."""
+
+    format: Format = "parquet"
+    """File format."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Which samples."""
+
+    solver: SolverLike | None = None
+    """Replaces the task's solver."""
+
+    solver_name: str | None = None
+    """Name and arguments of ``solver``, as text; an export continues only with the same."""
+
+    sandbox: SandboxEnvironmentType | None = None
+    """Replaces the task's sandbox."""
+
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    """Limits and model roles of the episodes."""
+
+    max_samples: int = 16
+    """Samples in preparation at once."""
+
+    overwrite: bool = False
+    """Start anew, whatever export the folder holds."""
+
+    def __post_init__(self) -> None:
+        if self.max_samples < 1:
+            raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
+        if self.format not in FORMATS:
+            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an export is."""
+
+    done: int
+    total: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote."""
+
+    path: Path
+    files: Sequence[str]
+    written: int
+    failures: Sequence[Failure]
+    continued: int
+    """Samples that an earlier, interrupted run had written."""
+
+
+async def export_task(
+    resolved: ResolvedTask,
+    output: Path,
+    options: ExportOptions | None = None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> ExportReport:
+    """Write the first prompt of every chosen sample into a folder.
+
+    Args:
+        resolved: The task; it needs no scorer.
+        output: The folder.
+        options: What to write and how.
+        on_progress: Called after every sample.
+
+    Returns:
+        What was written. Samples that failed are in it, and in ``export.json``.
+
+    Raises:
+        ConfigError: Nothing was chosen, or an id does not exist.
+        ExportError: The folder cannot be written or continued, or every sample failed.
+    """
+    options = options or ExportOptions()
+    check_target(output, overwrite=options.overwrite)
+    seed = _seed(options.selection)
+    folder = ExportFolder.claim(
+        output,
+        identity=_identity(resolved, options),
+        seed=seed,
+        format=options.format,
+        overwrite=options.overwrite,
+    )
+    try:
+        export = _Export(resolved, folder, options)
+    except BaseException:
+        if not folder.journal.parts:
+            folder.abandon()
+        folder.close()
+        raise
+    try:
+        return await export.run(on_progress or (lambda progress: None))
+    finally:
+        folder.close()
+
+
+def _seed(selection: Selection) -> int | None:
+    if selection.shuffle and selection.seed is None:
+        return random.SystemRandom().randrange(2**31)
+    return selection.seed
+
+
+class _Export:
+    def __init__(self, resolved: ResolvedTask, folder: ExportFolder, options: ExportOptions):
+        self._resolved = resolved
+        self._folder = folder
+        self._options = options
+        chosen = options.selection
+        chosen = Selection(chosen.limit, chosen.sample_ids, chosen.shuffle, folder.journal.seed)
+        self._samples = SelectedSamples(resolved.task.dataset, chosen)
+        if not self._samples:
+            raise ExportError(f"task {resolved.task.name!r}: there is no sample to export.")
+        self._turns = FirstTurns(
+            resolved.task,
+            options=options.episode,
+            solver=options.solver,
+            sandbox=options.sandbox,
+        )
+        self._check_continuity()
+
+    def _check_continuity(self) -> None:
+        """Make sure that the samples of the parts that are there are still the same."""
+        start = 0
+        for part in self._folder.journal.parts:
+            stop = start + part.samples
+            if stop > len(self._samples) or part.digest != _digest(self._samples, start, stop):
+                raise ExportError(
+                    f"{self._folder.path} holds an unfinished export, but the task's samples "
+                    "have changed since (other data, or an order without a seed). Use "
+                    "--overwrite to start again."
+                )
+            start = stop
+
+    async def run(self, on_progress: Callable[[Progress], None]) -> ExportReport:
+        journal = self._folder.journal
+        continued = sum(part.samples for part in journal.parts)
+        failed = sum(len(part.failures) for part in journal.parts)
+        part = _OpenPart(continued)
+        total = len(self._samples)
+        on_progress(Progress(continued, total, failed))
+        try:
+            async with aclosing(self._results(continued)) as results:
+                async for result in results:
+                    part.add(result)
+                    failed += isinstance(result, Failure)
+                    on_progress(Progress(part.stop, total, failed))
+                    if part.full:
+                        full, part = part, _OpenPart(part.stop)
+                        self._write(full)
+        except asyncio.CancelledError:
+            self._write(part)  # so that the next run goes on from here
+            raise
+        self._write(part)
+        return self._finish(continued)
+
+    async def _results(self, start: int) -> AsyncGenerator[Row | Failure, None]:
+        """Yield the results of all samples in their order, with several under way at once."""
+        places = asyncio.Semaphore(self._options.max_samples)
+        window = 4 * self._options.max_samples
+        pending: deque[asyncio.Task[Row | Failure]] = deque()
+        following = start
+        try:
+            while pending or following < len(self._samples):
+                while len(pending) < window and following < len(self._samples):
+                    sample = self._samples[following]
+                    pending.append(asyncio.create_task(self._result(sample, places)))
+                    following += 1
+                yield await pending[0]
+                pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _result(self, sample: Sample, places: asyncio.Semaphore) -> Row | Failure:
+        async with places:
+            try:
+                turn = await self._turns.of(sample)
+                return row_of(self._resolved.task.name, sample, turn.request, turn.state)
+            except ExportError as error:
+                return Failure(str(sample.id), str(error))
+            except Exception as error:  # whatever it is, the other samples can be written
+                logger.debug("sample %r could not be exported", sample.id, exc_info=error)
+                return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
+
+    def _write(self, part: _OpenPart) -> None:
+        if part.stop > part.start:
+            self._folder.add(
+                part.rows,
+                part.failures,
+                samples=part.stop - part.start,
+                digest=_digest(self._samples, part.start, part.stop),
+            )
+
+    def _finish(self, continued: int) -> ExportReport:
+        parts = self._folder.journal.parts
+        failures = [failure for part in parts for failure in part.failures]
+        written = sum(part.rows for part in parts)
+        if not written:
+            self._folder.abandon()
+            first = failures[0]
+            raise ExportError(
+                f"task {self._resolved.task.name!r}: none of {len(failures)} samples could be "
+                f"exported; nothing was written. Sample {first.id!r}: {first.reason}"
+            )
+        files = self._folder.finish(
+            {
+                **_identity(self._resolved, self._options),
+                "seed": self._folder.journal.seed,
+                "columns": list(COLUMNS),
+                "counts": {
+                    "samples": len(self._samples),
+                    "written": written,
+                    "failed": len(failures),
+                },
+                "failures": [asdict(failure) for failure in failures],
+                "packages": _packages(),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+        )
+        return ExportReport(self._folder.path, files, written, failures, continued)
+
+
+class _OpenPart:
+    """The rows that are not written yet."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.stop = start
+        self.rows: list[Row] = []
+        self.failures: list[Failure] = []
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, result: Row | Failure) -> None:
+        self.stop += 1
+        if isinstance(result, Failure):
+            self.failures.append(result)
+        else:
+            self.rows.append(result)
+            self._bytes += len(result["info"]) + len(result["tools"])
+            self._bytes += sum(len(message["content"]) for message in result["prompt"])
+
+    @property
+    def full(self) -> bool:
+        return (
+            self.stop - self.start >= PART_ROWS
+            or self._bytes >= PART_BYTES
+            or time.monotonic() - self._since >= PART_SECONDS
+        )
+
+
+def _digest(samples: SelectedSamples, start: int, stop: int) -> str:
+    digest = hashlib.sha256()
+    for index in range(start, stop):
+        sample = samples[index]
+        # messages have ids, which are made anew whenever a task is loaded
+        asked = sample.input
+        texts = asked if isinstance(asked, str) else [message.text for message in asked]
+        digest.update(to_json([sample.id, texts, sample.target, sample.choices], fallback=str))
+    return digest.hexdigest()
+
+
+def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
+    """Return what two runs must have in common for the second to continue the first."""
+    ref, task, selection = resolved.ref, resolved.task, options.selection
+    return {
+        "layout": LAYOUT,
+        "task": ref.spec if ref is not None else task.name,
+        "task_args": _plain(ref.args if ref is not None else {}),
+        "task_version": task.version,
+        "solver": options.solver_name,
+        "sandbox": None if options.sandbox is None else str(options.sandbox),
+        "limit": _plain(selection.limit),
+        "sample_ids": _plain(selection.sample_ids),
+        "shuffle": selection.seed if selection.seed is not None else selection.shuffle,
+        "format": options.format,
+    }
+
+
+def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
+    import json
+
+    return json.loads(to_json(value, fallback=str))
+
+
+def _packages() -> dict[str, str]:
+    names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
