@@ -44,7 +44,7 @@ class SandboxMapping:
             ) from ex
         if not isinstance(mapped, SandboxEnvironmentSpec):
             raise PluginError(f"sandbox provider {name!r} gave {mapped!r:.80} for {spec.type!r}")
-        if not _known_to_inspect(mapped.type):
+        if mapped.type != spec.type and not _known_to_inspect(mapped.type):
             raise PluginError(
                 f"sandbox provider {name!r} gave the type {mapped.type!r}, which is not in "
                 "Inspect's registry; register it with @sandboxenv and an inspect_ai entry point"

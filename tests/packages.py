@@ -1,0 +1,28 @@
+"""Third-party packages made up in a folder, found by the same metadata as installed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+
+def install(folder: Path, name: str, code: str, *, version: str = "1.0", entry: str = "") -> None:
+    """Write a module and its distribution's metadata into a folder that is on the path.
+
+    Args:
+        folder: where to, like a ``site-packages``.
+        name: name of the module, and of the entry point; the distribution has it with dashes.
+        code: source of the module.
+        version: version of the distribution.
+        entry: value of the entry point; the module when not given.
+    """
+    folder.joinpath(f"{name}.py").write_text(dedent(code))
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    dashed = name.replace("_", "-")
+    info.joinpath("METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {dashed}\nVersion: {version}\n"
+    )
+    info.joinpath("entry_points.txt").write_text(
+        f"[inspect_tinker_plugin]\n{name} = {entry or name}\n"
+    )
