@@ -115,6 +115,17 @@ class Rollout:
             index=len(self.transitions),
             config=config,
         )
+        return self.answer(asked, text, stop=stop, stop_reason=stop_reason)
+
+    def answer(
+        self,
+        asked: TurnRequest,
+        text: str,
+        *,
+        stop: bool = True,
+        stop_reason: str | None = "stop",
+    ) -> ModelOutput:
+        """Answer a request with a text."""
         prompt = self.tokens.prompt(asked)
         sampled = self.sample(text, stop=stop)
         action = TokensWithLogprobs(tokens=sampled, maybe_logprobs=[-1.0] * len(sampled))

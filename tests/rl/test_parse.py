@@ -174,6 +174,16 @@ def test_reasoning_cut_at_the_limit_is_no_answer() -> None:
     assert reasoning.reasoning == "The answer is 42"
 
 
+@pytest.mark.parametrize("name", ["glm5_3", "deepseekv4_1_keep"])
+def test_reasoning_that_the_prompt_opened_is_no_answer_when_cut(name: str) -> None:
+    output = sampled("The answer is 42", name=name, stop=False, stop_reason="length", tools=[])
+    assert output.completion == ""
+    assert not isinstance(output.message.content, str)
+    (reasoning,) = output.message.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert reasoning.reasoning == "The answer is 42"
+
+
 def test_an_answer_cut_at_the_limit_keeps_its_reasoning_apart() -> None:
     text = "<think>\nHm.\n</think>\n\nIt is"
     output = sampled(text, name="qwen3", stop=False, stop_reason="length")

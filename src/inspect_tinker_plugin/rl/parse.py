@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -71,6 +72,12 @@ class ReplyParser:
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
         self._model = model
 
+    @functools.cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether the prompt ends within a block of reasoning, which replies then go on with."""
+        prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
+        return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
+
     def parse(
         self,
         tokens: Sequence[int],
@@ -88,12 +95,12 @@ class ReplyParser:
             tools: tools on offer. Without any, a tool call is text, as with a provider
                 that was given none.
         """
-        body, ended, overrun = self._body(list(tokens))
+        body, stop, overrun = self._body(list(tokens))
         body, stop_seq, beyond = self._before(body, stop_seqs)
-        rendering, clean = self._parse(body, ended=ended)
+        rendering, ended = self._parse(body, stop)
         if stop_seq is not None:
             _cut_text(rendering, stop_seq)
-        truncated = (at_limit or not (ended or clean)) and stop_seq is None
+        truncated = (at_limit or not ended) and stop_seq is None
         content, calls = self._contents(rendering, body, tools, truncated=truncated)
         return ParsedReply(
             message=ChatMessageAssistant(
@@ -105,16 +112,18 @@ class ReplyParser:
             continues=not (overrun or beyond),
         )
 
-    def _body(self, tokens: list[int]) -> tuple[list[int], bool, bool]:
-        """Return the tokens before the stop, whether there was one, and whether more came."""
-        if self._stop_ids:
-            for index, token in enumerate(tokens):
-                if token in self._stop_ids:
-                    return tokens[:index], True, index + 1 < len(tokens)
-            return tokens, False, False
+    def _body(self, tokens: list[int]) -> tuple[list[int], int | None, bool]:
+        """Return the tokens before the stop token, that token, and whether more came after.
+
+        A stop string is left in the tokens: they need not be cut where it begins.
+        """
+        for index, token in enumerate(tokens):
+            if token in self._stop_ids:
+                return tokens[:index], token, index + 1 < len(tokens)
+        if not self._stop_texts:
+            return tokens, None, False
         text = str(self._tokenizer.decode(tokens))
-        overrun = any(text.count(stop) > 1 for stop in self._stop_texts)
-        return tokens, any(stop in text for stop in self._stop_texts), overrun
+        return tokens, None, any(text.count(stop) > 1 for stop in self._stop_texts)
 
     def _before(
         self, body: list[int], stop_seqs: Sequence[str]
@@ -136,14 +145,17 @@ class ReplyParser:
                 low = middle + 1
         return body[:low], seq, low < len(body)
 
-    def _parse(self, body: list[int], *, ended: bool) -> tuple[Message, bool]:
-        if not self._stop_ids:
-            message, termination = self._renderer.parse_response(body)
-            return message, termination.is_clean
-        # A reply without a stop token is parsed as if it had one: renderers return the raw
-        # text otherwise, and reasoning would reach the solver as part of the answer.
-        message, termination = self._renderer.parse_response([*body, self._stop_ids[0]])
-        return message, ended and termination.is_clean
+    def _parse(self, body: list[int], stop: int | None) -> tuple[Message, bool]:
+        """Return the renderer's message, and whether the reply came to an end."""
+        if self._stop_ids:
+            # A reply without a stop token is parsed as if it had one: renderers return the
+            # raw text otherwise, with the reasoning as a part of the answer.
+            end = self._stop_ids[0] if stop is None else stop
+            message, _ = self._renderer.parse_response([*body, end])
+            return message, stop is not None
+        message, termination = self._renderer.parse_response(body)
+        text = str(self._tokenizer.decode(body))
+        return message, termination.is_clean or any(stop in text for stop in self._stop_texts)
 
     def _contents(
         self, rendering: Message, body: list[int], tools: Sequence[ToolInfo], *, truncated: bool
@@ -155,12 +167,12 @@ class ReplyParser:
             thinking: list[ContentPart] = [
                 part for part in _parts(rendering) if part["type"] == "thinking"
             ]
-            return _contents([*thinking, TextPart(type="text", text=text)], False), []
+            return _inspect_content([*thinking, TextPart(type="text", text=text)], False), []
         parts = _parts(rendering)
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
         if truncated:
-            parts = _open_thinking(parts)
+            parts = _open_thinking(parts, begun=self._opens_thinking)
         calls: list[ToolCall] = []
         for one in parsed:
             function = one.function
@@ -170,7 +182,7 @@ class ReplyParser:
                 )
             )
         calls.extend(_unparsed_call(one, tools) for one in unparsed)
-        return _contents(parts, bool(calls)), calls
+        return _inspect_content(parts, bool(calls)), calls
 
 
 def _parts(message: Message) -> list[ContentPart]:
@@ -178,7 +190,7 @@ def _parts(message: Message) -> list[ContentPart]:
     return [TextPart(type="text", text=content)] if isinstance(content, str) else list(content)
 
 
-def _contents(parts: Sequence[ContentPart], calls: bool) -> str | list[Content]:
+def _inspect_content(parts: Sequence[ContentPart], calls: bool) -> str | list[Content]:
     """Return content for Inspect, without the white space that only frames other parts."""
     contents: list[Content] = []
     for part in parts:
@@ -214,8 +226,17 @@ def _without(part: ContentPart, raw: str) -> ContentPart:
     return TextPart(type="text", text=part["text"][: part["text"].index(raw)])
 
 
-def _open_thinking(parts: list[ContentPart]) -> list[ContentPart]:
-    """Read a block of reasoning that the token limit left open as reasoning."""
+def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart]:
+    """Read a block of reasoning that the token limit left open as reasoning.
+
+    Args:
+        parts: content of a reply.
+        begun: whether the prompt opened the block already.
+    """
+    if begun and all(part["type"] == "text" for part in parts):
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        if text and "</think>" not in text:
+            return [{"type": "thinking", "thinking": text.strip("\n")}]
     result: list[ContentPart] = []
     for part in parts:
         if part["type"] == "text" and "<think>" in part["text"]:
