@@ -15,13 +15,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``python -m inspect_tinker_plugin.testing CORPUS``: 0 when all cases agree."""
     parser = argparse.ArgumentParser(prog="inspect_tinker_plugin.testing")
     parser.add_argument("corpus", help="folder of modules that register cases")
-    parser.add_argument("-k", dest="match", default="", help="only cases whose id contains this")
+    parser.add_argument("-k", dest="match", default="", help="only cases with this in theme or id")
     parser.add_argument("--no-docker", action="store_true", help="leave out Docker cases")
     args = parser.parse_args(argv)
     cases = [
         each
         for each in load_corpus(args.corpus)
-        if args.match in each.id and not (args.no_docker and each.docker)
+        if args.match in f"{each.theme} {each.id}" and not (args.no_docker and each.docker)
     ]
     if not cases:
         print(f"no case matches {args.match!r}", file=sys.stderr)

@@ -115,7 +115,10 @@ def _renamed(value: Json, names: Names) -> Json:
     # Which provider answers differs by construction: scripted model or policy.
     message = {key: item for key, item in value.items() if key != "model"}
     for key in ("id", "tool_call_id"):
-        if message.get(key):
+        # a user message that stands for several tool results has a list of ids
+        if isinstance(message.get(key), list):
+            message[key] = [names(each) for each in message[key]]
+        elif message.get(key):
             message[key] = names(message[key])
     if message.get("tool_calls"):
         message["tool_calls"] = [

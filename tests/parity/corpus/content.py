@@ -1,0 +1,198 @@
+"""Content other than text: images, reasoning, documents, several kinds in one message."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from pathlib import Path
+from tempfile import mkdtemp
+
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import (
+    ChatMessageAssistant,
+    ChatMessageUser,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+    GenerateConfig,
+)
+from inspect_ai.scorer import exact, includes
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import Tool, ToolResult, tool
+
+from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.scripts import call, say
+
+NO_IMAGES = "the renderer of a text model carries no images"
+
+
+def png(size: int = 2) -> bytes:
+    """A red square."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        check = zlib.crc32(kind + body)
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
+
+    rows = b"".join(b"\x00" + b"\xff\x00\x00" * size for _ in range(size))
+    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def data_uri() -> str:
+    return f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+
+
+def image_sample(image: str) -> Sample:
+    content = [ContentText(text="Which colour?"), ContentImage(image=image, detail="low")]
+    return Sample(input=[ChatMessageUser(content=list(content))], target="red")
+
+
+@case(
+    script=["red"],
+    expect=Expect(turns=1, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
+    tokens=NO_IMAGES,
+)
+def image_in_the_prompt() -> Task:
+    return Task(dataset=[image_sample(data_uri())], scorer=exact())
+
+
+@case(
+    script=["red"],
+    expect=Expect(turns=1, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
+    tokens=NO_IMAGES,
+)
+def image_file_in_the_prompt() -> Task:
+    path = Path(mkdtemp(prefix="parity-")) / "red.png"
+    path.write_bytes(png())
+    return Task(dataset=[image_sample(str(path))], scorer=exact())
+
+
+@case(script=[], expect=Expect(turns=0, error="FileNotFoundError"))
+def image_file_that_is_missing() -> Task:
+    return Task(dataset=[image_sample("/nowhere/red.png")], scorer=exact())
+
+
+@tool
+def look() -> Tool:
+    async def execute() -> ToolResult:
+        """Take a picture."""
+        return [ContentText(text="taken"), ContentImage(image=data_uri())]
+
+    return execute
+
+
+@case(
+    script=[say("", call("look")), "red"],
+    expect=Expect(turns=2, scores={"exact": "C"}, says=["data:image/png;base64,iVBOR"]),
+    tokens=NO_IMAGES,
+)
+def image_in_a_tool_result() -> Task:
+    return Task(
+        dataset=[Sample(input="Look.", target="red")],
+        solver=[use_tools(look()), generate()],
+        scorer=exact(),
+    )
+
+
+@solver
+def asks_again() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        state.messages.append(ChatMessageUser(content="Are you sure?"))
+        return await generate(state)
+
+    return solve
+
+
+THOUGHT = say("red", reasoning="Roses are red.")
+
+
+@case(
+    script=[THOUGHT, say("red", reasoning="Still.")],
+    expect=Expect(turns=2, scores={"exact": "C"}, says=["Roses are red."]),
+    tokens="an instruct renderer has no place for thoughts",
+)
+def reasoning_content() -> Task:
+    return Task(
+        dataset=[Sample(input="A colour?", target="red")], solver=asks_again(), scorer=exact()
+    )
+
+
+@case(
+    script=[THOUGHT, "red"],
+    expect=Expect(
+        turns=2,
+        scores={"exact": "C"},
+        holds=lambda trace: "Roses" not in repr(trace.requests[1]),
+    ),
+    tokens="an instruct renderer has no place for thoughts",
+)
+def reasoning_that_is_not_sent_back() -> Task:
+    return Task(
+        dataset=[Sample(input="A colour?", target="red")],
+        config=GenerateConfig(reasoning_history="none"),
+        solver=asks_again(),
+        scorer=exact(),
+    )
+
+
+@case(
+    script=["red"],
+    expect=Expect(turns=1, scores={"exact": "C"}),
+    tokens="an instruct renderer has no place for thoughts",
+)
+def reasoning_in_the_input() -> Task:
+    messages = [
+        ChatMessageUser(content="A colour?"),
+        ChatMessageAssistant(
+            content=[ContentReasoning(reasoning="Hm."), ContentText(text="blue")]
+        ),
+        ChatMessageUser(content="Another?"),
+    ]
+    return Task(dataset=[Sample(input=list(messages), target="red")], scorer=exact())
+
+
+@case(
+    script=["<think>Roses.</think>red"],
+    expect=Expect(turns=1, scores={"exact": "I", "includes": "C"}),
+    tokens="the renderer parses the tags",
+)
+def thoughts_in_the_text() -> Task:
+    return Task(
+        dataset=[Sample(input="A colour?", target="red")], scorer=[exact(), includes()]
+    )
+
+
+@case(
+    script=[say("The colour is", stop_reason="max_tokens")],
+    expect=Expect(
+        turns=1,
+        scores={"includes": "I"},
+        holds=lambda trace: trace.output["choices"][0]["stop_reason"] == "max_tokens",
+    ),
+)
+def reply_that_was_cut() -> Task:
+    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=includes())
+
+
+@case(script=[""], expect=Expect(turns=1, scores={"includes": "I"}))
+def empty_reply() -> Task:
+    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=includes())
+
+
+@case(
+    script=['Ünïcödé ☃ "quotes" \\n {braces} <|tag|> 🧊 red'],
+    expect=Expect(turns=1, scores={"includes": "C"}),
+)
+def unusual_characters() -> Task:
+    return Task(
+        dataset=[Sample(input="Ünïcödé ☃\n\t🧊 {x} <|im_start|>?", target="red")],
+        scorer=includes(),
+    )
