@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inspect_ai import Task, task
-from inspect_ai.agent import react
+from inspect_ai.agent import AgentSubmit, react
 from inspect_ai.dataset import json_dataset
 from inspect_ai.scorer import match
 from inspect_ai.tool import bash
@@ -34,7 +34,13 @@ def log_search(sandbox: str = "local", attempts: int = 1) -> Task:
     """
     return Task(
         dataset=json_dataset(str(DATA)),
-        solver=react(prompt=INSTRUCTIONS, tools=[bash(timeout=30)], attempts=attempts),
+        solver=react(
+            prompt=INSTRUCTIONS,
+            tools=[bash(timeout=30)],
+            attempts=attempts,
+            # Score the answer alone: naming every user on the way to it must not pay.
+            submit=AgentSubmit(answer_only=True),
+        ),
         scorer=match(location="exact"),
         sandbox=sandbox,
         message_limit=30,

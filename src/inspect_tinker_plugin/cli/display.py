@@ -1,0 +1,174 @@
+"""How rollouts look in a terminal: a conversation with its reward, and a table of a group."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from inspect_ai.model import ChatMessage
+    from inspect_ai.tool import ToolCall
+
+    from inspect_tinker_plugin.cli.report import RolloutReport
+
+STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+"""Colour of a message by the role of its author."""
+
+CODE_ARGUMENTS = {"command": "bash", "cmd": "bash", "code": "python"}
+"""Tool arguments that are shown as source text, with their language."""
+
+MAX_LINES = 14
+"""Longer texts are shown with their middle left out, unless everything is asked for."""
+
+_BLANK = re.compile(r"\n\s*\n")
+# A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def show_conversation(report: RolloutReport, *, full: bool = False) -> RenderableType:
+    """One rollout from its first message to its reward.
+
+    Args:
+        report: The rollout.
+        full: Show long texts whole.
+    """
+    title = Text.assemble(
+        ("rollout ", "bold"), (f"{report.number}", "bold"), f" of sample {report.sample_id}"
+    )
+    turns = 0
+    panels: list[RenderableType] = [Rule(title, style="dim")]
+    for message in report.messages:
+        turns += message.role == "assistant"
+        panels.append(_message_panel(message, turns, full=full))
+    return Group(*panels, _verdict(report))
+
+
+def show_group(reports: Sequence[RolloutReport]) -> RenderableType:
+    """Compare the rollouts of one group, a line each."""
+    table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.title = Text(f"sample {reports[0].sample_id}: {len(reports)} rollouts", "bold")
+    for heading in ("rollout", "turns", "prompt tokens", "sampled", "reward", "advantage"):
+        table.add_column(heading, justify="right")
+    table.add_column("scores")
+    table.add_column("ended by")
+    for report in reports:
+        table.add_row(
+            str(report.number),
+            str(report.turns),
+            f"{report.input_tokens:,}",
+            f"{report.output_tokens:,}",
+            _number(report.reward),
+            _number(report.advantage, signed=True),
+            _plain(", ".join(f"{name}={score['value']}" for name, score in report.scores.items())),
+            Text("failed", "bold red") if report.error else Text(report.stop or "", "dim"),
+        )
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _message_panel(message: ChatMessage, turn: int, *, full: bool) -> RenderableType:
+    style = STYLES[message.role]
+    parts: list[RenderableType] = []
+    name = message.role
+    if message.role == "assistant":
+        name = f"assistant · turn {turn}"
+    elif message.role == "tool":
+        name = f"tool · {message.function or 'result'}"
+    reasoning = _reasoning(message)
+    if reasoning:
+        parts.append(Text(_shorten(reasoning, full=full), style="italic dim"))
+    error = getattr(message, "error", None)
+    text = _BLANK.sub("\n\n", message.text.strip("\n").rstrip())
+    text = text or (error.message if error is not None else "")
+    if text:
+        body = _plain(_shorten(text, full=full))
+        body.stylize("red" if error is not None else "dim" if message.role == "system" else "")
+        parts.append(body)
+    parts += [_tool_call(call, full=full) for call in getattr(message, "tool_calls", None) or []]
+    return Panel(
+        Group(*parts) if parts else Text("(empty)", style="dim"),
+        title=Text(name, style=f"bold {style}"),
+        title_align="left",
+        border_style=style,
+        box=box.ROUNDED,
+    )
+
+
+def _tool_call(call: ToolCall, *, full: bool) -> RenderableType:
+    name = Text.assemble(("▶ ", "bold blue"), (_clean(call.function), "bold blue"))
+    if call.parse_error:
+        return Group(name, _plain(call.parse_error).append(" (not parsed)", style="red"))
+    (key, value), *more = list(call.arguments.items()) or [("", None)]
+    language = CODE_ARGUMENTS.get(key)
+    if language and isinstance(value, str) and not more:
+        code = _shorten(value, full=full)
+    elif not call.arguments:
+        return name.append("()")
+    else:
+        language, code = "json", json.dumps(call.arguments, ensure_ascii=False, indent=2)
+        if len(call.arguments) == 1 and "\n" not in str(value) and len(str(value)) < 60:
+            code = json.dumps(call.arguments, ensure_ascii=False)
+    source = Syntax(_clean(code), language, background_color="default", word_wrap=True)
+    return Group(name, Padding(source, (0, 0, 0, 2)))
+
+
+def _verdict(report: RolloutReport) -> RenderableType:
+    if report.error:
+        return Panel(_plain(report.error), title="failed", title_align="left", border_style="red")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    for name, score in report.scores.items():
+        grid.add_row(f"score {name}", Text(str(score["value"]), style="bold"))
+        if score.get("explanation"):
+            why = _shorten(str(score["explanation"]), full=False, lines=3)
+            grid.add_row("", _plain(why))
+    grid.add_row("reward", Text(_number(report.reward), style="bold"))
+    grid.add_row("advantage", f"{_number(report.advantage, signed=True)} in its group")
+    grid.add_row("ended by", report.stop or "")
+    grid.add_row("tokens", f"{report.input_tokens:,} read, {report.output_tokens:,} sampled")
+    good = report.reward is not None and report.reward > 0
+    title = Text(f"reward {_number(report.reward)}", style="bold")
+    style = "green" if good else "red"
+    return Panel(grid, title=title, title_align="left", border_style=style, box=box.HEAVY)
+
+
+def _reasoning(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return ""
+    parts: list[Any] = [part for part in message.content if part.type == "reasoning"]
+    return "\n".join(part.reasoning for part in parts).strip()
+
+
+def _shorten(text: str, *, full: bool, lines: int = MAX_LINES) -> str:
+    rows = text.splitlines()
+    if full or len(rows) <= lines:
+        return text
+    tail = lines // 4
+    left_out = len(rows) - (lines - tail)
+    return "\n".join([*rows[: lines - tail], f"… {left_out - tail} lines more …", *rows[-tail:]])
+
+
+def _clean(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _plain(text: str) -> Text:
+    return Text(_clean(text))
+
+
+def _number(value: float | None, *, signed: bool = False) -> str:
+    """Absent is not zero."""
+    if value is None:
+        return "none"
+    return f"{value:+.2f}" if signed else f"{value:.2f}"
