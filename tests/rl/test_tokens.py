@@ -429,6 +429,32 @@ def test_text_beyond_a_stop_sequence_never_reaches_the_solver() -> None:
     assert_honest(rollout)
 
 
+def test_a_cut_reply_costs_no_sampled_token_of_the_turns_before() -> None:
+    rollout = Rollout(context("qwen3_instruct"))
+    config = GenerateConfig(stop_seqs=["Observation:"])
+    messages = opening()
+    for text in ("Action: look", "Action: read\nObservation: made up", "Done."):
+        output = rollout.turn(messages, text, config=config)
+        messages += [output.message, ChatMessageUser(content="Observation: real")]
+    first, cut, last = rollout.transitions
+    start = [*first.ob.to_ints(), *first.ac.tokens]
+    assert last.ob.to_ints()[: len(start)] == start
+    assert rollout.tokens.metrics["tokens/resampled"] == len(cut.ac.tokens)
+    assert_honest(rollout)
+
+
+def test_a_conversation_may_end_with_the_policys_own_reply() -> None:
+    for name in ("qwen3_instruct", "qwen3_disable_keep", "llama3", "glm5_3"):
+        rollout = Rollout(context(name))
+        messages: list[ChatMessage] = [ChatMessageSystem(content="Count.")]
+        for _ in range(3):
+            text = "hm</think>One." if name == "glm5_3" else "One."
+            messages.append(rollout.turn(messages, text).message)
+            if name == "qwen3_disable_keep":
+                messages.append(ChatMessageUser(content="More."))
+        assert_honest(rollout)
+
+
 def test_a_reply_that_ends_at_a_stop_sequence_is_complete_and_continued() -> None:
     rollout = Rollout(context("qwen3_instruct"))
     config = GenerateConfig(stop_seqs=["Observation:"])

@@ -92,8 +92,13 @@ class Extension:
         """
         anchor = Message(role="user" if follows_user else "system", content=_STUB)
         stub = _stub_reply(calls)
-        chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
-        head = self._head(anchor)
+        try:
+            chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
+            head = self._head(anchor)
+        except Exception:
+            # The renderer may refuse the stub and not the conversation. Rendering that as a
+            # whole, which is what happens next, tells, and reports what is wrong with it.
+            return None
         if flatten(chunks)[: len(head)] != head:
             return None
         if self._stop_texts:
@@ -105,6 +110,18 @@ class Extension:
         if not usual and end != self._stub_length(anchor, stub, calls):
             return None
         return self._split_at_token(chunks, len(head))
+
+    def spoken(self, sampled: Sequence[int], tail: Tail) -> list[tinker.ModelInputChunk]:
+        """Return a reply's own tokens, with the end of turn if they lack it."""
+        tokens = list(sampled)
+        if self._stop_texts:
+            text = str(self._tokenizer.decode(tokens))
+            ended = any(stop in text for stop in self._stop_texts)
+        else:
+            ended = tuple(tokens[-len(tail.terminator) :]) == tail.terminator
+        if not ended:
+            tokens.extend(tail.terminator)
+        return [tinker.EncodedTextChunk(tokens=tokens)]
 
     def _head(self, anchor: Message) -> FlatPrompt:
         user = anchor["role"] == "user"

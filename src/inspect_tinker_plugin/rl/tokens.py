@@ -111,7 +111,8 @@ class EpisodeTokens:
                 turn = self._fresh(messages, keys, tools, offer)
         self._turns.add(turn)
         self._asked = turn
-        self._reencoded = self._sampled_in(messages) if turn.parent is None else 0
+        rendered = messages[len(messages) - len(turn.keys) :]
+        self._reencoded = self._sampled_in(rendered)
         return tinker.ModelInput(chunks=turn.all_chunks())
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
@@ -207,7 +208,7 @@ class EpisodeTokens:
         tail = self._context.extension.after_reply(calls=calls, follows_user=follows_user, new=new)
         if tail is None or not self._verified(tail, calls, messages, keys, tools, match.position):
             return None
-        chunks = merged([*_spoken(base, tail, self._context), *tail.chunks])
+        chunks = merged([*self._context.extension.spoken(base.sampled, tail), *tail.chunks])
         return Turn(
             tools=base.tools,
             keys=tuple(map(frozen, keys[match.position :])),
@@ -225,7 +226,8 @@ class EpisodeTokens:
         tools: Sequence[ToolInfo],
         position: int,
     ) -> bool:
-        roles = ("calls" if calls else "text", *(message.role for message in messages[position:]))
+        new_roles = dict.fromkeys(message.role for message in messages[position:])
+        roles = ("calls" if calls else "text", *new_roles)
         if not self._context.check_is_due(roles):
             return True
         return self._context.verify(tail, self._whole(messages, keys, tools))
@@ -288,20 +290,6 @@ class EpisodeTokens:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
             ) from error
-
-
-def _spoken(base: Turn, tail: Tail, context: RenderContext) -> list[tinker.ModelInputChunk]:
-    """Return the reply's own tokens, with the end of turn if they lack it."""
-    tokens = list(base.sampled)
-    texts = [stop for stop in context.stops if isinstance(stop, str)]
-    if texts:
-        text = str(context.tokenizer.decode(tokens))
-        ended = any(stop in text for stop in texts)
-    else:
-        ended = tuple(tokens[-len(tail.terminator) :]) == tail.terminator
-    if not ended:
-        tokens.extend(tail.terminator)
-    return [tinker.EncodedTextChunk(tokens=tokens)] if tokens else []
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
