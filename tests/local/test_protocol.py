@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from inspect_tinker_plugin.local import LocalServer
 
 pytestmark = [
     pytest.mark.local,
-    # The SDK drops the connections of its first request without closing them.
+    # As in `service`, if the collector comes first.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -33,11 +35,15 @@ DATUM = tinker.Datum(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def service(local_server: LocalServer) -> Iterator[tinker.ServiceClient]:
-    client = tinker.ServiceClient()
-    yield client
-    client.close("success").result()
+    with tinker.ServiceClient() as client:
+        yield client
+    with warnings.catch_warnings():
+        # The SDK drops the connections of its first request without closing them.
+        warnings.simplefilter("ignore", ResourceWarning)
+        del client
+        gc.collect()
 
 
 @pytest.fixture
@@ -78,6 +84,30 @@ def test_sampling_and_training_agree_on_logprobs(trainer: TrainingClient) -> Non
     train(trainer)
     sampler = trainer.save_weights_and_get_sampling_client().result()
     np.testing.assert_allclose(prompt_logprobs(sampler), logprobs(trainer)[:-1], atol=1e-4)
+
+
+def test_filling_up_a_batch_changes_no_gradient(
+    service: tinker.ServiceClient, local_server: LocalServer
+) -> None:
+    three, one = (
+        service.create_lora_training_client(str(local_server.model), rank=8, seed=1).result()
+        for _ in range(2)
+    )
+    # Three sequences are filled up to four; one by one, nothing is filled up.
+    three.forward_backward([DATUM] * 3, "cross_entropy").result()
+    for _ in range(3):
+        one.forward_backward([DATUM], "cross_entropy").result()
+    metrics = [client.optim_step(ADAM).result().metrics or {} for client in (three, one)]
+    norms = [found["skyrl.ai/grad_norm"] for found in metrics]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+    np.testing.assert_allclose(logprobs(three), logprobs(one), atol=1e-4)
+
+
+def test_limits_differ_within_a_batch(trainer: TrainingClient) -> None:
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    limits = [1, 7, 16, 17]
+    futures = [sampler.sample(PROMPT, 1, SamplingParams(max_tokens=n)) for n in limits]
+    assert [len(f.result().sequences[0].tokens) for f in futures] == limits
 
 
 def test_every_sample_has_an_id_of_its_own(trainer: TrainingClient) -> None:
@@ -169,6 +199,13 @@ def test_a_deleted_checkpoint_is_gone(
     rest.delete_checkpoint_from_tinker_path(path).result()
     with pytest.raises(tinker.NotFoundError, match="short-lived"):
         service.create_training_client_from_state(path).result()
+
+
+def test_a_finished_session_gives_its_slots_back(local_server: LocalServer) -> None:
+    for _ in range(3):
+        with tinker.ServiceClient() as service:
+            for _ in range(local_server.settings.adapters // 2):
+                service.create_lora_training_client(str(local_server.model), rank=4).result()
 
 
 def test_another_base_model_is_refused(service: tinker.ServiceClient) -> None:

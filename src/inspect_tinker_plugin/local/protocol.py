@@ -118,8 +118,7 @@ class TinkerProtocol:
         if match := re.fullmatch(r"GET /samplers/([^/]+)", route):
             return await self._sampler(match[1])
         if match := re.fullmatch(r"POST /sessions/([^/]+)/finish", route):
-            await asyncio.to_thread(self.records.expire_session, match[1])
-            return Answer.of({})
+            return await self._finish(request, match[1])
         if match := re.fullmatch(
             r"DELETE /training_runs/([^/]+)/checkpoints/(?:(weights|sampler_weights)/)?([^/]+)",
             route,
@@ -233,6 +232,12 @@ class TinkerProtocol:
             # The engine works them off in this order, so there is no need to wait here.
             self.causes[answer.json["request_id"]] = created.json["request_id"]
         return answer
+
+    async def _finish(self, request: Request, session: str) -> Answer:
+        """Close a session, and free the LoRA slots of its models now, not after a timeout."""
+        for model_id in await asyncio.to_thread(self.records.finish_session, session):
+            await self._forward(request, "/unload_model", {"model_id": model_id})
+        return Answer.of({})
 
     async def _sampler(self, sampler_id: str) -> Answer:
         path = await asyncio.to_thread(self.records.sampler_weights, sampler_id)

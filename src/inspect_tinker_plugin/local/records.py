@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-LONG_AGO = "2000-01-01 00:00:00.000000"
-
 
 @dataclass(frozen=True)
 class Records:
@@ -46,13 +44,17 @@ class Records:
             row = sql.execute(query, (sampler_id,)).fetchone()
         return None if row is None else (row[0] or "")
 
-    def expire_session(self, session_id: str) -> None:
-        """Make a session look long abandoned, so that the engine soon unloads its models."""
+    def finish_session(self, session_id: str) -> list[str]:
+        """Close a session; return the ids of its models that may still be loaded."""
         with self._write() as sql:
             sql.execute(
-                "UPDATE sessions SET last_heartbeat_at = ? WHERE session_id = ?",
-                (LONG_AGO, session_id),
+                "UPDATE sessions SET status = 'finished' WHERE session_id = ?", (session_id,)
             )
+            rows = sql.execute(
+                "SELECT model_id FROM models WHERE session_id = ? AND status = 'created'",
+                (session_id,),
+            ).fetchall()
+        return [row[0] for row in rows]
 
     def delete_checkpoint(self, model_id: str, name: str, *, sampler: bool) -> bool:
         """Delete a checkpoint's record and files; False if there is no such checkpoint."""
