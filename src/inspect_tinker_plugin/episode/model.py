@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
+from functools import cache
 from typing import Any
 
 from inspect_ai.event import SampleLimitEvent
@@ -31,6 +33,17 @@ POLICY_NAME = "policy"
 # Inspect's connection pool holds a place while a call is parked. A thousand parked
 # episodes need a thousand places, and the adaptive controller stops at a hundred.
 _UNBOUNDED_CONNECTIONS = 1_000_000
+
+_POLICY_CONFIG = {
+    "max_connections": _UNBOUNDED_CONNECTIONS,
+    "adaptive_connections": False,
+    "timeout": None,
+    "attempt_timeout": None,
+    "stream_idle_timeout": None,
+    "max_retries": None,
+    "batch": None,
+    "cache": None,
+}
 
 _scoring: ContextVar[str | None] = ContextVar("inspect_rl_scoring", default=None)
 _missing_role: ContextVar[str | None] = ContextVar("inspect_rl_missing_role", default=None)
@@ -90,6 +103,10 @@ class PolicyAPI(ModelAPI):
         max_turns: int | None = None,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
+        self.attach(mailbox, max_turns=max_turns)
+
+    def attach(self, mailbox: Mailbox, *, max_turns: int | None) -> None:
+        """Serve a new episode: its mailbox, its limit, and counts from zero."""
         self._mailbox = mailbox
         self._max_turns = max_turns
         self.asked = 0
@@ -165,6 +182,25 @@ def _policy_provider() -> type[ModelAPI]:
     return PolicyAPI
 
 
+class MergedConfigs:
+    """The last generation options that a task's episodes asked for, merged with the task's own.
+
+    Merging is a noticeable part of a model call; most calls ask for the same options, and
+    the task's own never change.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[GenerateConfig, GenerateConfig] | None = None
+
+    def find(self, asked: GenerateConfig) -> GenerateConfig | None:
+        """Return the merged options, or ``None`` when others were asked for last."""
+        return self._last[1] if self._last is not None and self._last[0] == asked else None
+
+    def keep(self, asked: GenerateConfig, merged: GenerateConfig) -> None:
+        """Remember merged options; ``asked`` may be changed by its owner afterwards."""
+        self._last = asked.model_copy(deep=True), merged
+
+
 class PolicyModel(Model):
     """The active model of an episode.
 
@@ -174,23 +210,15 @@ class PolicyModel(Model):
     still reach every other model.
     """
 
+    merged: MergedConfigs
+
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
-        return (
-            super()
-            ._resolve_config(config)
-            .model_copy(
-                update={
-                    "max_connections": _UNBOUNDED_CONNECTIONS,
-                    "adaptive_connections": False,
-                    "timeout": None,
-                    "attempt_timeout": None,
-                    "stream_idle_timeout": None,
-                    "max_retries": None,
-                    "batch": None,
-                    "cache": None,
-                }
-            )
-        )
+        asked = config or GenerateConfig()
+        known = self.merged.find(asked)
+        if known is None:
+            known = super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
+            self.merged.keep(asked, known)
+        return known.model_copy()
 
     async def generate(
         self,
@@ -207,10 +235,22 @@ class PolicyModel(Model):
         )
 
 
-def policy_model(mailbox: Mailbox, *, max_turns: int | None) -> tuple[PolicyModel, PolicyAPI]:
-    """Make the policy of one episode, and the provider behind it that keeps the counts."""
+@cache
+def _templates() -> tuple[PolicyModel, PolicyAPI]:
+    """Make a model and provider to copy: making them anew probes for notebooks every time."""
     make: Callable[..., ModelAPI] = _policy_provider
-    api = make(POLICY_NAME, mailbox=mailbox, max_turns=max_turns)
+    api = make(POLICY_NAME, mailbox=Mailbox())
     assert isinstance(api, PolicyAPI)
     api.qualified_model_name = f"{POLICY_PROVIDER}/{POLICY_NAME}"
     return PolicyModel(api, GenerateConfig()), api
+
+
+def policy_model(
+    mailbox: Mailbox, *, max_turns: int | None, merged: MergedConfigs
+) -> tuple[PolicyModel, PolicyAPI]:
+    """Make the policy of one episode, and the provider behind it that keeps the counts."""
+    template, api_template = _templates()
+    model, api = copy(template), copy(api_template)
+    api.attach(mailbox, max_turns=max_turns)
+    model.api, model.merged = api, merged
+    return model, api

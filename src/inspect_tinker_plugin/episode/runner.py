@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from contextvars import copy_context
 from typing import Literal
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironmentType
 
 from inspect_tinker_plugin.episode.mailbox import Mailbox
@@ -76,6 +78,12 @@ class Episode:
         self._mailbox = Mailbox()
         self._run: SampleRun | None = None
         self._task: asyncio.Task[None] | None = None
+        self._context = copy_context()
+
+    @property
+    def started(self) -> bool:
+        """Whether ``start()`` was called."""
+        return self._task is not None
 
     async def start(self) -> Outcome:
         """Run to the first model call, or to the end when the solver makes none."""
@@ -88,8 +96,11 @@ class Episode:
             mailbox=self._mailbox,
             keep_log=self._keep_log,
         )
+        self._context = copy_context()
         self._task = asyncio.get_running_loop().create_task(
-            _drive(run, self._mailbox), name=f"episode {self.prepared.name}/{self.sample.id}"
+            _drive(run, self._mailbox),
+            name=f"episode {self.prepared.name}/{self.sample.id}",
+            context=self._context,
         )
         _running.add(self._task)
         self._task.add_done_callback(_running.discard)
@@ -127,6 +138,16 @@ class Episode:
             outcome = await self._mailbox.next()
             if isinstance(outcome, EpisodeResult):
                 return outcome
+
+    def build_log(self) -> EvalSample | None:
+        """Build the log of an episode that does not run any more, however it ended.
+
+        Returns:
+            The log up to where it got; ``None`` when it was never started or keeps no log.
+        """
+        if self._run is None or not self._keep_log:
+            return None
+        return self._context.run(self._run._eval_sample)
 
     async def close(self) -> None:
         """Cancel what still runs and wait until it has released everything.

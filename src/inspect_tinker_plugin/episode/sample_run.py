@@ -8,7 +8,7 @@ to an eval and not to a sample: display, retries, log files, early stopping, hoo
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
 from contextvars import copy_context
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.event import ErrorEvent, SampleInitEvent, SampleLimitEvent, ScoreEvent
 from inspect_ai.log import EvalSample, EvalSampleLimit
 from inspect_ai.model import ModelName
-from inspect_ai.scorer import SampleScore, Target
+from inspect_ai.scorer import SampleScore, Score, Target
 from inspect_ai.solver import TaskState
 from inspect_ai.util import (
     LimitExceededError,
@@ -55,10 +55,12 @@ class SampleRun:
         keep_log: bool,
     ) -> None:
         self._task = prepared
-        self._sample = deepcopy(sample)
+        self._sample = sample
         self._epoch = epoch
         self._keep_log = keep_log
-        self._model, self._policy = policy_model(mailbox, max_turns=prepared.options.max_turns)
+        self._model, self._policy = policy_model(
+            mailbox, max_turns=prepared.options.max_turns, merged=prepared.merged_configs
+        )
         self._state = self._new_state()
         self._sandboxes = NO_SANDBOXES
         self._scores: dict[str, SampleScore] = {}
@@ -117,7 +119,7 @@ class SampleRun:
             model=ModelName(self._model),
             sample_id=sample.id,
             epoch=self._epoch,
-            input=sample.input,
+            input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
             messages=internals.sample_messages(sample),
             target=Target(sample.target),
             choices=sample.choices,
@@ -227,7 +229,7 @@ class SampleRun:
             try:
                 active.start(group)
                 internals.monitor_working_limit()
-                async with span("solvers"):
+                async with self._span("solvers"):
                     self._state = await self._task.plan(self._state, self._generate)
             except anyio.get_cancelled_exc_class() as error:
                 exceeded = active.limit_exceeded_error
@@ -291,7 +293,7 @@ class SampleRun:
         budget = self._task.limits.time
         try:
             with time_limit(budget / 2 if budget else None):
-                async with span(name="scorers"):
+                async with self._span("scorers"):
                     for named in self._task.scorers:
                         await self._score_with(named, of_solver)
                 self._keep_solver_scores(of_solver)
@@ -302,16 +304,14 @@ class SampleRun:
     async def _score_with(self, named: NamedScorer, of_solver: list[str]) -> None:
         state = self._state
         assert state.scores is not None
-        async with span(name=named.name, type="scorer"):
+        async with self._span(named.name, "scorer"):
             score = await named.scorer(state, Target(self._sample.target))
             if named.name in state.scores:
                 raise RuntimeError(f"Scorer {named.name} has modified state.scores")
             if score is None:
                 return
             state.scores[named.name] = score
-            internals.record_event(
-                ScoreEvent(score=score, target=self._sample.target, scorer=named.name)
-            )
+            self._record_score(named.name, score)
             self._scores[named.name] = SampleScore(
                 score=score,
                 sample_id=self._sample.id,
@@ -323,14 +323,21 @@ class SampleRun:
         """Take over the scores that the solver itself wrote to ``state.scores``."""
         scores = self._state.scores or {}
         for name in names:
-            internals.record_event(
-                ScoreEvent(score=scores[name], target=self._sample.target, scorer=name)
-            )
+            self._record_score(name, scores[name])
             self._scores[name] = SampleScore(
                 score=scores[name],
                 sample_id=self._state.sample_id,
                 sample_metadata=self._state.metadata,
             )
+
+    # what only a log needs; a third of an episode's cost when it is kept
+
+    def _span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
+        return span(name, type=kind) if self._keep_log else nullcontext()
+
+    def _record_score(self, name: str, score: Score) -> None:
+        if self._keep_log:
+            internals.record_event(ScoreEvent(score=score, target=self._sample.target, scorer=name))
 
     # the end
 

@@ -16,7 +16,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.model import PolicyModel, RoleBook, scoring
+from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.errors import ConfigError
 
@@ -93,6 +93,7 @@ class PreparedTask:
         self.without_sandbox = sandbox is False
         self.sandbox = None if sandbox is False else _resolve_sandbox(task, sandbox)
         self.config: GenerateConfig = task.config
+        self.merged_configs = MergedConfigs()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
 
@@ -124,7 +125,7 @@ class PreparedTask:
                 state=state,
                 tool_calls=tool_calls,
                 cache=False,
-                config=self.config.merge(GenerateConfig(**kwargs)),
+                config=self.config.merge(GenerateConfig(**kwargs)) if kwargs else self.config,
             )
 
         return generate
