@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -70,7 +70,7 @@ def show_group(reports: Sequence[RolloutReport]) -> RenderableType:
             f"{report.output_tokens:,}",
             _number(report.reward),
             _number(report.advantage, signed=True),
-            _plain(", ".join(f"{name}={score['value']}" for name, score in report.scores.items())),
+            _plain(", ".join(f"{name}={_value(s)}" for name, s in report.scores.items())),
             Text("failed", "bold red") if report.error else Text(report.stop or "", "dim"),
         )
     return Padding(table, (1, 0, 0, 0))
@@ -129,18 +129,31 @@ def _verdict(report: RolloutReport) -> RenderableType:
     grid.add_column(style="dim")
     grid.add_column()
     for name, score in report.scores.items():
-        grid.add_row(f"score {name}", Text(str(score["value"]), style="bold"))
+        grid.add_row(f"score {name}", Text(_value(score), style="bold"))
         if score.get("explanation"):
             why = _shorten(str(score["explanation"]), full=False, lines=3)
             grid.add_row("", _plain(why))
     grid.add_row("reward", Text(_number(report.reward), style="bold"))
     grid.add_row("advantage", f"{_number(report.advantage, signed=True)} in its group")
     grid.add_row("ended by", report.stop or "")
-    grid.add_row("tokens", f"{report.input_tokens:,} read, {report.output_tokens:,} sampled")
+    grid.add_row("tokens", _tokens(report))
     good = report.reward is not None and report.reward > 0
     title = Text(f"reward {_number(report.reward)}", style="bold")
     style = "green" if good else "red"
     return Panel(grid, title=title, title_align="left", border_style=style, box=box.HEAVY)
+
+
+def _tokens(report: RolloutReport) -> str:
+    text = f"{report.input_tokens:,} read, {report.output_tokens:,} sampled"
+    trained, sequences = report.metrics.get("tokens/trained"), report.metrics.get("tokens/segments")
+    if trained is None or sequences is None:
+        return text
+    return f"{text}; {trained:,.0f} in {sequences:.0f} training sequence{'s'[: sequences != 1]}"
+
+
+def _value(score: Mapping[str, Any]) -> str:
+    value = score["value"]
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _reasoning(message: ChatMessage) -> str:

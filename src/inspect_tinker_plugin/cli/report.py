@@ -91,7 +91,8 @@ def with_trajectory(
     """Add what the cookbook made of a rollout: its total reward, metrics and stop reason."""
     metrics: dict[str, float | int] = {}
     for transition in trajectory.transitions:
-        metrics.update(transition.metrics)
+        for name, value in transition.metrics.items():
+            metrics[name] = metrics.get(name, 0) + value
     reward = sum(transition.reward for transition in trajectory.transitions) + group_reward
     stops = [name.removeprefix(STOP) for name in metrics if name.startswith(STOP)]
     stop = trajectory.stop_reason or (stops[-1] if stops else None)

@@ -1,0 +1,163 @@
+"""The parts of the package know each other only as the design allows.
+
+Read from the source, not from `sys.modules`: an import inside a function counts as late.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "inspect_tinker_plugin"
+NAME = "inspect_tinker_plugin"
+INTERNALS = "inspect_internals.py"
+
+TINKER = ("tinker", "tinker_cookbook")
+TINKER_FOLDERS = ("rl", "local")
+
+# A test that needs a private name of Inspect says why, in a comment on the line.
+REASON = "# private: "
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, absolute, and how it is imported."""
+
+    file: str
+    line: int
+    name: str
+    late: bool
+    typing_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.name}"
+
+    def is_of(self, *packages: str) -> bool:
+        return any(self.name == each or self.name.startswith(f"{each}.") for each in packages)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from _walk(tree, path, late=False, typing_only=False)
+
+
+def _walk(node: ast.AST, path: Path, *, late: bool, typing_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        inside = late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        for name in _names(child, path):
+            where = path.relative_to(ROOT).as_posix()
+            line = getattr(child, "lineno", 0)
+            yield Import(where, line, name, late=inside, typing_only=typing_only)
+        yield from _walk(child, path, late=inside, typing_only=typing_only or guarded)
+
+
+def _names(node: ast.AST, path: Path) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = path.relative_to(ROOT / "src").with_suffix("").parts[: -node.level]
+            base = ".".join([*package, *([base] if base else [])])
+        return [f"{base}.{alias.name}" for alias in node.names]
+    return []
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+IMPORTS = [found for path in SOURCES for found in imports_of(path)]
+
+
+def part_of(found: Import) -> str:
+    """Folder of the package, or the module's own name at its top."""
+    return Path(found.file).relative_to(PACKAGE.relative_to(ROOT)).parts[0]
+
+
+def complain(wrong: list[Import]) -> None:
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
+    found = {each.name: each for each in imports_of(PACKAGE / "cli" / "policies.py")}
+    assert found["tinker"].late or found["tinker"].typing_only
+    assert found["tinker_cookbook.completers.TokenCompleter"].typing_only
+    assert not found["inspect_ai.tool.ToolCall"].late
+
+
+@pytest.mark.parametrize("part", ["episode", "rewards", "tools", "sandboxes", "export"])
+def test_the_lower_parts_never_see_the_rl_layer(part: str) -> None:
+    complain(
+        [
+            found
+            for found in IMPORTS
+            if part_of(found) == part and found.is_of(f"{NAME}.rl") and not found.typing_only
+        ]
+    )
+
+
+def test_episodes_know_nothing_of_tinker() -> None:
+    complain([found for found in IMPORTS if part_of(found) == "episode" and found.is_of(*TINKER)])
+
+
+def test_nothing_but_the_command_line_imports_it() -> None:
+    # The start-up hook hands the command group to Inspect, when Inspect's CLI is imported.
+    allowed = {"cli", "_startup.py"}
+    complain(
+        [found for found in IMPORTS if found.is_of(f"{NAME}.cli") and part_of(found) not in allowed]
+    )
+
+
+def test_tinker_is_imported_in_its_folders_or_late() -> None:
+    complain(
+        [
+            found
+            for found in IMPORTS
+            if found.is_of(*TINKER)
+            and part_of(found) not in TINKER_FOLDERS
+            and not (found.late or found.typing_only)
+        ]
+    )
+
+
+def is_private_in_inspect(found: Import) -> bool:
+    return found.is_of("inspect_ai") and any(
+        part.startswith("_") and not part.startswith("__") for part in found.name.split(".")
+    )
+
+
+def test_private_names_of_inspect_are_in_one_module() -> None:
+    complain(
+        [found for found in IMPORTS if is_private_in_inspect(found) and part_of(found) != INTERNALS]
+    )
+
+
+def test_tests_say_why_they_use_a_private_name_of_inspect() -> None:
+    wrong = []
+    for folder in ("tests", "example_tasks", "example_plugins", "benchmarks", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            wrong += [
+                found
+                for found in imports_of(path)
+                if is_private_in_inspect(found) and REASON not in lines[found.line - 1]
+            ]
+    complain(wrong)
+
+
+def test_modules_say_what_they_are_for() -> None:
+    silent = [
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    nothing = {"utils", "util", "helpers", "common", "misc"}
+    assert not [path for path in SOURCES if path.stem in nothing or path.parent.name in nothing]

@@ -1,0 +1,53 @@
+"""What the package exports: sorted, complete, loadable, and cheap until it is used."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import inspect_tinker_plugin
+
+FACADES = [
+    "inspect_tinker_plugin",
+    "inspect_tinker_plugin.local",
+    "inspect_tinker_plugin.rewards",
+    "inspect_tinker_plugin.testing",
+    "inspect_tinker_plugin.tools",
+]
+
+HEAVY = ["chz", "datasets", "docker", "inspect_ai", "tinker", "tinker_cookbook", "torch"]
+
+
+def in_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, classes, functions: the order that the linter keeps."""
+    return not name.isupper(), not name[0].isupper(), name
+
+
+@pytest.mark.parametrize("name", FACADES)
+def test_all_is_sorted_and_every_name_in_it_exists(name: str) -> None:
+    facade = importlib.import_module(name)
+    assert list(facade.__all__) == sorted(set(facade.__all__), key=in_order)
+    for exported in facade.__all__:
+        assert getattr(facade, exported) is not None
+
+
+def test_all_is_what_the_package_shows() -> None:
+    visible = [name for name in dir(inspect_tinker_plugin) if not name.startswith("_")]
+    assert visible == inspect_tinker_plugin.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="as_rl_datasets"):
+        getattr(inspect_tinker_plugin, "as_rl_datasets")  # noqa: B009  # mypy knows better
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, inspect_tinker_plugin, inspect_tinker_plugin.cli.main\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
