@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Literal
 
 from inspect_ai import Task
@@ -78,7 +78,7 @@ class Episode:
         self._mailbox = Mailbox()
         self._run: SampleRun | None = None
         self._task: asyncio.Task[None] | None = None
-        self._context = copy_context()
+        self._context: Context | None = None
 
     @property
     def started(self) -> bool:
@@ -145,7 +145,7 @@ class Episode:
         Returns:
             The log up to where it got; ``None`` when it was never started or keeps no log.
         """
-        if self._run is None or not self._keep_log:
+        if self._run is None or self._context is None or not self._keep_log:
             return None
         return self._context.run(self._run._eval_sample)
 

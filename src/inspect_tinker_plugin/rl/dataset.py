@@ -27,6 +27,7 @@ from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
+from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tokens import RenderContext
 from inspect_tinker_plugin.tasks import TaskRef, resolve_task
@@ -192,7 +193,7 @@ def as_rl_dataset(
         group_reward=group_reward,
         tool_executor=tool_executor,
         on_error=on_error,
-        log_dir=None if log_dir is None else Path(log_dir),
+        log_dir=None if log_dir is None else log_folder(log_dir),
         rollout_limits=rollout_limits,
         episode=EpisodeOptions(
             max_turns=max_turns,
@@ -227,6 +228,7 @@ def build_dataset(
     indices = _select(samples, options, resolved.task.name)
     if _lacks_tools(parts.context):
         _refuse_tools(handle, with_ids(samples[indices[0]], indices[0]))
+    open_logs(handle)
     return InspectRLDataset(handle, samples, indices)
 
 

@@ -11,9 +11,11 @@ from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import GroupMember
 from inspect_tinker_plugin.rl.env import Ending, InspectEnv
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache
+from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 
@@ -43,7 +45,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.index = index
         self.groups = groups
         self._envs: list[InspectEnv] = []
-        self._logged = False
+        self._recording = self._new_recording()
 
     async def make_envs(self) -> Sequence[Env]:
         """Make the group's envs; nothing runs, and no sandbox starts, before their first step.
@@ -66,7 +68,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
             )
             episode = parts.runner.episode(self.sample, epoch=epoch)
             limits = self.handle.options.rollout_limits
-            envs.append(InspectEnv(episode, tokens, parts.outcomes, rollout_limits=limits))
+            env = InspectEnv(episode, tokens, parts.outcomes, rollout_limits=limits)
+            envs.append(env)
+            if self._recording is not None:
+                self._recording.add(env, episode, tokens)
         self._envs += envs
         return envs
 
@@ -82,6 +87,14 @@ class InspectGroupBuilder(EnvGroupBuilder):
         Returns:
             One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
         """
+        rewards = await self._group_rewards(trajectory_group, env_group)
+        if self._recording is not None:
+            self._recording.graded(env_group, trajectory_group, rewards)
+        return rewards
+
+    async def _group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
         envs = [env for env in env_group if isinstance(env, InspectEnv)]
         late = [env.ending is None for env in envs]
         endings = await asyncio.gather(*[env.settle() for env in envs])
@@ -111,6 +124,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
             if isinstance(result, Exception) and not isinstance(result, EpisodeClosedError):
                 logger.warning("task %r: closing an episode failed: %s", self.handle.name, result)
         self._envs = []
+        if self._recording is not None:
+            await self._recording.write()
 
     def logging_tags(self) -> list[str]:
         """Tag metrics with the task's name."""
@@ -118,7 +133,12 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave live envs behind."""
-        return {**self.__dict__, "_envs": [], "_logged": False}
+        return {**self.__dict__, "_envs": [], "_recording": self._new_recording()}
+
+    def _new_recording(self) -> GroupRecording | None:
+        run = log_run(self.handle)
+        slot = GroupSlot(self.batch, self.index, self.groups)
+        return None if run is None else GroupRecording(run, slot)
 
 
 def _member(ending: Ending) -> GroupMember:

@@ -1,0 +1,27 @@
+"""``.eval`` logs of rollouts: one for each training batch, readable with ``inspect view``."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.logs.rollout import Fate, Rollout
+from inspect_tinker_plugin.logs.run import GroupSlot, LogRun
+from inspect_tinker_plugin.logs.spec import eval_spec
+from inspect_tinker_plugin.logs.writer import (
+    assemble_pending,
+    close_run,
+    open_run,
+    submit_group,
+    write_group,
+)
+
+__all__ = [
+    "Fate",
+    "GroupSlot",
+    "LogRun",
+    "Rollout",
+    "assemble_pending",
+    "close_run",
+    "eval_spec",
+    "open_run",
+    "submit_group",
+    "write_group",
+]

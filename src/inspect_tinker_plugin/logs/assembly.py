@@ -1,0 +1,182 @@
+"""Makes the logs: a group's part, and the log of a batch out of its groups' parts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.log import (
+    EvalConfig,
+    EvalDataset,
+    EvalLog,
+    EvalSample,
+    EvalSpec,
+    read_eval_log,
+    write_eval_log,
+)
+
+from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
+from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures
+from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, Visit
+
+logger = getLogger(__name__)
+
+
+def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
+    """Write a finished group where its batch is gathered.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    samples = [eval_sample(rollout, slot) for rollout in rollouts]
+    log = EvalLog(eval=_plain_spec(run), samples=samples, status="success")
+    run.add_part(slot, lambda path: _write(log, path))
+
+
+def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
+    """Make the logs of a run's batches.
+
+    Safe to be interrupted at any point and to be called again: a log appears whole, under
+    a name that its parts determine, and the parts go after it is there.
+
+    Args:
+        run: The run.
+        complete_only: Leave batches alone whose groups are not all there yet.
+
+    Returns:
+        The logs that were made.
+
+    Raises:
+        OSError: One cannot be written; its parts stay.
+    """
+    made: list[Path] = []
+    if not run.folder.is_dir():
+        return made
+    with run.assembling():
+        for visit in run.visits():
+            if complete_only and not visit.complete:
+                continue
+            run.close(visit)
+            location = _assemble_visit(run, visit)
+            if location is not None:
+                made.append(location)
+            run.remove(visit)
+    return made
+
+
+def _assemble_visit(run: LogRun, visit: Visit) -> Path | None:
+    samples: list[EvalSample] = []
+    fallback: EvalSpec | None = None
+    read = 0
+    for path in visit.parts():
+        try:
+            part = read_eval_log(path, format="eval")
+        except Exception as error:
+            _put_aside(run, visit, path, error)
+            continue
+        fallback = part.eval
+        samples.extend(part.samples or [])
+        read += 1
+    if fallback is None:
+        return None
+    _number_apart(samples)
+    log = _batch_log(_run_spec(run) or fallback, visit, samples, groups_read=read)
+    location = run.log_dir / _file_name(log, visit)
+    temporary = run.temporary()
+    try:
+        _write(log, temporary)
+        os.replace(temporary, location)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return location
+
+
+def _batch_log(
+    spec: EvalSpec, visit: Visit, samples: list[EvalSample], *, groups_read: int
+) -> EvalLog:
+    reward = add_rewards(samples)
+    stats = eval_stats(samples)
+    group_size = spec.config.epochs or 1
+    unique = hashlib.sha256(f"{spec.run_id}/{visit.name}".encode()).hexdigest()[:22]
+    causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
+    metadata: dict[str, Any] = {
+        **(spec.metadata or {}),
+        "batch": visit.batch,
+        "policy_step": visit.batch,
+        "visit": visit.number + 1,
+        "groups": visit.groups,
+        "groups_logged": groups_read,
+        "group_size": group_size,
+        "errors": {cause: causes.count(cause) for cause in sorted(set(causes))},
+    }
+    spec = spec.model_copy(
+        update={
+            "eval_id": unique,
+            "task_id": unique,
+            "created": stats.started_at or spec.created,
+            "metadata": metadata,
+        }
+    )
+    spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))  # type: ignore[assignment]  # a list of ids of either kind
+    results = eval_results(samples, planned=visit.groups * group_size, reward=reward)
+    spec.headline_metric = results.headline
+    return EvalLog(
+        status="success" if groups_read == visit.groups else "cancelled",
+        eval=spec,
+        results=results,
+        stats=stats,
+        samples=samples,
+    )
+
+
+def _file_name(log: EvalLog, visit: Visit) -> str:
+    """Name a log as Inspect does, so that a folder's list is in the order of training."""
+    created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
+    task = re.sub(r"[^A-Za-z0-9.-]+", "-", log.eval.task.rpartition("/")[2]) or "task"
+    return f"{created.replace(':', '-')}_{task}-batch-{visit.batch:06d}_{log.eval.task_id}.eval"
+
+
+def _number_apart(samples: list[EvalSample]) -> None:
+    """Give rollouts of samples with one and the same id numbers of their own."""
+    taken: set[tuple[str, int]] = set()
+    for sample in samples:
+        while (str(sample.id), sample.epoch) in taken:
+            sample.epoch += 1
+        taken.add((str(sample.id), sample.epoch))
+
+
+def _put_aside(run: LogRun, visit: Visit, path: Path, error: Exception) -> None:
+    """Keep a damaged part for whoever wants to look, and the log of the others."""
+    kept = run.log_dir / f"{run.run_id}.{visit.name}.{path.name}.damaged"
+    os.replace(path, kept)
+    logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)
+
+
+def _run_spec(run: LogRun) -> EvalSpec | None:
+    try:
+        return EvalSpec.model_validate_json(run.spec_file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _plain_spec(run: LogRun) -> EvalSpec:
+    return _run_spec(run) or EvalSpec(
+        eval_id=run.run_id,
+        run_id=run.run_id,
+        task_id=run.run_id,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        task="task",
+        dataset=EvalDataset(),
+        model="rl/policy",
+        config=EvalConfig(),
+    )
+
+
+def _write(log: EvalLog, path: Path) -> None:
+    write_eval_log(log, path, format="eval")

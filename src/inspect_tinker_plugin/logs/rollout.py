@@ -1,0 +1,162 @@
+"""One rollout as a log shows it: Inspect's own record, and what training made of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalError, EvalSample
+
+from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.logs.run import GroupSlot
+
+METADATA_KEY = "inspect_rl"
+"""Key of a sample's metadata under which the training's figures are."""
+
+
+class Fate(StrEnum):
+    """What became of a rollout."""
+
+    GRADED = "graded"
+    """It went back to the trainer with its reward."""
+    DROPPED = "dropped"
+    """It ended well, but its group failed or did not need it."""
+    FAILED = "failed"
+    """It failed, and its exception went to the trainer (which may have retried)."""
+    CUT = "cut"
+    """It was stopped from outside: cancelled, or the sampler failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One member of a group at its end."""
+
+    sample: Sample
+    """The sample, with its id."""
+
+    epoch: int
+    """Number of the rollout in its group, from 1; retries go on counting."""
+
+    fate: Fate
+    """What became of it."""
+
+    build: Callable[[], EvalSample | None]
+    """Builds Inspect's record; ``None`` when there is nothing but the sample."""
+
+    reward: float | None = None
+    """Sum of all rewards that the trainer was given; absent when it was given none."""
+
+    stop_reason: str | None = None
+    """Why it ended, in the cookbook's words."""
+
+    error: EpisodeError | None = None
+    """What failed."""
+
+    metrics: Metrics = field(default_factory=dict)
+    """Figures of the rollout: ``turns``, ``tokens/...``, ``time/...``."""
+
+
+def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
+    """Build the record of a rollout; one that cannot be built becomes a record that says so."""
+    try:
+        record = rollout.build()
+        problem = None
+    except Exception as error:
+        record = None
+        problem = _eval_error(error, f"the record of this rollout could not be built: {error!r}")
+    record = _bare(rollout) if record is None else _ended_when_it_ended(record)
+    record.error = record.error or _failure(rollout) or problem
+    taken = record.metadata
+    record.metadata = {**taken, free_name(METADATA_KEY, taken): _figures(rollout, slot)}
+    return record
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """Return ``name``, or a variation of it that is not taken."""
+    while name in taken:
+        name = f"rl_{name}"
+    return name
+
+
+def figures(record: EvalSample) -> dict[str, Any]:
+    """Return what :func:`eval_sample` put into a record's metadata."""
+    keys = [key for key in record.metadata if key.endswith(METADATA_KEY)]
+    found = record.metadata[max(keys, key=len)] if keys else {}
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _bare(rollout: Rollout) -> EvalSample:
+    sample = rollout.sample
+    assert sample.id is not None
+    return EvalSample(
+        id=sample.id,
+        epoch=rollout.epoch,
+        input=sample.input,
+        choices=sample.choices,
+        target=sample.target,
+        metadata=dict(sample.metadata or {}),
+    )
+
+
+def _ended_when_it_ended(record: EvalSample) -> EvalSample:
+    """Take off the time between the episode's last event and the end of its group."""
+    last = record.events[-1].timestamp if record.events else None
+    if last is None or record.completed_at is None:
+        return record
+    completed = type(last).fromisoformat(record.completed_at)
+    waited = max(0.0, (completed - last).total_seconds())
+    record.completed_at = last.isoformat()
+    for name in ("total_time", "working_time"):
+        seconds = getattr(record, name)
+        if seconds is not None:
+            setattr(record, name, round(max(0.0, seconds - waited), 3))
+    return record
+
+
+def _failure(rollout: Rollout) -> EvalError | None:
+    if rollout.error is not None:
+        return _eval_error(rollout.error, str(rollout.error))
+    if rollout.fate is not Fate.CUT:
+        return None
+    return EvalError(
+        message="The rollout was stopped before the episode came to its end: the group was "
+        "given up, the rollout timed out, or sampling failed. The training log says which.",
+        traceback="",
+        traceback_ansi="",
+    )
+
+
+def _eval_error(error: BaseException, message: str) -> EvalError:
+    text = "".join(traceback.format_exception(error))
+    return EvalError(message=message, traceback=text, traceback_ansi=text)
+
+
+def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
+    """Return the training's view; short, so that a log's sample list can show it."""
+    tokens = {
+        name.removeprefix("tokens/"): value
+        for name, value in rollout.metrics.items()
+        if name.startswith("tokens/")
+    }
+    return {
+        "batch": slot.batch,
+        "policy_step": slot.batch,
+        "group": slot.index,
+        "reward": rollout.reward,
+        "fate": str(rollout.fate),
+        "stop_reason": rollout.stop_reason,
+        "error_cause": None if rollout.error is None else str(rollout.error.cause),
+        "turns": rollout.metrics.get("turns"),
+        "datums": tokens.pop("segments", None),
+        "tokens": tokens,
+        "metrics": {
+            name: value
+            for name, value in rollout.metrics.items()
+            if name != "turns" and not name.startswith("tokens/")
+        },
+    }

@@ -1,0 +1,189 @@
+"""The folder in which a dataset's groups meet: parts wait here until their batch is complete.
+
+::
+
+    DIR/2026-01-31T12-00-00+00-00_task-batch-000012_<id>.eval     a finished log
+    DIR/.rollouts/<run>/spec.json                                 what all its logs share
+    DIR/.rollouts/<run>/owner.lock                                held while the dataset lives
+    DIR/.rollouts/<run>/batch-000012.0/00003-of-00008.part        a finished group
+    DIR/.rollouts/<run>/closed/batch-000012.0                     no more parts, please
+
+Parts appear by an atomic rename under a lock that the kernel drops with its process, so it
+does not matter in which process a group runs, or whether that process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+STAGING = ".rollouts"
+_LOCK_TIMEOUT_S = 300.0
+_VISIT = re.compile(r"batch-(\d+)\.(\d+)")
+_PART = re.compile(r"(\d+)-of-(\d+)\.part")
+
+
+@dataclass(frozen=True)
+class GroupSlot:
+    """Where a group belongs."""
+
+    batch: int
+    """Index of the batch, from 0."""
+
+    index: int
+    """Index of the group in its batch, from 0."""
+
+    groups: int
+    """Groups of the batch."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One pass over a batch; a batch that is rolled out again (an evaluator does) has more."""
+
+    folder: Path
+    batch: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Name of the folder, unique in the run."""
+        return self.folder.name
+
+    def parts(self) -> list[Path]:
+        """Return the parts that are there, in the groups' order."""
+        return sorted(path for path in self.folder.iterdir() if _PART.fullmatch(path.name))
+
+    @property
+    def groups(self) -> int:
+        """Groups that the batch has, as its parts say."""
+        matches = (_PART.fullmatch(path.name) for path in self.parts())
+        return max((int(match[2]) for match in matches if match), default=0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every group is there."""
+        parts = self.parts()
+        return bool(parts) and len(parts) == self.groups
+
+
+@dataclass(frozen=True)
+class LogRun:
+    """The staging folder of one dataset; picklable, and the same for every process."""
+
+    log_dir: Path
+    """Folder of the finished logs; absolute."""
+
+    run_id: str
+    """Unique id of the dataset."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.log_dir / STAGING / self.run_id
+
+    @property
+    def spec_file(self) -> Path:
+        """Where the run's ``EvalSpec`` is."""
+        return self.folder / "spec.json"
+
+    def create(self, spec: str) -> None:
+        """Make the folders and write what all logs share.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+        temporary = self.temporary()
+        temporary.write_text(spec, encoding="utf-8")
+        os.replace(temporary, self.spec_file)
+
+    def owner_lock(self) -> FileLock:
+        """Return the lock that says that the dataset is alive."""
+        return FileLock(self.folder / "owner.lock", thread_local=False)
+
+    def temporary(self) -> Path:
+        """Return a fresh name in the run's folder, for what is renamed when it is whole."""
+        return self.folder / f"{uuid.uuid4().hex}.writing"
+
+    def add_part(self, slot: GroupSlot, write: Callable[[Path], None]) -> None:
+        """Write a group's part and put it in its place.
+
+        A group that was there before (the batch is visited again) opens another visit.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+        temporary = self.temporary()
+        try:
+            write(temporary)
+            with self._locked("stage"):
+                place = self._place(slot)
+                place.parent.mkdir(exist_ok=True)
+                os.replace(temporary, place)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def visits(self) -> list[Visit]:
+        """Return the visits that wait for their log, in order."""
+        found = []
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            match = _VISIT.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append(Visit(path, int(match[1]), int(match[2])))
+        return sorted(found, key=lambda visit: (visit.batch, visit.number))
+
+    @contextmanager
+    def assembling(self) -> Iterator[None]:
+        """Be the only one who makes logs of this run."""
+        with self._locked("assemble"):
+            yield
+
+    def close(self, visit: Visit) -> None:
+        """Take no further parts for a visit; later ones open another."""
+        with self._locked("stage"):
+            (self.folder / "closed" / visit.name).touch()
+
+    def remove(self, visit: Visit) -> None:
+        """Remove a visit's parts at one stroke: a half-removed one would make a half log."""
+        trash = self.temporary()
+        visit.folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a run that has ended and has nothing left to assemble."""
+        if not self.visits():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _place(self, slot: GroupSlot) -> Path:
+        number = 0
+        while True:
+            name = f"batch-{slot.batch:06d}.{number}"
+            place = self.folder / name / f"{slot.index:05d}-of-{slot.groups:05d}.part"
+            if not place.exists() and not (self.folder / "closed" / name).exists():
+                return place
+            number += 1
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        try:
+            with FileLock(self.folder / f"{name}.lock", timeout=_LOCK_TIMEOUT_S):
+                yield
+        except Timeout as error:
+            raise OSError(f"another process holds {error.lock_file}") from error
+
+
+def runs_in(log_dir: Path) -> list[LogRun]:
+    """Return the runs that have a staging folder in a log folder."""
+    staging = log_dir / STAGING
+    names = sorted(path.name for path in staging.iterdir()) if staging.is_dir() else []
+    return [LogRun(log_dir, name) for name in names if (staging / name).is_dir()]

@@ -1,0 +1,198 @@
+"""Writes logs beside the training: in threads of its own, and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from inspect_ai.log import EvalSpec
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.logs.assembly import assemble, stage
+from inspect_tinker_plugin.logs.rollout import Rollout
+from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, runs_in
+
+logger = getLogger(__name__)
+
+_owned: dict[str, FileLock] = {}
+_left: deque[LogRun] = deque()
+_warned: set[Path] = set()
+_guard = threading.Lock()
+
+
+def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
+    """Prepare a folder for the logs of a dataset, and finish what dead runs left there.
+
+    Args:
+        log_dir: Folder of the logs; it is created.
+        spec: What all logs of the dataset share; its ``run_id`` names the run.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    run = LogRun(log_dir.absolute(), spec.run_id)
+    try:
+        run.create(spec.model_dump_json(fallback=str))
+        lock = run.owner_lock()
+        lock.acquire(timeout=0)
+    except OSError as error:
+        raise ConfigError(
+            f"log_dir {str(log_dir)!r} cannot be written ({error}); name a folder that can"
+        ) from error
+    _owned[run.run_id] = lock
+    _submit(1, _finish_dead_runs, run.log_dir)
+    return run
+
+
+def close_run(run: LogRun) -> None:
+    """Note that a dataset is gone; may be called by the garbage collector, so it only notes.
+
+    What waits is made into logs by the next dataset of this process, by
+    :func:`assemble_pending`, or by the next process that uses the folder.
+    """
+    _left.append(run)
+
+
+async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
+    """Write a group's rollouts; the last group of a batch has the batch's log made.
+
+    Returns when the group is safe on the disk. The log itself is made in the background.
+    Cancelling the wait does not cancel the writing. Nothing that goes wrong is raised: it
+    is logged, once for each folder, and the training goes on.
+    """
+    written = submit_group(run, slot, rollouts)
+    if written is not None:
+        await asyncio.shield(asyncio.wrap_future(written))
+
+
+def submit_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> Future[None] | None:
+    """Begin what :func:`write_group` waits for."""
+    try:
+        return _submit(0, _write_group, run, slot, rollouts)
+    except RuntimeError as error:
+        _warn_once(run.log_dir, error)
+        return None
+
+
+def assemble_pending(log_dir: str | Path) -> list[Path]:
+    """Make logs of everything that waits in a folder, batches with missing groups included.
+
+    Call it when a training has ended. Runs of other, living processes are left alone; a
+    log of a batch that is not complete has the status ``cancelled``.
+
+    Args:
+        log_dir: The folder that was given as ``log_dir``.
+
+    Returns:
+        The logs that this call made.
+
+    Raises:
+        OSError: A log cannot be written; nothing is lost, call again.
+    """
+    folder = Path(log_dir).absolute()
+    _release_left()
+    for pool in (0, 1):  # what this process has begun comes first
+        _submit(pool, _nothing).result()
+    made = []
+    for run in runs_in(folder):
+        if run.run_id in _owned:
+            made += assemble(run, complete_only=False)
+        else:
+            made += _finish_if_dead(run)
+    return made
+
+
+def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
+    try:
+        stage(run, slot, rollouts)
+        _submit(1, _assemble_complete, run)
+    except Exception as error:
+        _warn_once(run.log_dir, error)
+
+
+def _assemble_complete(run: LogRun) -> None:
+    try:
+        assemble(run, complete_only=True)
+    except Exception as error:
+        _warn_once(run.log_dir, error)
+
+
+def _finish_dead_runs(log_dir: Path) -> None:
+    _release_left()
+    for run in runs_in(log_dir):
+        try:
+            if run.run_id not in _owned:
+                _finish_if_dead(run)
+        except Exception as error:
+            _warn_once(log_dir, error)
+
+
+def _finish_if_dead(run: LogRun) -> list[Path]:
+    lock = run.owner_lock()
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return []
+    try:
+        made = assemble(run, complete_only=False)
+        run.discard_if_empty()
+        return made
+    finally:
+        lock.release()
+
+
+def _release_left() -> None:
+    while _left:
+        lock = _owned.pop(_left.popleft().run_id, None)
+        if lock is not None:
+            lock.release()
+
+
+@atexit.register
+def _leave() -> None:
+    """Take empty staging folders away; one that is not empty is for the next start."""
+    for run_id, lock in list(_owned.items()):
+        del _owned[run_id]
+        lock.release()
+        with suppress(OSError):
+            folder = Path(lock.lock_file).parent
+            LogRun(folder.parent.parent, run_id).discard_if_empty()
+
+
+def _warn_once(log_dir: Path, error: Exception) -> None:
+    with _guard:
+        first = log_dir not in _warned
+        _warned.add(log_dir)
+    if first:
+        logger.warning(
+            "rollout logs cannot be written to %s (%s: %s). Training goes on, and writing is "
+            "tried again for every group, without a further warning.",
+            log_dir,
+            type(error).__name__,
+            error,
+        )
+
+
+def _nothing() -> None:
+    """What a pool is given to see that it has done all before."""
+
+
+def _submit(pool: int, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    return _pool(pool, os.getpid()).submit(work, *arguments)
+
+
+@cache
+def _pool(number: int, process: int) -> ThreadPoolExecutor:
+    """Return the thread that stages groups (0) or makes logs (1); a group never waits for a log."""
+    return ThreadPoolExecutor(1, thread_name_prefix=f"rollout-logs-{number}")

@@ -1,0 +1,180 @@
+"""Keeps what the logs need to know about a group's rollouts until the group is done."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinker_cookbook.rl.types import Env, Metrics, Trajectory
+
+from inspect_tinker_plugin.episode.runner import Episode
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.logs import (
+    Fate,
+    GroupSlot,
+    LogRun,
+    Rollout,
+    close_run,
+    eval_spec,
+    open_run,
+    submit_group,
+)
+from inspect_tinker_plugin.rewards import resolve_reward
+from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.rl.tokens import EpisodeTokens
+
+
+def log_folder(log_dir: str | Path) -> Path:
+    """Return a log folder as a path that means the same in every process.
+
+    Raises:
+        ConfigError: It is the address of a remote store.
+    """
+    if "://" in str(log_dir):
+        raise ConfigError(f"log_dir {str(log_dir)!r} is remote; name a folder of this machine")
+    return Path(log_dir).absolute()
+
+
+def log_run(handle: TaskHandle) -> LogRun | None:
+    """Return where the logs of a dataset are made, if it has any."""
+    log_dir = handle.options.log_dir
+    return None if log_dir is None else LogRun(log_dir.absolute(), handle.uid)
+
+
+def open_logs(handle: TaskHandle) -> None:
+    """Prepare the log folder of a new dataset, if it has one.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    run, parts, options = log_run(handle), handle.parts(), handle.options
+    if run is None:
+        return
+    group_reward = parts.group_reward
+    spec = eval_spec(
+        parts.runner.prepared,
+        run_id=run.run_id,
+        group_size=options.group_size,
+        metadata={
+            "reward": resolve_reward(options.reward).name,
+            "group_reward": None if group_reward is None else group_reward.name,
+            "on_error": str(options.on_error),
+            "renderer": type(handle.renderer).__name__,
+            "batch_size": options.batch_size,
+            "dataset_epochs": options.epochs,
+            "shuffle": options.shuffle,
+            "seed": options.seed,
+        },
+    )
+    open_run(run.log_dir, spec)
+    weakref.finalize(handle, close_run, run).atexit = False
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What the trainer got for a rollout."""
+
+    reward: float
+    """Sum of the steps' rewards and the group's."""
+
+    stop_reason: str | None
+    metrics: Metrics
+
+
+@dataclass
+class _Member:
+    env: InspectEnv
+    episode: Episode
+    tokens: EpisodeTokens
+    graded: Graded | None = None
+
+
+class GroupRecording:
+    """The rollouts of one group, retries included, on their way to a log.
+
+    Args:
+        run: Where the logs of the dataset are made.
+        slot: Where the group belongs.
+    """
+
+    def __init__(self, run: LogRun, slot: GroupSlot) -> None:
+        self._run = run
+        self._slot = slot
+        self._members: list[_Member] = []
+
+    def add(self, env: InspectEnv, episode: Episode, tokens: EpisodeTokens) -> None:
+        """Follow a new env; one that is never started leaves no trace."""
+        self._members.append(_Member(env, episode, tokens))
+
+    def graded(
+        self,
+        envs: Sequence[Env],
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[tuple[float, Metrics]],
+    ) -> None:
+        """Note what the trainer gets for the rollouts that it keeps."""
+        by_env = {id(member.env): member for member in self._members}
+        for env, trajectory, (value, metrics) in zip(envs, trajectories, rewards, strict=True):
+            member = by_env.get(id(env))
+            if member is not None:
+                member.graded = _graded(trajectory, value, metrics)
+
+    def submit(self) -> Future[None] | None:
+        """Begin to write the group, after its episodes are closed; forgets them.
+
+        Nothing is written for a group that never made an env.
+        """
+        members, self._members = self._members, []
+        if not members:
+            return None
+        rollouts = [_rollout(member) for member in members if member.episode.started]
+        return submit_group(self._run, self._slot, rollouts)
+
+    async def write(self) -> None:
+        """Write the group and wait until it is on the disk; never raises a failure."""
+        written = self.submit()
+        if written is not None:
+            await asyncio.shield(asyncio.wrap_future(written))
+
+
+def _graded(trajectory: Trajectory, value: float, metrics: Metrics) -> Graded:
+    transitions = trajectory.transitions
+    last = transitions[-1].metrics if transitions else {}
+    of_steps = sum(transition.reward for transition in transitions)
+    return Graded(of_steps + value, trajectory.stop_reason, {**last, **metrics})
+
+
+def _rollout(member: _Member) -> Rollout:
+    ending, graded = member.env.ending, member.graded
+    result = None if ending is None else ending.result
+    metrics: Metrics = dict(member.tokens.metrics)
+    if result is not None:
+        metrics.update({"turns": result.turns, **result.metrics})
+    if ending is not None and ending.reward is not None:
+        metrics.update(ending.reward.metrics)
+    if graded is not None:
+        metrics.update(graded.metrics)
+    return Rollout(
+        sample=member.episode.sample,
+        epoch=member.episode.epoch,
+        fate=_fate(member),
+        build=member.episode.build_log,
+        reward=None if graded is None else graded.reward,
+        stop_reason=None if graded is None else graded.stop_reason,
+        error=None if ending is None else ending.error,
+        metrics=metrics,
+    )
+
+
+def _fate(member: _Member) -> Fate:
+    if member.graded is not None:
+        return Fate.GRADED
+    ending = member.env.ending
+    if ending is None:
+        return Fate.CUT
+    return Fate.FAILED if ending.error is not None else Fate.DROPPED
