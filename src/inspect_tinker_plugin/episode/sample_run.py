@@ -228,7 +228,8 @@ class SampleRun:
         async def solve(group: TaskGroup) -> None:
             try:
                 active.start(group)
-                internals.monitor_working_limit()
+                if limits.working is not None:
+                    internals.monitor_working_limit()
                 async with self._span("solvers"):
                     self._state = await self._task.plan(self._state, self._generate)
             except anyio.get_cancelled_exc_class() as error:
