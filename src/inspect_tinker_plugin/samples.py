@@ -10,6 +10,7 @@ from typing import overload
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
+from inspect_tinker_plugin.episode.task import with_ids
 from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.plugins import Plugin, Plugins, default_plugins
 
@@ -32,7 +33,7 @@ def plugin_samples(
 
     Args:
         task: the task, as the hooks see it.
-        samples: its samples, with ids; left as they are.
+        samples: its samples; left as they are.
         plugins: where hooks are looked up; the installed plugins when not given.
 
     Returns:
@@ -98,7 +99,8 @@ class StagedSamples(Sequence[Sample]):
 
     def _apply(self, index: int) -> Sample | None:
         """Run the stages in turn; ``None`` as soon as one drops the sample."""
-        sample = deepcopy(self._samples[index])
+        # Samples without an id are numbered as they stand in the task, whatever is dropped.
+        sample = deepcopy(with_ids(self._samples[index], index))
         for plugin, stage in self._stages:
             try:
                 if stage.keep is not None and not stage.keep(sample):
