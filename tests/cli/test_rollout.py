@@ -1,0 +1,187 @@
+"""`inspect rl rollout`: real tasks and tokens, a scripted policy, and what a user reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from inspect_ai.model import ChatMessageAssistant
+from inspect_ai.tool import ToolCall
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from inspect_tinker_plugin.cli.policies import read_script, reply_tokens
+from inspect_tinker_plugin.cli.rollout import rollout
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+
+FOLDER = Path(__file__).parents[2] / "example_tasks"
+LOG_SEARCH = f"{FOLDER / 'log_search.py'}@log_search"
+SCRIPT = str(FOLDER / "scripts" / "log_search.jsonl")
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(rollout, list(args))
+
+
+def reports(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_scripted_group_of_an_agent_is_shown_with_rewards() -> None:
+    result = run(LOG_SEARCH, "--script", SCRIPT)
+    assert result.exit_code == 0, result.output
+    for seen in (
+        "rollout 1 of sample monday-failures",
+        "Which user had the most failed logins",
+        "grep failed service.log | grep -o 'user=[a-z]*' | sort | uniq -c | sort -rn",
+        "     14 user=deploy",
+        "reward 1.00",
+        "in 1 training sequence",
+        "4 rollouts",
+    ):
+        assert seen in result.stdout, seen
+
+
+def test_rewards_and_advantages_of_a_group() -> None:
+    found = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json"))
+    assert [each["reward"] for each in found] == [1.0, 0.0, 1.0, 0.0]
+    assert [each["advantage"] for each in found] == [0.5, -0.5, 0.5, -0.5]
+    assert [each["turns"] for each in found] == [3, 2, 3, 2]
+    assert found[0]["scores"]["match"]["value"] == "C"
+    assert found[0]["messages"][0]["role"] == "system"
+    assert all(each["error"] is None for each in found)
+
+
+def test_without_a_script_the_target_is_right_and_its_neighbour_wrong() -> None:
+    found = reports(run(str(FOLDER / "word_problems.py"), "--json", "--limit", "2"))
+    assert [each["sample_id"] for each in found] == ["apples"] * 4 + ["train"] * 4
+    assert [each["reward"] for each in found] == [1.0, 0.0, 1.0, 0.0] * 2
+
+
+def test_samples_and_task_arguments_are_chosen_as_for_an_eval() -> None:
+    spec = f"{FOLDER / 'toy.py'}@letters"
+    chosen = ("-T", "allowed=xyz", "--sample-id", "3,5", "--group-size", "1", "--json")
+    found = reports(run(spec, *chosen))
+    assert [each["sample_id"] for each in found] == [3, 5]
+    assert found[0]["messages"][0]["content"] == "3. Write some of these letters: xyz"
+
+
+def test_a_failed_rollout_is_none_and_never_zero(tmp_path: Path) -> None:
+    result = run(str(FOLDER / "article_summary.py"), "--json", "--group-size", "2")
+    assert result.exit_code == 1
+    for each in reports(result):
+        assert each["reward"] is None
+        assert each["advantage"] is None
+        assert "[judge]" in each["error"]
+        assert "grader" in each["error"]
+
+
+def test_a_script_that_ends_too_early_fails_its_rollout_only(tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    submit = {"tool_calls": [{"name": "submit", "arguments": {"answer": "deploy"}}]}
+    script.write_text(f'["Let me think."]\n{json.dumps([submit])}\n', encoding="utf-8")
+    result = run(LOG_SEARCH, "--script", str(script), "--group-size", "2", "--json")
+    first, second = reports(result)
+    assert result.exit_code == 3
+    assert "the script has 1 replies" in first["error"]
+    assert (second["reward"], second["error"]) == (1.0, None)
+    assert "1 of 2 rollouts failed" in result.stderr
+
+
+def test_max_turns_ends_an_episode() -> None:
+    (found,) = reports(
+        run(LOG_SEARCH, "--script", SCRIPT, "--max-turns", "1", "--group-size", "1", "--json")
+    )
+    assert (found["turns"], found["stop"]) == (1, "max_turns")
+
+
+def test_logs_are_written_when_asked_for(tmp_path: Path) -> None:
+    result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--show", "0")
+    assert result.exit_code == 0, result.output
+    if not list(tmp_path.glob("*.eval")):
+        pytest.xfail("logs of rollouts are not there yet")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([LOG_SEARCH, "--policy", "tinker"], "--policy tinker needs --model"),
+        ([LOG_SEARCH, "--policy", "scripted", "--model", "m"], "does not go with"),
+        ([LOG_SEARCH, "--script", "none.jsonl", "--model", "m"], "does not go with --model"),
+        ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
+        ([LOG_SEARCH, "--renderer", "qwen99"], "no renderer qwen99"),
+        ([LOG_SEARCH, "--renderer", "role_colon"], "tool"),
+        ([LOG_SEARCH, "--reward", "nonsense"], "nonsense"),
+        ([f"{FOLDER / 'log_search.py'}@nothing"], "has no task 'nothing'"),
+        ([LOG_SEARCH, "--sample-id", "sunday"], "sunday"),
+    ],
+)
+def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr.splitlines()[-1]
+    assert result.stdout == ""
+
+
+def test_sampling_without_a_key_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    options = ("--tokenizer", str(TOKENIZER_FOLDER), "--renderer", "qwen3_instruct")
+    result = run(LOG_SEARCH, "--model", "Qwen/Qwen3-8B", *options)
+    assert result.exit_code == 1
+    assert "TINKER_API_KEY" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no replies"),
+        ('"a"\n["b"]\n', "mixes"),
+        ('{"txt": "a"}', "line 1"),
+        ('"a"\n{"text"', "line 2"),
+        ("3", "line 1"),
+    ],
+)
+def test_a_bad_script_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_script(script)
+
+
+def test_a_script_of_plain_lines_is_one_episode(tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text('"first"\n\n{"text": "second"}\n', encoding="utf-8")
+    (episode,) = read_script(script)
+    assert [reply.text for reply in episode] == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking", "qwen3_instruct"])
+def test_scripted_replies_are_what_a_model_would_sample(name: str) -> None:
+    renderer = get_renderer(name, get_tokenizer(str(TOKENIZER_FOLDER)))
+    call = ToolCall(id="1", function="bash", arguments={"command": "ls | wc -l"})
+    tokens = reply_tokens(renderer, ChatMessageAssistant(content="I look.", tool_calls=[call]))
+    message, termination = renderer.parse_response(tokens)
+    assert termination.is_clean
+    assert "I look." in str(message["content"])
+    (parsed,) = message["tool_calls"]
+    assert json.loads(parsed.function.arguments) == {"command": "ls | wc -l"}
+
+
+def test_a_reply_over_max_tokens_is_cut_and_says_so() -> None:
+    spec = str(FOLDER / "word_problems.py")
+    (found,) = reports(run(spec, "--max-tokens", "2", "--group-size", "1", "--json"))
+    assert found["output_tokens"] == 2
+    assert found["stop"] == "max_tokens"
+
+
+def test_terminal_codes_of_a_model_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps("\x1b[2J\x1b]0;owned\x07ANSWER: 155") + "\n", encoding="utf-8")
+    result = run(str(FOLDER / "word_problems.py"), "--script", str(script), "--group-size", "1")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert "ANSWER: 155" in result.stdout
