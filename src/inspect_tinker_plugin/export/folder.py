@@ -2,8 +2,9 @@
 
 While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and a file a
 part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
-(which ``datasets.load_dataset(folder)`` finds by itself), and ``export.json`` appears beside
-them. A finished export that is being replaced stays as it is until then.
+(which ``datasets.load_dataset(folder)`` finds by itself), and ``README.md`` and
+``export.json`` appear beside them. A finished export that is being replaced stays as it is
+until then.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.card import CARD, card
 from inspect_tinker_plugin.export.columns import Row, is_rich
 from inspect_tinker_plugin.export.formats import Format, read_part, write_part
 from inspect_tinker_plugin.export.journal import Failure, Journal, Part
@@ -62,8 +64,12 @@ class ExportFolder:
             created = not path.exists()
             (path / WORK).mkdir(parents=True, exist_ok=True)
             folder = cls(path, format, created)
-            folder._take_lock()
-            folder._open_journal(identity, seed, overwrite)
+            try:
+                folder._take_lock()
+                folder._open_journal(identity, seed, overwrite)
+            except BaseException:
+                folder.close()
+                raise
         except OSError as error:
             raise unwritable(path, error) from error
         return folder
@@ -115,12 +121,13 @@ class ExportFolder:
         except OSError as error:
             raise unwritable(self.path, error) from error
 
-    def finish(self, summary: Mapping[str, Any]) -> list[str]:
-        """Give the parts their final names and write ``export.json``.
+    def finish(self, task: str, summary: Mapping[str, Any]) -> list[str]:
+        """Give the parts their final names and write the card and ``export.json``.
 
         A finish that was interrupted is completed by the next one.
 
         Args:
+            task: Name of the task.
             summary: What ``export.json`` says beside the names of the files.
 
         Returns:
@@ -130,17 +137,18 @@ class ExportFolder:
         names = [
             f"train-{number:05d}-of-{len(parts):05d}.{self._format}" for number in range(len(parts))
         ]
+        rich = any(part.rich for part in parts)
         try:
-            if any(part.rich for part in parts):
+            if rich:
                 self._widen(parts)
             self._remove_old()
             for part, name in zip(parts, names, strict=True):
                 if self._part(part.index).exists():
                     self._part(part.index).replace(self.path / name)
+            pattern = f"train-*.{self._format}"
+            self._put(CARD, card(task, rich=rich, pattern=pattern))
             text = json.dumps({**summary, "files": names}, indent=2, ensure_ascii=False)
-            partial = self._work / SUMMARY
-            partial.write_text(text + "\n", encoding="utf-8")
-            partial.replace(self.path / SUMMARY)
+            self._put(SUMMARY, text + "\n")
             self._drop_work()
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -169,9 +177,14 @@ class ExportFolder:
         """Remove the finished export that this one replaces; its summary goes last."""
         summary = self.path / SUMMARY
         if summary.exists():
-            for name in read_summary(self.path).get("files", []):
+            for name in [CARD, *read_summary(self.path).get("files", [])]:
                 (self.path / Path(name).name).unlink(missing_ok=True)
             summary.unlink()
+
+    def _put(self, name: str, text: str) -> None:
+        partial = self._work / name
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path / name)
 
     def _drop_work(self) -> None:
         shutil.rmtree(self._work, ignore_errors=True)

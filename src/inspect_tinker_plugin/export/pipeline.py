@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import platform
 import random
 import time
@@ -254,6 +255,7 @@ class _Export:
                 f"exported; nothing was written. Sample {first.id!r}: {first.reason}"
             )
         files = self._folder.finish(
+            self._resolved.task.name,
             {
                 **_identity(self._resolved, self._options),
                 "seed": self._folder.journal.seed,
@@ -266,7 +268,7 @@ class _Export:
                 "failures": [asdict(failure) for failure in failures],
                 "packages": _packages(),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
+            },
         )
         return ExportReport(self._folder.path, files, written, failures, continued)
 
@@ -307,7 +309,8 @@ def _digest(samples: SelectedSamples, start: int, stop: int) -> str:
         # messages have ids, which are made anew whenever a task is loaded
         asked = sample.input
         texts = asked if isinstance(asked, str) else [message.text for message in asked]
-        digest.update(to_json([sample.id, texts, sample.target, sample.choices], fallback=str))
+        asks = [sample.id, texts, sample.target, sample.choices]
+        digest.update(json.dumps(asks, default=str).encode())
     return digest.hexdigest()
 
 
@@ -329,8 +332,6 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
 
 
 def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
-    import json
-
     return json.loads(to_json(value, fallback=str))
 
 

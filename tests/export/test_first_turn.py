@@ -1,0 +1,156 @@
+"""How far a sample runs for its first prompt, and when its sandbox is really started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.tool import bash
+from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
+from inspect_ai.util import SandboxEnvironmentConfigType as Config
+
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.first_turn import FirstTurns
+
+STARTED: list[str] = []
+
+
+@sandboxenv(name="first_turn_counting")
+class CountingSandbox(SandboxEnvironment):
+    """Inspect's local sandbox, noting that it was started."""
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: Config | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        STARTED.append(task_name)
+        return await local().sample_init(task_name, config, metadata)
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: Config | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        await local().sample_cleanup(task_name, config, environments, interrupted)
+
+    async def exec(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+        raise NotImplementedError
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        raise NotImplementedError
+
+    async def read_file(self, file: str, text: bool = True) -> str:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def local() -> type[SandboxEnvironment]:
+    from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
+
+    return registry_find_sandboxenv("local")
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    STARTED.clear()
+
+
+@solver
+def quote_file(swallow: bool = False) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        try:
+            state.user_prompt.text = await sandbox().read_file("note.txt")
+        except RuntimeError:
+            if not swallow:
+                raise
+            state.user_prompt.text = "no sandbox here"
+        return state
+
+    return solve
+
+
+def sample(**fields: object) -> Sample:
+    return Sample.model_validate({"id": 1, "input": "Go.", "files": {"note.txt": "hi"}, **fields})
+
+
+async def first_text(task: Task, sample: Sample) -> str:
+    turn = await FirstTurns(task).of(sample)
+    return turn.request.messages[-1].text
+
+
+async def test_an_agent_that_uses_its_sandbox_later_starts_none() -> None:
+    task = Task(solver=react(tools=[bash()]), sandbox="first_turn_counting")
+    turn = await FirstTurns(task).of(sample(setup="exit 1"))
+    assert [tool.name for tool in turn.request.tools] == ["bash", "submit"]
+    assert STARTED == []
+
+
+@pytest.mark.parametrize("swallow", [False, True], ids=["raising", "swallowing"])
+async def test_a_solver_that_reads_its_sandbox_first_gets_the_real_one(swallow: bool) -> None:
+    task = Task(solver=[quote_file(swallow), generate()], sandbox="first_turn_counting")
+    assert await first_text(task, sample()) == "hi"
+    assert len(STARTED) == 1
+
+
+async def test_a_task_setup_that_reads_the_sandbox_gets_the_real_one() -> None:
+    task = Task(setup=quote_file(), solver=generate(), sandbox="first_turn_counting")
+    assert await first_text(task, sample()) == "hi"
+
+
+async def test_the_sandbox_of_a_sample_counts_too() -> None:
+    task = Task(solver=[quote_file(), generate()])
+    assert await first_text(task, sample(sandbox="first_turn_counting")) == "hi"
+    plain = Task(solver=generate())
+    assert await first_text(plain, sample(sandbox="first_turn_counting")) == "Go."
+    assert len(STARTED) == 1
+
+
+async def test_the_task_itself_is_left_as_it_is() -> None:
+    task = Task(setup=quote_file(), solver=generate(), sandbox="first_turn_counting")
+    setup = task.setup
+    FirstTurns(task)
+    assert task.setup is setup
+
+
+@solver
+def waiting() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await asyncio.sleep(60)
+        return await generate(state)
+
+    return solve
+
+
+@solver
+def failing() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        raise ValueError("two\nlines")
+
+    return solve
+
+
+async def test_a_sample_that_takes_too_long_is_an_error() -> None:
+    turns = FirstTurns(Task(solver=waiting()), options=EpisodeOptions(time_limit=1))
+    with pytest.raises(ExportError, match="a time limit ended it"):
+        await turns.of(sample())
+
+
+async def test_a_solver_that_fails_is_an_error_of_one_line() -> None:
+    with pytest.raises(ExportError, match=r"^\[solver\] ValueError: two lines$"):
+        await FirstTurns(Task(solver=failing())).of(sample())
+
+
+@pytest.mark.docker
+async def test_docker_is_not_started_for_an_agent(tmp_path: Path) -> None:
+    compose = tmp_path / "compose.yaml"
+    compose.write_text("services:\n  default:\n    image: no-such-image/at-all:1\n")
+    task = Task(solver=react(tools=[bash()]), sandbox=("docker", str(compose)))
+    assert (await FirstTurns(task).of(sample())).request.tools

@@ -1,0 +1,362 @@
+"""Exports that are repeated, interrupted, killed, crowded or in the way of one another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+
+from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.export import pipeline
+from inspect_tinker_plugin.export.folder import WORK
+from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
+from inspect_tinker_plugin.export.selection import Selection
+from inspect_tinker_plugin.tasks import ResolvedTask
+
+
+class Seen(list[Any]):
+    """Ids of the samples whose solver has started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = asyncio.Event()
+
+    def append(self, id: Any) -> None:
+        super().append(id)
+        self._more.set()
+
+    async def has(self, count: int) -> None:
+        while len(self) < count:
+            self._more.clear()
+            await self._more.wait()
+
+
+@solver
+def noting(seen: Seen, fail_at: int | None = None, delay: float = 0) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        seen.append(state.sample_id)
+        if state.sample_id == fail_at:
+            raise ValueError("bad sample")
+        await asyncio.sleep(delay)
+        return await generate(state)
+
+    return solve
+
+
+def numbers(count: int, seen: Seen | None = None, **options: Any) -> Task:
+    samples = [Sample(input=f"{n}?", target=str(n)) for n in range(1, count + 1)]
+    return Task(dataset=samples, solver=noting(Seen() if seen is None else seen, **options))
+
+
+async def export(task: Task, folder: Path, **options: Any) -> ExportReport:
+    return await export_task(ResolvedTask(task, None), folder, ExportOptions(**options))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*.parquet")):
+        found += pyarrow.parquet.read_table(path).to_pylist()
+    return found
+
+
+def ids(folder: Path) -> list[str]:
+    return [row["id"] for row in rows(folder)]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "export.json").read_text())
+    return loaded
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "PART_ROWS", 3)
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_rows_keep_the_order_of_the_samples_over_many_files(tmp_path: Path) -> None:
+    report = await export(numbers(10), tmp_path / "out", max_samples=4)
+    assert ids(tmp_path / "out") == [str(n) for n in range(1, 11)]
+    assert len(report.files) == 4
+    assert names(tmp_path / "out") == [
+        "README.md",
+        "export.json",
+        *(f"train-{n:05d}-of-00004.parquet" for n in range(4)),
+    ]
+
+
+async def test_slow_set_ups_overlap(tmp_path: Path) -> None:
+    running = most = 0
+
+    @solver
+    def slow() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+            return await generate(state)
+
+        return solve
+
+    samples = [Sample(input="x") for _ in range(40)]
+    await export(Task(dataset=samples, solver=slow()), tmp_path / "out", max_samples=7)
+    assert most == 7
+
+
+async def test_one_bad_sample_is_reported_and_the_others_are_written(tmp_path: Path) -> None:
+    report = await export(numbers(4, fail_at=2), tmp_path / "out")
+    assert ids(tmp_path / "out") == ["1", "3", "4"]
+    assert [(f.id, f.reason) for f in report.failures] == [("2", "[solver] ValueError: bad sample")]
+    made = summary(tmp_path / "out")
+    assert made["counts"] == {"samples": 4, "written": 3, "failed": 1}
+    assert made["failures"] == [{"id": "2", "reason": "[solver] ValueError: bad sample"}]
+    assert set(made["packages"]) >= {"inspect-tinker-plugin", "inspect-ai", "datasets"}
+
+
+async def test_an_export_in_which_every_sample_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"none of 1 samples could be exported.*bad sample"):
+        await export(numbers(1, fail_at=1), tmp_path / "out")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_cancelled_export_continues_where_it_stopped(tmp_path: Path) -> None:
+    seen = Seen()
+    run = asyncio.create_task(
+        export(numbers(12, seen, delay=0.01), tmp_path / "out", max_samples=1)
+    )
+    await seen.has(6)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert ids(tmp_path / "out") == []
+    again = Seen()
+    report = await export(numbers(12, again), tmp_path / "out")
+    assert report.continued >= 4
+    assert sorted(again) == list(range(report.continued + 1, 13))
+    assert ids(tmp_path / "out") == [str(n) for n in range(1, 13)]
+    assert not (tmp_path / "out" / WORK).exists()
+
+
+async def interrupted(folder: Path, **options: Any) -> None:
+    """Leave an unfinished export of ten samples behind."""
+    seen = Seen()
+    run = asyncio.create_task(
+        export(numbers(10, seen, delay=0.01), folder, max_samples=1, **options)
+    )
+    await seen.has(5)
+    run.cancel()
+    await asyncio.wait([run])
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [
+        ({"format": "jsonl"}, "format ('parquet', now 'jsonl')"),
+        ({"selection": Selection(limit=5)}, "limit (None, now 5)"),
+        ({"solver_name": "other {}"}, "solver (None, now 'other {}')"),
+    ],
+    ids=["format", "limit", "solver"],
+)
+async def test_another_export_does_not_continue_this_one(
+    tmp_path: Path, options: dict[str, Any], differs: str
+) -> None:
+    await interrupted(tmp_path / "out")
+    with pytest.raises(ExportError) as caught:
+        await export(numbers(10), tmp_path / "out", **options)
+    assert differs in str(caught.value)
+    report = await export(numbers(10), tmp_path / "out", overwrite=True, **options)
+    assert report.continued == 0
+
+
+async def test_an_export_is_not_continued_with_other_data(tmp_path: Path) -> None:
+    await interrupted(tmp_path / "out")
+    other = numbers(10)
+    other.dataset[0].target = "changed"
+    with pytest.raises(ExportError, match="samples have changed since"):
+        await export(other, tmp_path / "out")
+
+
+async def test_a_shuffled_export_without_a_seed_continues_in_its_order(tmp_path: Path) -> None:
+    shuffled = Selection(shuffle=True)
+    await interrupted(tmp_path / "out", selection=shuffled)
+    report = await export(numbers(10), tmp_path / "out", selection=shuffled)
+    assert report.continued > 0
+    assert sorted(ids(tmp_path / "out"), key=int) == [str(n) for n in range(1, 11)]
+    assert isinstance(summary(tmp_path / "out")["seed"], int)
+
+
+async def test_a_finished_export_is_only_replaced_on_request(tmp_path: Path) -> None:
+    await export(numbers(2), tmp_path / "out")
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    with pytest.raises(ExportError, match=r"holds a finished export.*--overwrite"):
+        await export(numbers(3), tmp_path / "out")
+    assert len(rows(tmp_path / "out")) == 2
+    await export(numbers(3), tmp_path / "out", overwrite=True, format="jsonl")
+    assert names(tmp_path / "out") == [
+        "README.md",
+        "export.json",
+        "mine.txt",
+        "train-00000-of-00001.jsonl",
+    ]
+
+
+async def test_a_replacement_that_fails_leaves_the_finished_export(tmp_path: Path) -> None:
+    await export(numbers(2), tmp_path / "out")
+    with pytest.raises(ExportError, match="none of 1 samples"):
+        await export(numbers(1, fail_at=1), tmp_path / "out", overwrite=True)
+    assert ids(tmp_path / "out") == ["1", "2"]
+    assert not (tmp_path / "out" / WORK).exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+async def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ExportError, match="is not empty and holds no export"):
+        await export(numbers(1), tmp_path, overwrite=overwrite)
+
+
+async def test_two_exports_into_one_folder_do_not_mix(tmp_path: Path) -> None:
+    seen = Seen()
+    run = asyncio.create_task(export(numbers(5, seen, delay=0.2), tmp_path / "out"))
+    await seen.has(1)
+    with pytest.raises(ExportError, match="is being written by another export"):
+        await export(numbers(5), tmp_path / "out")
+    await run
+    assert len(rows(tmp_path / "out")) == 5
+
+
+async def test_an_empty_selection_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no sample has the id 99 \(the first ids are 1, 2\)"):
+        await export(numbers(2), tmp_path / "out", selection=Selection(sample_ids=["99"]))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [
+        (Selection(limit=2), ["1", "2"]),
+        (Selection(limit=(2, 4)), ["3", "4"]),
+        (Selection(sample_ids=["4", "02"]), ["2", "4"]),
+        (Selection(sample_ids=["*5"]), ["5", "15"]),
+    ],
+    ids=["first", "range", "ids", "pattern"],
+)
+async def test_samples_are_chosen_as_in_an_eval(
+    tmp_path: Path, selection: Selection, chosen: list[str]
+) -> None:
+    await export(numbers(16), tmp_path / "out", selection=selection)
+    assert ids(tmp_path / "out") == chosen
+
+
+async def test_a_seed_shuffles_as_inspect_does(tmp_path: Path) -> None:
+    task = numbers(9)
+    await export(task, tmp_path / "out", selection=Selection(shuffle=True, seed=5))
+    task.dataset.shuffle(5)
+    assert [row["answer"] for row in rows(tmp_path / "out")] == [s.target for s in task.dataset]
+
+
+TASKS = """
+import asyncio, os
+from pathlib import Path
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+
+@solver
+def slow(pause):
+    async def solve(state, generate):
+        with open("seen.txt", "a") as file:
+            file.write(f"{state.sample_id}\\n")
+        await asyncio.sleep(pause)
+        return await generate(state)
+    return solve
+
+@task
+def numbers():
+    samples = [Sample(input=f"{n}?", target=str(n)) for n in range(400)]
+    return Task(dataset=samples, solver=slow(float(os.environ["PAUSE"])))
+"""
+
+RUN = """
+import sys
+from inspect_tinker_plugin.export import pipeline
+pipeline.PART_ROWS = 10
+from inspect_tinker_plugin.cli.main import rl
+rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
+"""
+
+
+def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    journal = tmp_path / "out" / WORK / "journal.jsonl"
+    kills = 0
+    for wanted in (3, 9):
+        env = {**os.environ, "PAUSE": "0.01"}
+        with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
+            while process.poll() is None:
+                if journal.exists() and journal.read_text().count("\n") > wanted:
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.005)
+    assert kills == 2
+    assert not (tmp_path / "out" / "export.json").exists()
+    journal.write_text(journal.read_text() + '{"index": 99, "samp')  # killed while it wrote a line
+    before = (tmp_path / "seen.txt").read_text().count("\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=tmp_path,
+        env={**os.environ, "PAUSE": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "by an earlier run" in done.stdout
+    assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
+    assert summary(tmp_path / "out")["counts"]["written"] == 400
+    assert (tmp_path / "seen.txt").read_text().count("\n") - before <= 310
+
+
+FULL = """
+import resource, signal, sys
+from inspect_tinker_plugin.export import pipeline
+pipeline.PART_ROWS = 10
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
+from inspect_tinker_plugin.cli.main import rl
+rl(["export", "tasks.py", "--output", "out"])
+"""
+
+
+def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    env = {**os.environ, "PAUSE": "0"}
+    failed = subprocess.run(
+        [sys.executable, "-c", FULL], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert failed.returncode == 1
+    assert failed.stderr == "Error: cannot write to out: File too large.\n"
+    subprocess.run(
+        [sys.executable, "-c", RUN], cwd=tmp_path, env=env, check=True, capture_output=True
+    )
+    assert len(rows(tmp_path / "out")) == 400
