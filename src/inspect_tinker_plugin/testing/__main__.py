@@ -17,16 +17,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("corpus", help="folder of modules that register cases")
     parser.add_argument("-k", dest="match", default="", help="only cases with this in theme or id")
     parser.add_argument("--no-docker", action="store_true", help="leave out Docker cases")
+    parser.add_argument(
+        "--tokens", action="store_true", help="play episodes through renderer and tokens"
+    )
     args = parser.parse_args(argv)
     cases = [
         each
         for each in load_corpus(args.corpus)
-        if args.match in f"{each.theme} {each.id}" and not (args.no_docker and each.docker)
+        if args.match in f"{each.theme} {each.id}"
+        and not (args.no_docker and each.docker)
+        and not (args.tokens and each.tokens)
     ]
     if not cases:
         print(f"no case matches {args.match!r}", file=sys.stderr)
         return 2
-    reports = asyncio.run(check_corpus(cases))
+    reports = asyncio.run(check_corpus(cases, side="tokens" if args.tokens else "messages"))
     return 0 if all(report.agrees for report in reports) else 1
 
 

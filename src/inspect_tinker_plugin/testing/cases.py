@@ -49,7 +49,9 @@ class Expect:
         told = _Faults()
         told.equal("turns", len(trace.requests), self.turns)
         told.equal(
-            "scores", {name: score.get("value") for name, score in trace.scores.items()}, self.scores
+            "scores",
+            {name: score.get("value") for name, score in trace.scores.items()},
+            self.scores,
         )
         told.equal("limit", trace.limit and trace.limit["type"], self.limit)
         told.equal("error", trace.error and trace.error["type"], self.error)
@@ -92,6 +94,8 @@ class ParityCase:
     """Whether the model calls come in a fixed order (not so for parallel sub-agents)."""
     docker: bool = False
     """Whether the case needs a Docker engine."""
+    renderer: str = "qwen3_instruct"
+    """The renderer when the case is played through tokens."""
     tokens: str | None = None
     """Why the case cannot be played through tokens, or ``None`` when it can."""
 
@@ -103,6 +107,7 @@ def case(
     options: EpisodeOptions | None = None,
     ordered: bool = True,
     docker: bool = False,
+    renderer: str = "qwen3_instruct",
     tokens: str | None = None,
 ) -> Callable[[Callable[[], Task]], Callable[[], Task]]:
     """Register a function that makes a task as a case; its name becomes the case's id."""
@@ -119,6 +124,7 @@ def case(
                 options=options or EpisodeOptions(),
                 ordered=ordered,
                 docker=docker,
+                renderer=renderer,
                 tokens=tokens,
             )
         )

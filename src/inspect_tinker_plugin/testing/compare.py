@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,9 +34,28 @@ class Difference:
         return f"{self.path}: eval {_short(self.eval)}, episode {_short(self.episode)}"
 
 
-def compare_traces(eval_side: Trace, episode_side: Trace) -> list[Difference]:
-    """All differences between two traces, in the order of the run."""
-    return list(differences(eval_side.comparable(), episode_side.comparable()))
+def compare_traces(
+    eval_side: Trace, episode_side: Trace, *, same_tokens: bool = True
+) -> list[Difference]:
+    """All differences between two traces, in the order of the run.
+
+    Args:
+        eval_side: The run under ``inspect_ai.eval``.
+        episode_side: The run as an episode.
+        same_tokens: Whether both sides count tokens alike. If not, the count in the reason
+            of a token or cost limit is left out; nothing else is.
+    """
+    left, right = eval_side.comparable(), episode_side.comparable()
+    if not same_tokens:
+        for side in (left, right):
+            side["limit"] = _without_count(side["limit"])
+    return list(differences(left, right))
+
+
+def _without_count(limit: Json) -> Json:
+    if limit is None or limit["type"] not in ("token", "cost"):
+        return limit
+    return {**limit, "reason": re.sub(r"value: [^;]+;", "value: …;", limit["reason"])}
 
 
 def differences(left: Json, right: Json, path: str = "") -> Iterator[Difference]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.testing.cases import ParityCase
@@ -12,6 +13,9 @@ from inspect_tinker_plugin.testing.compare import Difference, compare_traces
 from inspect_tinker_plugin.testing.record import Trace
 from inspect_tinker_plugin.testing.scripts import Script
 from inspect_tinker_plugin.testing.sides import TaskSource, make_task, run_episode, run_eval
+
+Side: TypeAlias = Literal["messages", "tokens"]
+"""How an episode is played: with messages, or as a rollout through renderer and tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +61,8 @@ async def check_parity_async(
     positions = range(min(samples, count)) if isinstance(samples, int) else list(samples)
     reports = []
     for position in positions:
-        expected = await run_eval(
-            task, script, sample=position, options=options, ordered=ordered
-        )
-        found = await run_episode(
-            task, script, sample=position, options=options, ordered=ordered
-        )
+        expected = await run_eval(task, script, sample=position, options=options, ordered=ordered)
+        found = await run_episode(task, script, sample=position, options=options, ordered=ordered)
         reports.append(
             ParityReport(
                 name=f"sample {expected.log.id if expected.log else position}",
@@ -87,29 +87,39 @@ def check_parity(
     Raises:
         AssertionError: Lists the differences by sample.
     """
-    reports = asyncio.run(
-        check_parity_async(task, script=script, samples=samples, options=options)
-    )
+    reports = asyncio.run(check_parity_async(task, script=script, samples=samples, options=options))
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise AssertionError("\n".join(line for report in bad for line in describe(report)))
     return reports
 
 
-async def check_case(case: ParityCase) -> ParityReport:
+async def check_case(case: ParityCase, *, side: Side = "messages") -> ParityReport:
     """Run one case of a corpus on both sides."""
-    expected = await run_eval(
-        case.task, case.script, options=case.options, ordered=case.ordered
-    )
-    found = await run_episode(
-        case.task, case.script, options=case.options, ordered=case.ordered
-    )
+    expected = await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
+    found = await _other_side(case, side)
     return ParityReport(
         name=case.id,
-        differences=compare_traces(expected, found),
+        differences=compare_traces(expected, found, same_tokens=side == "messages"),
         faults=case.expect.faults(expected),
         eval_side=expected,
         episode_side=found,
+    )
+
+
+async def _other_side(case: ParityCase, side: Side) -> Trace:
+    options, ordered = case.options, case.ordered
+    if side == "messages":
+        return await run_episode(case.task, case.script, options=options, ordered=ordered)
+    from inspect_tinker_plugin.testing.token_side import run_rollout_side
+    from inspect_tinker_plugin.testing.tokenizer import load_renderer
+
+    return await run_rollout_side(
+        case.task,
+        case.script,
+        options=options,
+        ordered=ordered,
+        renderer=load_renderer(case.renderer),
     )
 
 
@@ -122,7 +132,10 @@ def describe(report: ParityReport) -> list[str]:
 
 
 async def check_corpus(
-    cases: Sequence[ParityCase], *, show: Callable[[str], None] = print
+    cases: Sequence[ParityCase],
+    *,
+    side: Side = "messages",
+    show: Callable[[str], None] = print,
 ) -> list[ParityReport]:
     """Run all cases, printing the table as it grows and its last line, the count."""
     reports = []
@@ -133,7 +146,7 @@ async def check_corpus(
             theme = each.theme
             show(f"\n{theme}")
         try:
-            report = await check_case(each)
+            report = await check_case(each, side=side)
         except Exception as error:
             report = ParityReport(
                 name=each.id, differences=[], faults=[f"{type(error).__name__}: {error}"]

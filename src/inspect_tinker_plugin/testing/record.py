@@ -82,11 +82,15 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
+        self._places: dict[str, int] = {}
 
     def __call__(self, name: str) -> str:
         """The stand-in of an id."""
-        return self._names.setdefault(name, f"id{len(self._names) + 1}")
+        return f"id{self.place(name)}"
+
+    def place(self, name: str) -> int:
+        """When an id first appeared, counted from 1."""
+        return self._places.setdefault(name, len(self._places) + 1)
 
 
 def jsonable(value: Any) -> Json:
@@ -188,18 +192,20 @@ def dump_logged_error(error: EvalError | None) -> Json:
     return {"type": kind.rsplit(".", 1)[-1], "message": error.message}
 
 
-def dump_tool_events(sample: EvalSample) -> Json:
-    """The tool calls in a sample's transcript, sorted by call id as calls run in parallel."""
+def dump_tool_events(sample: EvalSample, names: Names, *, ordered: bool) -> Json:
+    """The tool calls in a sample's transcript, in the order in which the model made them."""
     events = [event for event in sample.events if isinstance(event, ToolEvent)]
-    return [
+    dumped = [
         {
             "function": event.function,
             "arguments": jsonable(event.arguments),
             "result": jsonable(event.result),
             "error": None if event.error is None else jsonable(event.error),
         }
-        for event in sorted(events, key=lambda event: event.id)
+        # calls of one reply run in parallel, so their events come in any order
+        for event in sorted(events, key=lambda event: names.place(event.id))
     ]
+    return dumped if ordered else sorted(dumped, key=repr)
 
 
 def script_faults(players: Mapping[str, Player]) -> list[str]:
@@ -238,7 +244,7 @@ def trace_of_result(
         error=dump_exception(None if result.error is None else result.error.__cause__),
         store=dump_value(dict(state.store.items()), names),
         metadata=dump_value(state.metadata, names),
-        tool_events=[] if log is None else dump_tool_events(log),
+        tool_events=[] if log is None else dump_tool_events(log, names, ordered=ordered),
         script_faults=script_faults({"policy": policy, **others}),
         log=log,
     )
@@ -267,9 +273,7 @@ def trace_of_log(
         error=dump_logged_error(sample.error),
         store=dump_value(sample.store, names),
         metadata=dump_value(sample.metadata, names),
-        tool_events=dump_tool_events(sample),
+        tool_events=dump_tool_events(sample, names, ordered=ordered),
         script_faults=script_faults({"policy": policy, **others}),
         log=sample,
     )
-
-

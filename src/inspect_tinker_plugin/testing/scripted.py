@@ -68,7 +68,7 @@ def scripted_model(script: Script, *, name: str = "model") -> Model:
     """
     model = get_model(f"{SCRIPTED}/{name}", memoize=False)
     assert isinstance(model.api, ScriptedAPI)
-    model.api.player = Player(script)
+    model.api.player = Player(script, name)
     players = _players.get()
     if players is not None:
         players[f"{name}-{len(players)}" if name in players else name] = model.api.player

@@ -87,6 +87,7 @@ class Player:
     """Plays a script once: answers requests in the order in which they arrive."""
 
     script: Script
+    name: str = "policy"
     requests: list[TurnRequest] = field(default_factory=list)
     exhausted: bool = False
 
@@ -111,7 +112,7 @@ class Player:
             reply = await reply
         if isinstance(reply, Exception):
             raise reply
-        return _played(reply, turn, request)
+        return _played(reply, f"{self.name}_{turn}", request)
 
     def _reply(self, turn: int) -> Turn:
         if callable(self.script):
@@ -122,14 +123,14 @@ class Player:
         return self.script[turn]
 
 
-def _played(reply: str | ModelOutput, turn: int, request: TurnRequest) -> ModelOutput:
+def _played(reply: str | ModelOutput, prefix: str, request: TurnRequest) -> ModelOutput:
     """A fresh copy of a reply with call ids and usage filled in."""
     output = say(reply) if isinstance(reply, str) else reply.model_copy(deep=True)
     for choice in output.choices:
         choice.message.id = None
         choice.message = ChatMessageAssistant.model_validate(choice.message.model_dump())
         for index, tool_call in enumerate(choice.message.tool_calls or []):
-            tool_call.id = tool_call.id or f"call_{turn}_{index}"
+            tool_call.id = tool_call.id or f"{prefix}_{index}"
     if output.usage is None:
         output.usage = _usage(output, request)
     return output

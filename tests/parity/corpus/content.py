@@ -117,7 +117,7 @@ THOUGHT = say("red", reasoning="Roses are red.")
 @case(
     script=[THOUGHT, say("red", reasoning="Still.")],
     expect=Expect(turns=2, scores={"exact": "C"}, says=["Roses are red."]),
-    tokens="an instruct renderer has no place for thoughts",
+    renderer="qwen3",
 )
 def reasoning_content() -> Task:
     return Task(
@@ -132,7 +132,7 @@ def reasoning_content() -> Task:
         scores={"exact": "C"},
         holds=lambda trace: "Roses" not in repr(trace.requests[1]),
     ),
-    tokens="an instruct renderer has no place for thoughts",
+    renderer="qwen3",
 )
 def reasoning_that_is_not_sent_back() -> Task:
     return Task(
@@ -146,14 +146,12 @@ def reasoning_that_is_not_sent_back() -> Task:
 @case(
     script=["red"],
     expect=Expect(turns=1, scores={"exact": "C"}),
-    tokens="an instruct renderer has no place for thoughts",
+    renderer="qwen3",
 )
 def reasoning_in_the_input() -> Task:
     messages = [
         ChatMessageUser(content="A colour?"),
-        ChatMessageAssistant(
-            content=[ContentReasoning(reasoning="Hm."), ContentText(text="blue")]
-        ),
+        ChatMessageAssistant(content=[ContentReasoning(reasoning="Hm."), ContentText(text="blue")]),
         ChatMessageUser(content="Another?"),
     ]
     return Task(dataset=[Sample(input=list(messages), target="red")], scorer=exact())
@@ -165,9 +163,7 @@ def reasoning_in_the_input() -> Task:
     tokens="the renderer parses the tags",
 )
 def thoughts_in_the_text() -> Task:
-    return Task(
-        dataset=[Sample(input="A colour?", target="red")], scorer=[exact(), includes()]
-    )
+    return Task(dataset=[Sample(input="A colour?", target="red")], scorer=[exact(), includes()])
 
 
 @case(

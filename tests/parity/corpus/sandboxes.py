@@ -120,7 +120,9 @@ def files() -> dict[str, str]:
 FILES = [
     say(
         "",
-        call("bash", command="cat inline.txt deep/er/file.txt notes.txt; wc -c < blob.bin; cat made"),
+        call(
+            "bash", command="cat inline.txt deep/er/file.txt notes.txt; wc -c < blob.bin; cat made"
+        ),
     ),
     "done",
 ]
@@ -274,10 +276,19 @@ def tool_that_needs_a_missing_sandbox() -> Task:
 
 
 EDITING = [
-    say("", call("text_editor", command="create", path="/tmp/parity-file.txt", file_text="one\ntwo\n")),
     say(
         "",
-        call("text_editor", command="str_replace", path="/tmp/parity-file.txt", old_str="two", new_str="done"),
+        call("text_editor", command="create", path="/tmp/parity-file.txt", file_text="one\ntwo\n"),
+    ),
+    say(
+        "",
+        call(
+            "text_editor",
+            command="str_replace",
+            path="/tmp/parity-file.txt",
+            old_str="two",
+            new_str="done",
+        ),
     ),
     say("", call("text_editor", command="view", path="/tmp/parity-file.txt")),
     submit("done"),

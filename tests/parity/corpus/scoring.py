@@ -50,9 +50,7 @@ def list_of_scorers() -> Task:
     expect=Expect(turns=1, scores={"includes": "C", "includes1": "C", "includes2": "C"}),
 )
 def scorers_with_one_name() -> Task:
-    return Task(
-        dataset=capital(), scorer=[includes(), includes(ignore_case=False), includes()]
-    )
+    return Task(dataset=capital(), scorer=[includes(), includes(ignore_case=False), includes()])
 
 
 @scorer(metrics={"length": [mean()], "right": [mean()]})
@@ -199,9 +197,7 @@ def grader_role_of_the_task() -> Task:
 
 @case(
     script=["It is Oslo."],
-    expect=Expect(
-        turns=1, scores={"model_graded_qa": "P"}, other_turns={"grader": 1}
-    ),
+    expect=Expect(turns=1, scores={"model_graded_qa": "P"}, other_turns={"grader": 1}),
 )
 def grader_with_history_and_partial_credit() -> Task:
     return Task(
@@ -313,9 +309,7 @@ def solver_that_raises_a_group() -> Task:
     expect=Expect(turns=1, error="KeyError", scores={"includes": "C"}),
 )
 def score_on_error_of_the_task() -> Task:
-    return Task(
-        dataset=capital(), solver=breaks("error"), scorer=includes(), score_on_error=True
-    )
+    return Task(dataset=capital(), solver=breaks("error"), scorer=includes(), score_on_error=True)
 
 
 @case(

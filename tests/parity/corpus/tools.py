@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.lowlevel
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
@@ -216,7 +217,7 @@ def one_at_a_time() -> Tool:
             text: What.
         """
         log: list[str] = [*store().get("log", []), text]
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         store().set("log", log)
         return str(len(log))
 

@@ -1,0 +1,87 @@
+"""Runs one sample as a cookbook rollout: rendered prompts in, sampled tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.testing.policy import ScriptedPolicy
+from inspect_tinker_plugin.testing.record import Trace, trace_of_result
+from inspect_tinker_plugin.testing.scripted import recording
+from inspect_tinker_plugin.testing.scripts import Player, Script
+from inspect_tinker_plugin.testing.sides import TaskSource, make_task, with_id
+from inspect_tinker_plugin.testing.tokenizer import load_renderer
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers import Renderer
+
+
+async def run_rollout_side(
+    source: TaskSource,
+    script: Script,
+    *,
+    sample: int = 0,
+    options: EpisodeOptions | None = None,
+    ordered: bool = True,
+    renderer: Renderer | None = None,
+) -> Trace:
+    """One sample through the env and the cookbook's rollout runner, the script in tokens.
+
+    Args:
+        source: The task.
+        script: What the policy says.
+        sample: Position of the sample in the task's dataset.
+        options: How the episode is run.
+        ordered: Whether the model calls come in a fixed order.
+        renderer: The renderer; Qwen3's over the shipped tokenizer by default.
+    """
+    renderer = renderer or load_renderer()
+    with recording() as others:
+        task = make_task(source)
+        runner = EpisodeRunner(task, options=options or EpisodeOptions(), keep_log=True)
+        player = Player(script)
+        result = await _roll(runner, with_id(task.dataset[sample], sample), player, renderer)
+        return trace_of_result(result, policy=player, others=others, ordered=ordered)
+
+
+async def _roll(
+    runner: EpisodeRunner, sample: Any, player: Player, renderer: Renderer
+) -> EpisodeResult:
+    from tinker_cookbook.completers import TokenCompleter
+    from tinker_cookbook.rl.rollout_runner import run_rollout
+
+    from inspect_tinker_plugin.config import ErrorPolicy
+    from inspect_tinker_plugin.rewards import Reward
+    from inspect_tinker_plugin.rl.env import InspectEnv, Outcomes
+    from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
+
+    class RecordingTokens(EpisodeTokens):
+        """Notes each request as it is rendered, before the solver goes on to change it."""
+
+        def prompt(self, request: TurnRequest) -> Any:
+            seen = [message.model_copy(deep=True) for message in request.messages]
+            player.requests.append(replace(request, messages=seen))
+            return super().prompt(request)
+
+    async def no_reward(result: EpisodeResult) -> Reward:
+        return Reward(0.0, {})
+
+    policy = ScriptedPolicy(renderer, player.script, request=lambda: player.requests[-1])
+    tokens = RecordingTokens(
+        RenderContext(renderer), task=runner.prepared.name, sample_id=sample.id
+    )
+    outcomes = Outcomes(no_reward, ErrorPolicy.of("raise"))
+    env = InspectEnv(runner.episode(sample), tokens, outcomes)
+    try:
+        await run_rollout(cast(TokenCompleter, policy), env)
+    except EpisodeError:
+        if env.ending is None:
+            raise
+    finally:
+        player.exhausted = policy.exhausted
+        await env.close()
+    assert env.ending is not None
+    return env.ending.result

@@ -1,0 +1,106 @@
+"""Every case of the corpus: an episode does what an eval does, in messages and in tokens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
+from inspect_tinker_plugin.testing.parity import Side, check_case, describe
+
+CASES = load_corpus(Path(__file__).parent / "corpus")
+
+# What the design asks the corpus to hold, and the case that does. A name that is taken out
+# of the corpus is missed here.
+ASKED_FOR = {
+    "prompt templates": "prompt-template-with-metadata-and-params",
+    "system message": "system-message-then-more-messages",
+    "few-shot": "few-shot-messages-in-the-input",
+    "chain of thought": "chain-of-thought-prompt",
+    "multiple choice": "single-answer",
+    "multiple choice, cot": "single-answer-with-thought",
+    "multiple choice, several": "several-answers",
+    "multiple choice, several, cot": "several-answers-with-thought",
+    "multiple choice, shuffled": "choices-shuffled-by-the-solver",
+    "multiple choice, shuffled dataset": "choices-shuffled-by-the-dataset",
+    "multiple choice, template": "custom-choice-template",
+    "self_critique": "self-critique-by-the-policy",
+    "two generate calls": "two-generate-calls",
+    "get_model() in a solver": "solver-that-calls-get-model",
+    "use_tools and generate": "use-tools-and-generate-loop",
+    "basic_agent": "basic-agent-with-tool",
+    "react": "react-with-tool",
+    "react attempts": "react-with-attempts",
+    "react submit": "react-with-custom-submit",
+    "react on_continue": "react-on-continue-function",
+    "handoff": "handoff-to-a-sub-agent",
+    "as_tool": "agent-as-tool",
+    "parallel tool calls": "parallel-tool-calls",
+    "fork": "fork-into-two",
+    "plan cleanup": "plan-with-finish-and-cleanup",
+    "Task.setup": "task-setup",
+    "MCP stdio": "mcp-stdio-server",
+    "think": "think-and-plan-tools",
+    "text editor": "text-editor-in-docker",
+    "approve": "approved",
+    "reject": "rejected",
+    "modify": "modified",
+    "terminate": "terminated",
+    "message limit": "message-limit-of-the-task",
+    "token limit": "token-limit-after-some-turns",
+    "turn limit": "turn-limit-of-the-task",
+    "time limit": "time-limit-of-the-task",
+    "working limit": "working-limit-of-the-task",
+    "cost limit": "cost-limit-of-the-task",
+    "tool timeout": "tool-timeout-in-local",
+    "tool that raises": "tool-that-raises-a-tool-error",
+    "malformed arguments": "malformed-tool-arguments",
+    "unknown tool": "unknown-tool",
+    "scorer list": "list-of-scorers",
+    "dict score": "dict-score",
+    "grader role": "grader-role-of-the-task",
+    "score() in a solver": "score-in-a-solver",
+    "score_on_error": "score-on-error-of-the-task",
+    "TerminateSampleError": "terminate-sample-error",
+    "sample sandbox": "sandbox-of-the-sample",
+    "files and setup script": "local-files-and-setup-script",
+    "files and setup script, docker": "docker-files-and-setup-script",
+    "store and metadata": "store-and-metadata-changes",
+    "images": "image-in-the-prompt",
+    "reasoning": "reasoning-content",
+    "list targets": "list-of-targets",
+    "mixed targets": "mixed-target-types",
+    "dates in metadata": "dates-in-metadata",
+}
+
+
+def parameters(side: Side) -> list[object]:
+    cases = [each for each in CASES if not (side == "tokens" and each.tokens)]
+    return [
+        pytest.param(each, id=each.id, marks=[pytest.mark.docker] if each.docker else [])
+        for each in cases
+    ]
+
+
+@pytest.mark.parametrize("case", parameters("messages"))
+async def test_episode_agrees_with_eval(case: ParityCase) -> None:
+    report = await check_case(case)
+    assert report.agrees, "\n".join(describe(report))
+
+
+@pytest.mark.parametrize("case", parameters("tokens"))
+async def test_rollout_in_tokens_agrees_with_eval(case: ParityCase) -> None:
+    report = await check_case(case, side="tokens")
+    assert report.agrees, "\n".join(describe(report))
+
+
+@pytest.mark.parametrize("feature", ASKED_FOR, ids=lambda name: re.sub(r"\W+", "-", name))
+def test_corpus_holds_what_the_contract_names(feature: str) -> None:
+    assert ASKED_FOR[feature] in {each.id for each in CASES}
+
+
+def test_most_of_the_corpus_is_played_through_tokens() -> None:
+    left_out = {each.id: each.tokens for each in CASES if each.tokens}
+    assert len(left_out) < len(CASES) / 6, left_out
