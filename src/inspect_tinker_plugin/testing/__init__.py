@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
+from inspect_tinker_plugin.testing.policy import ScriptedPolicy
 from inspect_tinker_plugin.testing.scripted import scripted_model
-from inspect_tinker_plugin.testing.scripts import Script, call, say, submit, unparsed_call
+from inspect_tinker_plugin.testing.scripts import Script, Turn, call, say, submit, unparsed_call
+from inspect_tinker_plugin.testing.tokenizer import load_renderer, load_tokenizer, tokenizer_path
 
 __all__ = [
+    "Expect",
     "ParityReport",
     "Script",
+    "ScriptedPolicy",
+    "Turn",
     "call",
+    "case",
     "check_parity",
     "check_parity_async",
+    "load_renderer",
+    "load_tokenizer",
     "say",
     "scripted_model",
     "submit",
+    "tokenizer_path",
     "unparsed_call",
 ]

@@ -19,12 +19,13 @@ from inspect_ai.agent import (
     run,
 )
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, CompactionTrim, get_model
+from inspect_ai.model import ChatMessageUser, CompactionTrim, ModelOutput, get_model
 from inspect_ai.scorer import Score, includes
 from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, solver, system_message
 from inspect_ai.tool import Tool, tool
 from inspect_ai.util import collect, message_limit
 
+from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.scripted import scripted_model
 from inspect_tinker_plugin.testing.scripts import call, say, submit
@@ -278,9 +279,9 @@ def agent_as_tool_with_its_own_limit() -> Task:
     return Task(dataset=puzzle(), solver=react(tools=[limited]), scorer=includes())
 
 
-def _several_at_once(request: object) -> object:
+def _several_at_once(request: TurnRequest) -> ModelOutput:
     """The root calls both sub-agents in one reply; each sub-agent submits its own name."""
-    messages = request.messages  # type: ignore[attr-defined]
+    messages = request.messages
     system = next((m.text for m in messages if m.role == "system"), "")
     if "You are left" in system:
         return submit("left says 6")
@@ -292,7 +293,7 @@ def _several_at_once(request: object) -> object:
 
 
 @case(
-    script=_several_at_once,  # type: ignore[arg-type]
+    script=_several_at_once,
     ordered=False,
     expect=Expect(turns=4, scores={"includes": "C"}, says=["left says 6", "right says 7"]),
 )

@@ -9,6 +9,7 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.scorer import choice
 from inspect_ai.solver import multiple_choice
 
+from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing.cases import Expect, case
 
 
@@ -69,8 +70,8 @@ def custom_choice_template() -> Task:
     return Task(dataset=[question()], solver=multiple_choice(template=template), scorer=choice())
 
 
-def _shuffled_letter_of_apple(request: object) -> str:
-    text = request.messages[-1].text  # type: ignore[attr-defined]
+def _shuffled_letter_of_apple(request: TurnRequest) -> str:
+    text = request.messages[-1].text
     line = next(line for line in text.splitlines() if line.endswith(") an apple"))
     return f"ANSWER: {line[0]}"
 

@@ -11,8 +11,10 @@ from tempfile import mkdtemp
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import (
+    ChatMessage,
     ChatMessageAssistant,
     ChatMessageUser,
+    Content,
     ContentImage,
     ContentReasoning,
     ContentText,
@@ -50,8 +52,11 @@ def data_uri() -> str:
 
 
 def image_sample(image: str) -> Sample:
-    content = [ContentText(text="Which colour?"), ContentImage(image=image, detail="low")]
-    return Sample(input=[ChatMessageUser(content=list(content))], target="red")
+    content: list[Content] = [
+        ContentText(text="Which colour?"),
+        ContentImage(image=image, detail="low"),
+    ]
+    return Sample(input=[ChatMessageUser(content=content)], target="red")
 
 
 @case(
@@ -149,12 +154,12 @@ def reasoning_that_is_not_sent_back() -> Task:
     renderer="qwen3",
 )
 def reasoning_in_the_input() -> Task:
-    messages = [
+    messages: list[ChatMessage] = [
         ChatMessageUser(content="A colour?"),
         ChatMessageAssistant(content=[ContentReasoning(reasoning="Hm."), ContentText(text="blue")]),
         ChatMessageUser(content="Another?"),
     ]
-    return Task(dataset=[Sample(input=list(messages), target="red")], scorer=exact())
+    return Task(dataset=[Sample(input=messages, target="red")], scorer=exact())
 
 
 @case(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageSystem, ChatMessageUser
 from inspect_ai.scorer import answer, exact, includes, match
 from inspect_ai.solver import (
     assistant_message,
@@ -57,13 +57,13 @@ def system_message_then_more_messages() -> Task:
 
 @case(script=["6"], expect=Expect(turns=1, scores={"exact": "C"}, says=["What is 1 + 1?"]))
 def few_shot_messages_in_the_input() -> Task:
-    messages = [
+    messages: list[ChatMessage] = [
         ChatMessageSystem(content="Only numbers."),
         ChatMessageUser(content="What is 1 + 1?"),
         ChatMessageAssistant(content="2"),
         ChatMessageUser(content="What is 3 + 3?"),
     ]
-    return Task(dataset=[Sample(input=list(messages), target="6")], scorer=exact())
+    return Task(dataset=[Sample(input=messages, target="6")], scorer=exact())
 
 
 @case(

@@ -21,7 +21,7 @@ from inspect_ai.util import (
 )
 
 from inspect_tinker_plugin.testing.cases import Expect, case
-from inspect_tinker_plugin.testing.scripts import call, say, submit
+from inspect_tinker_plugin.testing.scripts import Turn, call, say, submit
 
 IMAGE = "inspect-rl-test/python:1"
 COMPOSE = f"""
@@ -81,7 +81,7 @@ def shell_task(environment: object, **sample: object) -> Task:
     )
 
 
-SHELL = [
+SHELL: list[Turn] = [
     say("", call("bash", command="echo $((6 * 7)) && echo oops >&2 && exit 3")),
     say("", call("python", code="print(sum(range(10)))")),
     say("", call("bash", command="echo done > result.txt")),
@@ -117,7 +117,7 @@ def files() -> dict[str, str]:
     }
 
 
-FILES = [
+FILES: list[Turn] = [
     say(
         "",
         call(
@@ -167,7 +167,10 @@ def sandbox_of_the_sample() -> Task:
     return shell_task(None, sandbox="local")
 
 
-GREET = [say("", call("bash", command="echo $GREETING; echo done > result.txt")), "done"]
+GREET: list[Turn] = [
+    say("", call("bash", command="echo $GREETING; echo done > result.txt")),
+    "done",
+]
 
 
 @case(
@@ -204,7 +207,7 @@ def compose_given_as_an_object() -> Task:
         command="tail -f /dev/null",
         network_mode="none",
         environment={"COLOUR": "green"},
-        **{"x-local": True},
+        **{"x-local": True},  # type: ignore[arg-type]  # extensions are fields of any name
     )
     config = ComposeConfig(services={"default": service})
     return shell_task(SandboxEnvironmentSpec(type="docker", config=config))
@@ -237,7 +240,7 @@ def several_services() -> Task:
     )
 
 
-SLOW = [say("", call("bash", command="sleep 30")), "done"]
+SLOW: list[Turn] = [say("", call("bash", command="sleep 30")), "done"]
 
 
 @case(

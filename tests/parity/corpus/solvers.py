@@ -20,6 +20,7 @@ from inspect_ai.solver import (
 )
 from inspect_ai.util import store
 
+from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.scripted import scripted_model
 
@@ -125,8 +126,8 @@ def generate_and_note(key: str) -> Solver:
     return solve
 
 
-def _in_the_language_asked_for(request: object) -> str:
-    system = request.messages[0].text  # type: ignore[attr-defined]
+def _in_the_language_asked_for(request: TurnRequest) -> str:
+    system = request.messages[0].text
     return "hallo" if system == "Dutch." else "hello"
 
 
