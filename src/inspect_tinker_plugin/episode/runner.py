@@ -14,7 +14,7 @@ from inspect_ai.util import SandboxEnvironmentType
 
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
-from inspect_tinker_plugin.episode.task import PreparedTask, SolverLike
+from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping, SolverLike
 from inspect_tinker_plugin.episode.types import (
     EpisodeOptions,
     EpisodeResult,
@@ -37,6 +37,7 @@ class EpisodeRunner:
         solver: Replaces the task's solver, as ``inspect eval --solver`` does.
         sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
             ``False`` runs without any, whatever task and samples ask for.
+        sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
         keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
     """
 
@@ -47,10 +48,15 @@ class EpisodeRunner:
         options: EpisodeOptions | None = None,
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
+        sandbox_mapping: SandboxMapping | None = None,
         keep_log: bool = False,
     ) -> None:
         self.prepared = PreparedTask(
-            task, options=options or EpisodeOptions(), solver=solver, sandbox=sandbox
+            task,
+            options=options or EpisodeOptions(),
+            solver=solver,
+            sandbox=sandbox,
+            sandbox_mapping=sandbox_mapping,
         )
         self._keep_log = keep_log
 

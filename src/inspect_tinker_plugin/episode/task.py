@@ -23,6 +23,9 @@ from inspect_tinker_plugin.errors import ConfigError
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
 
+SandboxMapping = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
+"""Gives the sandbox to use instead of the one that a task or a sample asks for."""
+
 
 @dataclass(frozen=True)
 class SampleLimits:
@@ -82,6 +85,7 @@ class PreparedTask:
         options: EpisodeOptions,
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
+        sandbox_mapping: SandboxMapping | None = None,
     ) -> None:
         self.task = task
         self.name = task.name
@@ -92,6 +96,7 @@ class PreparedTask:
         self.run_dir = internals.task_run_dir(task)
         self.without_sandbox = sandbox is False
         self.sandbox = None if sandbox is False else _resolve_sandbox(task, sandbox)
+        self._sandbox_mapping = sandbox_mapping
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
@@ -132,15 +137,15 @@ class PreparedTask:
 
     async def sandbox_of(self, sample: Sample) -> SandboxEnvironmentSpec | None:
         """Return the sandbox of a sample: the task's, the sample's own, or none."""
-        if self.without_sandbox:
-            return None
-        if self.sandbox is None and sample.sandbox is None:
+        if self.without_sandbox or (self.sandbox is None and sample.sandbox is None):
             return None
         spec = await internals.resolve_sandbox(self.sandbox, sample, self.name)
         if spec is not None and spec.config is None and self.sandbox is None:
             # a sample that names only a provider still gets the task folder's compose file
-            return internals.resolve_task_sandbox(self.task, spec)
-        return spec
+            spec = internals.resolve_task_sandbox(self.task, spec)
+        return (
+            spec if spec is None or self._sandbox_mapping is None else self._sandbox_mapping(spec)
+        )
 
 
 def _resolve_sandbox(

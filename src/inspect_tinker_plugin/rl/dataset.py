@@ -24,12 +24,14 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.task import SolverLike, with_ids
 from inspect_tinker_plugin.episode.types import EpisodeOptions, TurnRequest
 from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.samples import plugin_samples
 from inspect_tinker_plugin.tasks import TaskRef, resolve_task
 
 TaskLike = Task | Callable[..., Task] | str | TaskRef
@@ -43,7 +45,9 @@ class InspectRLDataset(RLDataset):
     sample is rendered, and no sandbox is started, before its episode begins.
     """
 
-    def __init__(self, handle: TaskHandle, samples: Dataset, indices: Sequence[int]) -> None:
+    def __init__(
+        self, handle: TaskHandle, samples: Sequence[Sample], indices: Sequence[int]
+    ) -> None:
         self.handle = handle
         self._samples = samples
         self._indices = indices
@@ -68,7 +72,7 @@ class InspectRLDataset(RLDataset):
         return [
             InspectGroupBuilder(
                 self.handle,
-                self._sample(order[position]),
+                self._samples[order[position]],
                 batch=index,
                 index=position - start,
                 groups=stop - start,
@@ -90,8 +94,18 @@ class InspectRLDataset(RLDataset):
         seed = hash((self.options.seed or 0, epoch))
         return _Reordered(self._indices, Permutation(len(self._indices), seed))
 
-    def _sample(self, index: int) -> Sample:
-        return with_ids(self._samples[index], index)
+
+class NumberedSamples(Sequence[Sample]):
+    """The samples of a dataset, those without id numbered from 1 as ``eval()`` numbers them."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]  # no slices needed
+        return with_ids(self._dataset[index], index)
 
 
 class _Reordered(Sequence[int]):
@@ -217,17 +231,17 @@ def build_dataset(
 ) -> InspectRLDataset:
     """Check a task, a renderer and options against each other, and make the dataset."""
     resolved = resolve_task(task, task_args)
-    if not resolved.task.scorer:
+    if not with_plugin_scorers(resolved.task).scorer:
         raise TaskError(
             f"task {resolved.task.name!r} has no scorer, so its episodes would have no reward; "
             "add scorer=... to the task"
         )
     handle = TaskHandle(resolved.task, resolved.ref, renderer, options)
     parts = handle.parts()
-    samples = resolved.task.dataset
+    samples = plugin_samples(resolved.task, NumberedSamples(resolved.task.dataset))
     indices = _select(samples, options, resolved.task.name)
     if _lacks_tools(parts.context):
-        _refuse_tools(handle, with_ids(samples[indices[0]], indices[0]))
+        _refuse_tools(handle, samples[indices[0]])
     open_logs(handle)
     return InspectRLDataset(handle, samples, indices)
 
@@ -241,7 +255,7 @@ def _with_config(sandbox: SandboxEnvironmentType | None, config: Any) -> Sandbox
     return (sandbox, config)
 
 
-def _select(samples: Dataset, options: DatasetOptions, task: str) -> Sequence[int]:
+def _select(samples: Sequence[Sample], options: DatasetOptions, task: str) -> Sequence[int]:
     """Positions of the samples in use; the dataset is scanned only to find ids."""
     size = len(samples)
     if size == 0:
@@ -249,7 +263,7 @@ def _select(samples: Dataset, options: DatasetOptions, task: str) -> Sequence[in
     if options.sample_ids is None:
         return range(min(size, options.max_samples or size))
     wanted = dict.fromkeys(str(sample_id) for sample_id in options.sample_ids)
-    found = {str(with_ids(samples[i], i).id): i for i in range(size)}
+    found = {str(sample.id): index for index, sample in enumerate(samples)}
     missing = [sample_id for sample_id in wanted if sample_id not in found]
     if missing:
         raise ConfigError(f"task {task!r} has no sample with id {', '.join(missing)}")

@@ -29,6 +29,7 @@ from inspect_tinker_plugin.config import ErrorPolicy
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 
@@ -91,6 +92,7 @@ class InspectEnv(Env):
         tokens: EpisodeTokens,
         outcomes: Outcomes,
         *,
+        hooks: EpisodeHooks | None = None,
         rollout_limits: RolloutLimits | None = None,
     ) -> None:
         self.rollout_limits = rollout_limits
@@ -98,6 +100,7 @@ class InspectEnv(Env):
         self._episode = episode
         self._tokens = tokens
         self._outcomes = outcomes
+        self._hooks = hooks or EpisodeHooks()
         self._request: TurnRequest | None = None
         self._tool_calls_left: int | None = None
         self._forced_stop: StopReason | None = None
@@ -121,7 +124,7 @@ class InspectEnv(Env):
             EpisodeError: The episode failed and ``on_error`` says to raise.
         """
         self._watch_rollout()
-        observed = await self._observe(await self._timed(self._episode.start()))
+        observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
         if isinstance(observed, Observation):
             limits = self.rollout_limits
             budget = None if limits is None else limits.max_trajectory_tokens
@@ -152,6 +155,7 @@ class InspectEnv(Env):
         self._request = None
         stop_reason = (extra or {}).get("stop_reason")
         reply = await self._parse(action, stop_reason=stop_reason, request=request)
+        await self._hooks.turn(request, reply)
         metrics = self._turn_metrics(reply)
         stopped = self._stop_before(reply)
         if stopped is not None:
@@ -294,22 +298,25 @@ class InspectEnv(Env):
 
     async def _conclude(self, result: EpisodeResult) -> Ending:
         """Turn a result into a reward, a penalty, or an exception."""
-        error, reward = result.error, None
+        self.ending = ending = await self._rewarded(result)
+        reward = None if ending.reward is None else ending.reward.value
+        await self._hooks.ended(replace(result, error=ending.error), reward)
+        if ending.reward is None and ending.error is not None:
+            raise ending.error
+        return ending
+
+    async def _rewarded(self, result: EpisodeResult) -> Ending:
+        error = result.error
         if error is None:
             try:
-                reward = await self._outcomes.aggregator(result)
+                return Ending(result, await self._outcomes.aggregator(result), None)
             except (UnscoredError, AggregatorError) as fault:
                 cause = Cause.UNSCORED if isinstance(fault, UnscoredError) else Cause.REWARD
                 error = self._error(str(fault), cause)
                 error.__cause__ = fault
-        if error is not None:
-            penalty = self._outcomes.errors.penalty(error.cause)
-            if penalty is None:
-                self.ending = Ending(result, None, error)
-                raise error
-            reward = Reward(penalty, {f"error/{error.cause}": 1.0})
-        self.ending = Ending(result, reward, error)
-        return self.ending
+        penalty = self._outcomes.errors.penalty(error.cause)
+        reward = None if penalty is None else Reward(penalty, {f"error/{error.cause}": 1.0})
+        return Ending(result, reward, error)
 
     def _final_metrics(self, ending: Ending) -> Metrics:
         result = ending.result

@@ -55,6 +55,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         """
         parts = self.handle.parts()
         shared = PromptCache()
+        hooks = parts.hooks.group()
         made = len(self._envs)
         envs = []
         for member in range(self.handle.options.group_size):
@@ -68,7 +69,13 @@ class InspectGroupBuilder(EnvGroupBuilder):
             )
             episode = parts.runner.episode(self.sample, epoch=epoch)
             limits = self.handle.options.rollout_limits
-            env = InspectEnv(episode, tokens, parts.outcomes, rollout_limits=limits)
+            env = InspectEnv(
+                episode,
+                tokens,
+                parts.outcomes,
+                hooks=hooks.episode(self.sample, epoch=epoch),
+                rollout_limits=limits,
+            )
             envs.append(env)
             if self._recording is not None:
                 self._recording.add(env, episode, tokens)

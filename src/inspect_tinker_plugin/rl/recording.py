@@ -61,8 +61,8 @@ def open_logs(handle: TaskHandle) -> None:
         run_id=run.run_id,
         group_size=options.group_size,
         metadata={
-            "reward": resolve_reward(options.reward).name,
-            "group_reward": None if group_reward is None else group_reward.name,
+            "reward_expression": resolve_reward(options.reward).name,
+            "group_reward_expression": None if group_reward is None else group_reward.name,
             "on_error": str(options.on_error),
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,

@@ -15,10 +15,12 @@ from inspect_ai.dataset import MemoryDataset
 from inspect_tinker_plugin.config import DatasetOptions, ErrorPolicy
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.errors import TaskError
+from inspect_tinker_plugin.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.env import Outcomes
 from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
 from inspect_tinker_plugin.tasks import TaskRef
 
 _KEEP = 8
@@ -34,6 +36,7 @@ class Parts:
     context: RenderContext
     outcomes: Outcomes
     group_reward: ResolvedGroupReward | None
+    hooks: DatasetHooks
 
 
 class TaskHandle:
@@ -59,22 +62,28 @@ class TaskHandle:
     def parts(self) -> Parts:
         """Return the live objects of this process, made on first use."""
         if self._parts is None:
-            options = self.options
-            self._parts = Parts(
-                runner=EpisodeRunner(
-                    self._resolve(),
-                    options=options.episode,
-                    solver=options.solver,
-                    sandbox=options.sandbox,
-                    keep_log=options.log_dir is not None,
-                ),
-                context=RenderContext(self.renderer),
-                outcomes=Outcomes(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
-                group_reward=None
-                if options.group_reward is None
-                else resolve_group_reward(options.group_reward),
-            )
+            self._parts = self._make_parts()
         return self._parts
+
+    def _make_parts(self) -> Parts:
+        options = self.options
+        task = with_plugin_scorers(self._resolve())
+        mapping = resolve_sandbox(options.sandbox)
+        group_reward = options.group_reward
+        return Parts(
+            runner=EpisodeRunner(
+                task,
+                options=options.episode,
+                solver=options.solver,
+                sandbox=options.sandbox if mapping is None else None,
+                sandbox_mapping=mapping,
+                keep_log=options.log_dir is not None,
+            ),
+            context=RenderContext(self.renderer),
+            outcomes=Outcomes(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
+            group_reward=None if group_reward is None else resolve_group_reward(group_reward),
+            hooks=DatasetHooks(task, tool_executor=options.tool_executor),
+        )
 
     def _resolve(self) -> Task:
         if self._task is None:
