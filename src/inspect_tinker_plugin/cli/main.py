@@ -46,9 +46,17 @@ def rl(ctx: click.Context) -> None:
     """Turn any Inspect task into a Tinker RL environment."""
     if ctx.parent is None:
         # Inspect's own main() has done this before it calls us.
-        from inspect_tinker_plugin.inspect_internals import init_dotenv
+        _read_dotenv()
 
-        init_dotenv()
+
+def _read_dotenv() -> None:
+    from inspect_tinker_plugin.errors import VersionError
+
+    try:
+        from inspect_tinker_plugin.inspect_internals import init_dotenv
+    except VersionError as error:
+        raise click.ClickException(str(error)) from error
+    init_dotenv()
 
 
 def main() -> None:
