@@ -6,3 +6,10 @@ from inspect_tinker_plugin import _startup
 
 # Where start-up files are off (`python -S`), the first look-up by Inspect is the moment.
 _startup.install()
+
+# The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
+from inspect_tinker_plugin.sandboxes.environment import (  # noqa: E402
+    DockerPoolSandboxEnvironment,
+)
+
+__all__ = ["DockerPoolSandboxEnvironment"]

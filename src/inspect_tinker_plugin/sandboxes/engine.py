@@ -1,0 +1,173 @@
+"""One Docker engine through its SDK: blocking calls in a few threads, errors with a type."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import anyio
+import sniffio
+
+from inspect_tinker_plugin.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxStartError,
+)
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_START_THREADS = 4
+"""More than this many container starts at once only wait for each other."""
+
+
+async def settled(future: Future[T]) -> T:
+    """Wait for a thread's result under asyncio or trio."""
+    if sniffio.current_async_library() == "asyncio":
+        return await asyncio.wrap_future(future)
+    while not future.done():  # noqa: ASYNC110  (the event is a thread's)
+        await anyio.sleep(0.005)
+    return future.result()
+
+
+class Engine:
+    """Calls one engine. Thread-safe; usable from any number of event loops."""
+
+    def __init__(self, *, timeout: float = 120) -> None:
+        self._timeout = timeout
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._calls: ThreadPoolExecutor | None = None
+        self._starts: ThreadPoolExecutor | None = None
+        self._clients: list[APIClient] = []
+        self._storage_quota: bool | None = None
+
+    @property
+    def api(self) -> APIClient:
+        """The SDK's client of the calling thread.
+
+        Raises:
+            SandboxEngineError: the engine cannot be reached.
+        """
+        client: APIClient | None = getattr(self._local, "client", None)
+        if client is None:
+            client = self._connect()
+            self._local.client = client
+            with self._lock:
+                self._clients.append(client)
+        return client
+
+    def _connect(self) -> APIClient:
+        import docker
+
+        try:
+            return docker.APIClient(timeout=int(self._timeout), **_environment())
+        except (docker.errors.DockerException, OSError) as ex:
+            raise SandboxEngineError(
+                f"cannot reach the Docker engine at {engine_address()}: {ex}. Start it, or set "
+                "DOCKER_HOST to an engine that this process may use"
+            ) from ex
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a blocking call in one of the engine's threads."""
+        with self._lock:
+            if self._calls is None:
+                self._calls = ThreadPoolExecutor(16, thread_name_prefix="docker_pool")
+            return self._calls.submit(call, *args, **kwargs)
+
+    def submit_start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a container start; only a few run at once."""
+        with self._lock:
+            if self._starts is None:
+                self._starts = ThreadPoolExecutor(
+                    _START_THREADS, thread_name_prefix="docker_pool_start"
+                )
+            return self._starts.submit(call, *args, **kwargs)
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await a blocking call; typed errors as in :func:`engine_errors`."""
+        return await settled(self.submit(call, *args, **kwargs))
+
+    def storage_quota(self, image: str) -> bool:
+        """Tell whether the engine can limit the size of a container's layer (asked once)."""
+        if self._storage_quota is None:
+            import docker
+
+            try:
+                probe = self.api.create_container(
+                    image,
+                    ["true"],
+                    host_config=self.api.create_host_config(storage_opt={"size": "1g"}),
+                )
+            except docker.errors.APIError:
+                self._storage_quota = False
+            else:
+                self.api.remove_container(probe["Id"], force=True)
+                self._storage_quota = True
+        return self._storage_quota
+
+    def close(self) -> None:
+        """Stop the threads and close the connections. The engine can be used again."""
+        with self._lock:
+            pools, self._calls, self._starts = (self._calls, self._starts), None, None
+            clients, self._clients = self._clients, []
+        for pool in pools:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+        for client in clients:
+            client.close()
+        self._local = threading.local()
+
+
+def _environment() -> dict[str, Any]:
+    from docker.utils import kwargs_from_env
+
+    return dict(kwargs_from_env())
+
+
+def engine_address() -> str:
+    """Give the address that the SDK will use, for messages."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def typed(ex: BaseException, what: str, container: str | None = None) -> SandboxError:
+    """Turn an error of the SDK into one of this package's sandbox errors."""
+    import docker
+
+    if isinstance(ex, SandboxError):
+        return ex
+    if isinstance(ex, docker.errors.NotFound) and container is not None:
+        return SandboxDiedError(f"{what}: the container is gone: {ex}", container=container)
+    if isinstance(ex, docker.errors.APIError):
+        if ex.status_code == 409 and container is not None:
+            return SandboxDiedError(
+                f"{what}: the container is not running: {ex.explanation}", container=container
+            )
+        return SandboxStartError(f"{what}: {ex.explanation or ex}", container=container)
+    if isinstance(ex, (OSError, docker.errors.DockerException)):
+        return SandboxEngineError(
+            f"{what}: the Docker engine at {engine_address()} does not answer: {ex}",
+            container=container,
+        )
+    return SandboxError(f"{what}: {ex}", container=container)
+
+
+def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Run a clean-up call; an object that is already gone, or an engine, is no error."""
+    import docker
+
+    try:
+        call(*args, **kwargs)
+    except docker.errors.NotFound:
+        return True
+    except (docker.errors.DockerException, OSError, SandboxError):
+        return False
+    return True

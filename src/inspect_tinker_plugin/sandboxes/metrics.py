@@ -1,0 +1,71 @@
+"""Measure what sandboxes cost an episode: time to acquire, time in exec, warm hits, starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+ACQUIRE = "sandbox/acquire_s"
+"""Seconds that an episode waited for its container."""
+EXEC = "sandbox/exec_s"
+"""Seconds spent in commands and file operations."""
+EXECS = "sandbox/execs"
+"""Commands and file operations."""
+SLOW_EXECS = "sandbox/slow_execs"
+"""Commands that went through the engine's exec instead of the kept-open executor."""
+WARM_HITS = "sandbox/warm_hits"
+"""Acquisitions that a container kept warm served at once."""
+STARTED = "sandbox/started"
+"""Containers started (counted in the process's own record, as most start ahead)."""
+
+
+class SandboxMetrics:
+    """Sums by name; safe to add to from any thread."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, value: float = 1.0) -> None:
+        with self._lock:
+            self._values[name] = self._values.get(name, 0.0) + value
+
+    def snapshot(self) -> dict[str, float]:
+        """Give the sums so far, by metric name."""
+        with self._lock:
+            return dict(self._values)
+
+
+_process = SandboxMetrics()
+_recorder: ContextVar[SandboxMetrics | None] = ContextVar("sandbox_metrics", default=None)
+
+
+@contextmanager
+def record_sandbox_metrics() -> Iterator[SandboxMetrics]:
+    """Collect what the sandboxes of one episode cost, in this context and its tasks."""
+    metrics = SandboxMetrics()
+    token = _recorder.set(metrics)
+    try:
+        yield metrics
+    finally:
+        _recorder.reset(token)
+
+
+def sandbox_metrics() -> dict[str, float]:
+    """Give the sums of the innermost recorder, or of the whole process outside of one."""
+    return (_recorder.get() or _process).snapshot()
+
+
+def process_metrics() -> dict[str, float]:
+    """Give the sums of the whole process, pre-warmed containers included."""
+    return _process.snapshot()
+
+
+def measure(name: str, value: float = 1.0) -> None:
+    """Add to the process's sums and to those of the current recorder."""
+    _process.add(name, value)
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.add(name, value)

@@ -1,0 +1,130 @@
+"""The engine's attached streams: frames of standard output and error over one socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from inspect_tinker_plugin.errors import SandboxEngineError
+
+STDOUT, STDERR = 1, 2
+_CHUNK = 256 * 1024
+
+
+class Frames:
+    """Cut the engine's multiplexed bytes into pieces of the two streams."""
+
+    def __init__(self) -> None:
+        self._stream = 0
+        self._left = 0
+        self._header = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield ``(stream, bytes)`` for what these bytes bring."""
+        view = memoryview(data)
+        while view:
+            if self._left == 0:
+                need = 8 - len(self._header)
+                self._header += bytes(view[:need])
+                view = view[need:]
+                if len(self._header) == 8:
+                    self._stream, self._left = struct.unpack(">BxxxL", self._header)
+                    self._header = b""
+                continue
+            piece = bytes(view[: self._left])
+            view = view[len(piece) :]
+            self._left -= len(piece)
+            yield self._stream, piece
+
+
+class AttachedSocket:
+    """A hijacked connection to the engine, used without blocking from any event loop.
+
+    Only one task may read and one may write at a time.
+    """
+
+    def __init__(self, wrapped: Any) -> None:
+        raw = getattr(wrapped, "_sock", wrapped)
+        if type(raw) is not socket.socket:
+            raise SandboxEngineError(
+                "docker_pool speaks to engines on a unix socket or plain TCP; this one uses "
+                f"{type(raw).__name__}. Forward it to a local socket (ssh -L) and set DOCKER_HOST"
+            )
+        self._wrapped = wrapped  # closing the wrapper's response would close the socket
+        self._socket = raw
+        self._frames = Frames()
+        self.closed = False
+
+    def receive_blocking(self, timeout: float) -> list[tuple[int, bytes]]:
+        """Wait in this thread for some output; empty at the end of the stream."""
+        self._socket.settimeout(timeout)
+        return self._parse(self._socket.recv(_CHUNK))
+
+    def send_blocking(self, data: bytes, timeout: float) -> None:
+        self._socket.settimeout(timeout)
+        self._socket.sendall(data)
+
+    async def receive(self) -> list[tuple[int, bytes]]:
+        """Wait for some output; empty at the end of the stream."""
+        self._socket.setblocking(False)
+        # Output may always be there: never starve the loop, nor its cancellations.
+        await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                return self._parse(self._socket.recv(_CHUNK))
+            except (BlockingIOError, InterruptedError):
+                await anyio.wait_readable(self._socket)
+            except OSError:
+                return self._parse(b"")
+
+    async def send(self, data: bytes) -> None:
+        """Send all bytes.
+
+        Raises:
+            BrokenPipeError: the other side is gone.
+        """
+        self._socket.setblocking(False)
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except (BlockingIOError, InterruptedError):
+                await anyio.wait_writable(self._socket)
+            except OSError as ex:
+                raise BrokenPipeError(str(ex)) from ex
+
+    def end_input(self) -> None:
+        """Tell the other side that no more input comes."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def is_open(self) -> bool:
+        """Look, without waiting, whether the other side hung up."""
+        if self.closed:
+            return False
+        self._socket.setblocking(False)
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) != b""
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._socket.close()
+            self._wrapped.close()
+
+    def _parse(self, data: bytes) -> list[tuple[int, bytes]]:
+        if not data:
+            return []
+        # A frame header alone is news but no output: never to be taken for the end.
+        return list(self._frames.feed(data)) or [(STDOUT, b"")]
