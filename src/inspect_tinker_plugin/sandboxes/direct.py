@@ -216,16 +216,24 @@ class DirectExec:
     def _not_started(self, said: str, user: str | None) -> Outcome:
         """Tell a request that nobody could fulfil from a sandbox that does not work."""
         if not said and user:
-            # The SDK loses an error that comes with the response's head: ask again.
-            api = self._engine.api
-            try:
-                probe = api.exec_create(self._container, [SHELL, "-c", ":"], user=user)
-                said = api.exec_start(probe["Id"]).decode(errors="replace")
-            except Exception as ex:
-                raise typed(ex, "exec", self._container) from ex
+            said = self._refusal(user)
         if "chdir to cwd" in said or "unable to find" in said:
             return Outcome(status=126, stdout=b"", stderr=said.encode())
         raise self._diagnose(said)
+
+    def _refusal(self, user: str) -> str:
+        """Ask what the engine has against a user; the SDK's socket loses that message."""
+        import docker
+
+        api = self._engine.api
+        try:
+            probe = api.exec_create(self._container, [SHELL, "-c", ":"], user=user)
+            api.exec_start(probe["Id"], detach=True)
+        except docker.errors.APIError as ex:
+            return str(ex.explanation or ex)
+        except (OSError, docker.errors.DockerException) as ex:
+            raise typed(ex, "exec", self._container) from ex
+        return ""
 
     def _diagnose(self, text: str) -> Exception:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
-from inspect_tinker_plugin.errors import SandboxError
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 from inspect_tinker_plugin.sandboxes.container import Container
 from inspect_tinker_plugin.sandboxes.engine import Engine, typed
 from inspect_tinker_plugin.sandboxes.executor import MAX_REQUEST
@@ -149,6 +149,14 @@ class _TooLarge(Exception):
     pass
 
 
+class _Judged(Exception):
+    """Carries a file's own error past those of the connection, which are OSErrors, too."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def _read_archive(engine: Engine, container: str, path: str, name: str, limit: int) -> bytes | None:
     for _ in range(_LINKS):
         found = _archive(engine, container, path, name, limit)
@@ -164,22 +172,23 @@ def _archive(
     """Give a file's bytes, the target of a link, or ``None`` when the engine finds nothing."""
     import docker
 
+    api = engine.api
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
     try:
-        stream, facts = engine.api.get_archive(container, path)
-    except docker.errors.NotFound as ex:
-        if "no such container" in str(ex.explanation or "").lower():
-            raise typed(ex, f"reading {name}", container) from ex
-        return None
-    except (OSError, docker.errors.DockerException) as ex:
+        # Not the SDK's get_archive: it cannot let go of a file that is not wanted after all.
+        with api.get(url, params={"path": path}, stream=True) as response:
+            if response.status_code == 404:
+                if "no such container" in response.text.lower():
+                    raise SandboxDiedError("the container is gone", container=container)
+                return None
+            response.raise_for_status()
+            header = response.headers["X-Docker-Container-Path-Stat"]
+            target = _check(docker.utils.decode_json_header(header), name, limit)
+            return _unpack(response.content, name) if target is None else target
+    except _Judged as ex:
+        raise ex.error from None
+    except OSError as ex:
         raise typed(ex, f"reading {name}", container) from ex
-    target = _check(facts, name, limit)
-    if target is not None:
-        return target
-    try:
-        archive = b"".join(stream)
-    except (OSError, docker.errors.DockerException) as ex:
-        raise typed(ex, f"reading {name}", container) from ex
-    return _unpack(archive, name)
 
 
 def _check(facts: dict[str, Any], name: str, limit: int) -> str | None:
@@ -188,11 +197,11 @@ def _check(facts: dict[str, Any], name: str, limit: int) -> str | None:
     if mode & _SYMLINK:
         return str(facts["linkTarget"])
     if mode & _DIRECTORY:
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", name)
+        raise _Judged(IsADirectoryError(errno.EISDIR, "Is a directory", name))
     if mode & _OTHER_KINDS:
-        raise OSError(errno.EINVAL, "Not a regular file", name)
+        raise _Judged(OSError(errno.EINVAL, "Not a regular file", name))
     if not mode & stat.S_IRUSR:
-        raise PermissionError(errno.EACCES, "Permission denied", name)
+        raise _Judged(PermissionError(errno.EACCES, "Permission denied", name))
     if int(facts["size"]) > limit:
         raise _TooLarge
     return None
@@ -203,5 +212,5 @@ def _unpack(archive: bytes, name: str) -> bytes:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
         if file is None:
-            raise OSError(errno.EINVAL, "Not a regular file", name)
+            raise _Judged(OSError(errno.EINVAL, "Not a regular file", name))
         return file.read()
