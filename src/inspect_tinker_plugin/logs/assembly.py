@@ -123,7 +123,7 @@ def _batch_log(
             "metadata": metadata,
         }
     )
-    spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))  # type: ignore[assignment]  # a list of ids of either kind
+    spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
     results = eval_results(samples, planned=visit.groups * group_size, reward=reward)
     spec.headline_metric = results.headline
     return EvalLog(

@@ -19,7 +19,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +163,8 @@ class LogRun:
         """Remove the folder of a run that has ended and has nothing left to assemble."""
         if not self.visits():
             shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # other runs are there
+                self.folder.parent.rmdir()
 
     def _place(self, slot: GroupSlot) -> Path:
         number = 0

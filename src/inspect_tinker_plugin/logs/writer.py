@@ -100,11 +100,16 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
     Raises:
         OSError: A log cannot be written; nothing is lost, call again.
     """
-    folder = Path(log_dir).absolute()
+    _submit(0, _nothing).result()  # what this process has begun comes first
+    # In a thread, even though the caller waits: below a running event loop, Inspect's log
+    # functions would patch asyncio for the whole process.
+    made: list[Path] = _submit(1, _assemble_all, Path(log_dir).absolute()).result()
+    return made
+
+
+def _assemble_all(folder: Path) -> list[Path]:
     _release_left()
-    for pool in (0, 1):  # what this process has begun comes first
-        _submit(pool, _nothing).result()
-    made = []
+    made: list[Path] = []
     for run in runs_in(folder):
         if run.run_id in _owned:
             made += assemble(run, complete_only=False)

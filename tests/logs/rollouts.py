@@ -1,0 +1,126 @@
+"""What the log tests run, importable by the worker processes that they start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inspect_ai import Task, task
+from inspect_ai.log import EvalLog, EvalSample, list_eval_logs, read_eval_log
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from tests.rl.policies import Words, renderer
+from tests.rl.tasks import sums
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.logs import assembly
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+
+T = TypeVar("T")
+
+
+@scorer(metrics=[accuracy()], name="reward")
+def scorer_called_reward() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=0.25)
+
+    return score
+
+
+@scorer(metrics=[accuracy()])
+def graded_by_word() -> Scorer:
+    """Raises for ``crash``; otherwise a dict score."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        if "crash" in state.output.completion:
+            raise ValueError("the scorer is broken")
+        right = state.output.completion == target.text
+        return Score(value={"right": float(right), "short": 1.0})
+
+    return score
+
+
+@task
+def by_word(count: int = 2) -> Task:
+    return Task(dataset=sums(count), solver=generate(), scorer=graded_by_word())
+
+
+@solver
+def two_turns() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        return await generate(state)
+
+    return solve
+
+
+def dataset(task: Any, log_dir: Path, **options: Any) -> InspectRLDataset:
+    return as_rl_dataset(task, renderer(), log_dir=log_dir, **options)
+
+
+def roll_out(builder: InspectGroupBuilder, lines: Sequence[str]) -> list[float]:
+    """What a worker process does with a builder."""
+    group = asyncio.run(do_group_rollout(builder, Words(lines)))
+    return group.get_total_rewards()
+
+
+def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> None:
+    """Roll out, write half a part and get killed."""
+
+    def half(log: EvalLog, path: Path) -> None:
+        path.write_bytes(b"PK\x03\x04 half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assembly._write = half
+    roll_out(builder, lines)
+
+
+def die_while_assembling(builder: InspectGroupBuilder, lines: Sequence[str]) -> None:
+    """Roll out, and get killed when the batch's log is there and its parts still are."""
+    assembly.LogRun.remove = lambda run, visit: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # a fault to inject
+    roll_out(builder, lines)
+    asyncio.run(asyncio.sleep(30))
+
+
+def logs_in(folder: Path) -> list[EvalLog]:
+    def read() -> list[EvalLog]:
+        infos = list_eval_logs(str(folder), descending=False)
+        return [read_eval_log(info.name, resolve_attachments="full") for info in infos]
+
+    return apart(read)
+
+
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Call in another thread: below a running event loop, Inspect would patch asyncio."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def only_log(folder: Path) -> EvalLog:
+    (log,) = logs_in(folder)
+    return log
+
+
+def samples(log: EvalLog) -> list[EvalSample]:
+    assert log.samples is not None
+    return log.samples
+
+
+def rewards(log: EvalLog) -> list[Any]:
+    return [(sample.scores or {})["reward"].value for sample in samples(log)]
+
+
+def figures(log: EvalLog, name: str) -> list[Any]:
+    return [sample.metadata["inspect_rl"][name] for sample in samples(log)]
+
+
+def metrics(log: EvalLog, score: str) -> dict[str, float | int]:
+    assert log.results is not None
+    (found,) = [one for one in log.results.scores if one.name == score]
+    return {name: metric.value for name, metric in found.metrics.items()}

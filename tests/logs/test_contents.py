@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
+from inspect_ai.model import ChatMessageAssistant
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate
+from tests.logs.rollouts import (
+    apart,
+    by_word,
+    dataset,
+    figures,
+    logs_in,
+    metrics,
+    only_log,
+    rewards,
+    samples,
+    scorer_called_reward,
+    two_turns,
+)
+from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.tasks import agent, arithmetic, sums
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+
+class Breaking(Words):
+    """A sampler that goes away after the first reply."""
+
+    async def __call__(
+        self, model_input: Any, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        if self.prompts:
+            raise ConnectionError("the sampler is gone")
+        return await super().__call__(model_input, stop, max_tokens=max_tokens)
+
+
+async def test_a_batch_is_one_log_with_messages_scores_reward_and_step(tmp_path: Path) -> None:
+    data = dataset(arithmetic(4), tmp_path, batch_size=2, group_size=2, max_turns=3)
+    for builder in data.get_batch(1):
+        await do_group_rollout(builder, Words(["3", "nine"]))
+    assemble_pending(tmp_path)
+
+    log = only_log(tmp_path)
+    assert log.status == "success"
+    assert (log.eval.task, log.eval.model) == ("arithmetic", "rl/policy")
+    assert log.eval.task_args == {"count": 4}
+    assert log.eval.config.epochs == 2
+    assert log.eval.config.turn_limit == 3
+    assert log.eval.dataset.samples == 4
+    assert "inspect-tinker-plugin" in log.eval.packages
+    assert (log.metadata["batch"], log.metadata["policy_step"]) == (1, 1)
+    assert log.metadata["group_size"] == 2
+    assert log.metadata["reward_expression"] == "mean"
+
+    assert [(sample.id, sample.epoch) for sample in samples(log)] == [
+        ("s2", 1),
+        ("s3", 1),
+        ("s2", 2),
+        ("s3", 2),
+    ]
+    first = samples(log)[0]
+    assert [message.text for message in first.messages] == ["2+1?", "3"]
+    assert rewards(log) == [1.0, 0.0, 0.0, 0.0]
+    assert (first.scores or {})["match"].value == "C"
+    assert "stop: completed" in ((first.scores or {})["reward"].explanation or "")
+    assert first.model_usage["rl/policy"].output_tokens == 2
+    assert {event.event for event in first.events} >= {"sample_init", "model", "score"}
+    assert figures(log, "stop_reason") == ["completed"] * 4
+    assert figures(log, "datums") == [1] * 4
+    assert figures(log, "tokens")[0]["sampled"] == 2
+
+
+async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_path: Path) -> None:
+    data = dataset(by_word(2), tmp_path, batch_size=2, reward="score:graded_by_word.right")
+    for builder in data.get_batch(0):
+        await do_group_rollout(builder, Words(["1"]))
+    assemble_pending(tmp_path)
+
+    (info,) = list_eval_logs(str(tmp_path))
+    log = apart(lambda: read_eval_log(info.name, header_only=True))
+    assert log.results is not None
+    assert log.results.scores[0].name == "reward"
+    assert log.results.headline is not None
+    assert log.results.headline.score == "reward"
+    assert metrics(log, "reward") == {"mean": 0.5, "std": 0.5}
+    assert metrics(log, "right")["mean"] == 0.5
+    assert metrics(log, "short")["mean"] == 1.0
+    rollouts = metrics(log, "rollouts")
+    assert (rollouts["graded"], rollouts["stop: completed"], rollouts["datums"]) == (2, 2, 1.0)
+    assert log.stats.model_usage["rl/policy"].output_tokens == 4
+    summaries = apart(lambda: read_eval_log_sample_summaries(info.name))
+    assert [(one.scores or {})["reward"].value for one in summaries] == [1.0, 0.0]
+
+
+async def test_tool_calls_in_a_sandbox_are_in_the_log(tmp_path: Path) -> None:
+    (builder,) = dataset(agent(), tmp_path).get_batch(0)
+    calls = [tool_call("bash", '{"cmd":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
+    await do_group_rollout(builder, Words(calls))
+    assemble_pending(tmp_path)
+
+    log = only_log(tmp_path)
+    (sample,) = samples(log)
+    asked = [m for m in sample.messages if isinstance(m, ChatMessageAssistant) and m.tool_calls]
+    assert [call.function for m in asked for call in m.tool_calls or ()] == ["bash"]
+    assert "plum" in next(m.text for m in sample.messages if m.role == "tool")
+    assert {"tool", "sandbox"} <= {event.event for event in sample.events}
+    assert sample.files == ["word"]
+    assert rewards(log) == [1.0]
+    assert figures(log, "turns") == [2]
+    assert figures(log, "datums") == [1]
+
+
+async def test_the_logged_reward_is_what_the_trainer_got(tmp_path: Path) -> None:
+    data = dataset(arithmetic(1), tmp_path, group_size=3, group_reward="rank")
+    group = await do_group_rollout(data.get_batch(0)[0], Words(["1", "7", "8"]))
+    assemble_pending(tmp_path)
+    assert rewards(only_log(tmp_path)) == group.get_total_rewards()
+    assert only_log(tmp_path).metadata["group_reward_expression"] == "rank"
+
+
+async def test_a_failed_group_is_in_the_log_with_its_error_and_the_others_are_too(
+    tmp_path: Path,
+) -> None:
+    failing, fine = dataset(by_word(2), tmp_path, batch_size=2, group_size=1).get_batch(0)
+    with pytest.raises(EpisodeError):
+        await do_group_rollout(failing, Words(["crash"]))
+    await do_group_rollout(fine, Words(["2"]))
+    assemble_pending(tmp_path)
+
+    log = only_log(tmp_path)
+    broken, good = samples(log)
+    assert broken.error is not None
+    assert "the scorer is broken" in broken.error.message
+    assert "ValueError" in broken.error.traceback
+    assert broken.messages[-1].text == "crash"
+    assert "reward" not in (broken.scores or {})
+    assert good.error is None
+    assert (good.scores or {})["reward"].value == 1.0
+    assert figures(log, "fate") == ["failed", "graded"]
+    assert figures(log, "error_cause") == ["scorer", None]
+    assert log.metadata["errors"] == {"scorer": 1}
+    assert metrics(log, "rollouts")["error: scorer"] == 1
+    assert metrics(log, "reward")["mean"] == 1.0
+    assert log.results is not None
+    assert (log.results.total_samples, log.results.completed_samples) == (2, 1)
+
+
+async def test_a_retried_rollout_is_there_beside_its_failure(tmp_path: Path) -> None:
+    (builder,) = dataset(by_word(1), tmp_path, group_size=2).get_batch(0)
+    await do_group_rollout(builder, Words(["crash", "1", "1"]), RetryOnFailure(max_retries=1))
+    assemble_pending(tmp_path)
+
+    log = only_log(tmp_path)
+    assert [sample.epoch for sample in samples(log)] == [1, 2, 3]
+    assert sorted(figures(log, "fate")) == ["failed", "graded", "graded"]
+    assert metrics(log, "reward")["mean"] == 1.0
+
+
+async def test_a_penalty_stands_beside_the_error_that_it_is_for(tmp_path: Path) -> None:
+    (builder,) = dataset(by_word(1), tmp_path, on_error={"scorer": -1.0}).get_batch(0)
+    await do_group_rollout(builder, Words(["crash"]))
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert rewards(log) == [-1.0]
+    assert samples(log)[0].error is not None
+    assert figures(log, "error_cause") == ["scorer"]
+
+
+async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=two_turns(), scorer=match())
+    (builder,) = dataset(task, tmp_path).get_batch(0)
+    with pytest.raises(ConnectionError):
+        await do_group_rollout(builder, Breaking(["first words"]))
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    (sample,) = samples(log)
+    assert sample.messages[-1].text == "first words"
+    assert sample.error is not None
+    assert "stopped before" in sample.error.message
+    assert figures(log, "fate") == ["cut"]
+
+
+async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=[match(), scorer_called_reward()])
+    (builder,) = dataset(task, tmp_path, reward="score:match").get_batch(0)
+    await do_group_rollout(builder, Words(["1"]))
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert rewards(log) == [0.25]
+    assert (samples(log)[0].scores or {})["rl_reward"].value == 1.0
+    assert metrics(log, "rl_reward")["mean"] == 1.0
+    assert log.results is not None
+    assert log.results.headline is not None
+    assert log.results.headline.score == "rl_reward"
+
+
+async def test_samples_that_share_an_id_and_metadata_of_the_same_name_are_kept(
+    tmp_path: Path,
+) -> None:
+    twins = [
+        Sample(id="twin", input=text, target="1", metadata={"inspect_rl": text})
+        for text in ("first", "second")
+    ]
+    task = Task(dataset=twins, solver=generate(), scorer=match())
+    for builder in dataset(task, tmp_path, batch_size=2, group_size=2).get_batch(0):
+        await do_group_rollout(builder, Words(["1"]))
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert [sample.epoch for sample in samples(log)] == [1, 2, 3, 4]
+    assert [sample.input for sample in samples(log)] == ["first"] * 2 + ["second"] * 2
+    assert {sample.metadata["inspect_rl"] for sample in samples(log)} == {"first", "second"}
+    assert rewards(log) == [1.0] * 4
+
+
+async def test_large_and_repeated_content_survives_the_way_through_a_part(tmp_path: Path) -> None:
+    long = "a very long question " * 2000
+    task = Task(dataset=[Sample(id=1, input=long, target="1")], solver=two_turns(), scorer=match())
+    (builder,) = dataset(task, tmp_path, group_size=2).get_batch(0)
+    await do_group_rollout(builder, Words(["x", "1"]))
+    assemble_pending(tmp_path)
+    (info,) = list_eval_logs(str(tmp_path))
+    log = only_log(tmp_path)
+    for sample in samples(log):
+        assert sample.messages[0].text == long
+        calls = [event for event in sample.events if event.event == "model"]
+        assert [len(event.input) for event in calls] == [1, 2]
+        assert all(event.input[0].text == long for event in calls)
+    assert info.size < len(long)
+
+
+async def test_no_log_is_written_unless_asked_for(tmp_path: Path) -> None:
+    (builder,) = as_rl_dataset(arithmetic(1), renderer()).get_batch(0)
+    await do_group_rollout(builder, Words(["1"]))
+    assert logs_in(tmp_path) == []

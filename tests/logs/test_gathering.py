@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import bundle_log_dir, list_eval_logs
+from tests.logs.rollouts import (
+    apart,
+    by_word,
+    dataset,
+    die_while_assembling,
+    die_while_writing,
+    logs_in,
+    only_log,
+    rewards,
+    roll_out,
+    samples,
+)
+from tests.rl.policies import Words
+from tests.rl.tasks import arithmetic
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.logs import assemble_pending, writer
+from inspect_tinker_plugin.logs.run import STAGING, runs_in
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def in_a_process(work: Callable[..., Any], *arguments: Any) -> int | None:
+    process = SPAWN.Process(target=work, args=arguments)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def forget(data: InspectRLDataset) -> None:
+    """Leave a dataset's run as a killed process does: unlocked, with whatever it holds."""
+    writer._owned.pop(data.handle.uid).release()
+
+
+async def roll_out_batch(data: InspectRLDataset, index: int, words: str = "1") -> None:
+    await asyncio.gather(*[do_group_rollout(b, Words([words])) for b in data.get_batch(index)])
+
+
+def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None:
+    data = dataset(arithmetic(4), tmp_path, batch_size=4, group_size=2)
+    with ProcessPoolExecutor(2, mp_context=SPAWN) as pool:
+        got = [pool.submit(roll_out, b, ["1"]) for b in data.get_batch(0)]
+        totals = [future.result(120) for future in got]
+    log = only_log(tmp_path)
+    assert log.status == "success"
+    assert {(sample.id, sample.epoch) for sample in samples(log)} == {
+        (f"s{i}", epoch) for i in range(4) for epoch in (1, 2)
+    }
+    assert sum(rewards(log)) == sum(map(sum, totals)) == 2.0
+    assert log.eval.dataset.samples == 4
+
+
+def test_a_worker_killed_while_it_writes_leaves_no_half_log_and_loses_no_other_group(
+    tmp_path: Path,
+) -> None:
+    data = dataset(arithmetic(2), tmp_path, batch_size=2)
+    first, second = data.get_batch(0)
+    assert roll_out(first, ["1"]) == [1.0]
+    assert in_a_process(die_while_writing, second, ["2"]) == -9
+    assert list(tmp_path.glob("*.eval")) == []
+    (location,) = assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert location.name in log.location
+    assert log.status == "cancelled"
+    assert (log.metadata["groups"], log.metadata["groups_logged"]) == (2, 1)
+    assert [sample.id for sample in samples(log)] == ["s0"]
+
+
+def test_a_worker_killed_while_it_makes_a_log_doubles_nothing(tmp_path: Path) -> None:
+    data = dataset(arithmetic(1), tmp_path)
+    assert in_a_process(die_while_assembling, data.get_batch(0)[0], ["1"]) == -9
+    before = list(tmp_path.glob("*.eval"))
+    assert len(before) == 1
+    assert assemble_pending(tmp_path) == before
+    assert rewards(only_log(tmp_path)) == [1.0]
+    assert assemble_pending(tmp_path) == []
+
+
+async def test_what_a_killed_training_left_is_finished_by_the_next_one(tmp_path: Path) -> None:
+    data = dataset(arithmetic(2), tmp_path, batch_size=2)
+    await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
+    forget(data)
+    dataset(arithmetic(2), tmp_path)
+    assemble_pending(tmp_path)
+    assert [sample.id for sample in samples(only_log(tmp_path))] == ["s0"]
+
+
+async def test_a_living_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    data = dataset(arithmetic(2), tmp_path, batch_size=2)
+    await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
+    code = f"from inspect_tinker_plugin.logs import *; print(assemble_pending({str(tmp_path)!r}))"
+    answer = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"
+    await do_group_rollout(data.get_batch(0)[1], Words(["2"]))
+    assemble_pending(tmp_path)
+    assert only_log(tmp_path).status == "success"
+
+
+async def test_a_batch_that_is_visited_again_has_a_log_a_visit(tmp_path: Path) -> None:
+    data = dataset(arithmetic(2), tmp_path, batch_size=2)
+    builders = data.get_batch(0)
+    for _ in range(2):  # an evaluator keeps its builders
+        for builder in builders:
+            await do_group_rollout(builder, Words(["1"]))
+    await roll_out_batch(data, 0)
+    assemble_pending(tmp_path)
+    assert sorted(log.metadata["visit"] for log in logs_in(tmp_path)) == [1, 2, 3]
+    assert [len(samples(log)) for log in logs_in(tmp_path)] == [2, 2, 2]
+
+
+async def test_a_resumed_training_overwrites_nothing(tmp_path: Path) -> None:
+    for words in ("1", "wrong"):
+        await roll_out_batch(dataset(arithmetic(1), tmp_path), 0, words)
+    assemble_pending(tmp_path)
+    assert sorted(rewards(log)[0] for log in logs_in(tmp_path)) == [0.0, 1.0]
+    assert len({log.eval.run_id for log in logs_in(tmp_path)}) == 2
+
+
+async def test_logs_are_listed_in_the_order_of_training(tmp_path: Path) -> None:
+    data = dataset(arithmetic(12), tmp_path)
+    for index in range(12):
+        await roll_out_batch(data, index)
+    assemble_pending(tmp_path)
+    listed = sorted(Path(info.name).name for info in list_eval_logs(str(tmp_path)))
+    assert [f"batch-{i:06d}" in name for i, name in enumerate(listed)] == [True] * 12
+    assert [log.metadata["policy_step"] for log in logs_in(tmp_path)] == list(range(12))
+
+
+async def test_a_damaged_part_costs_only_itself(tmp_path: Path) -> None:
+    data = dataset(arithmetic(2), tmp_path, batch_size=2)
+    await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
+    (run,) = runs_in(tmp_path)
+    (part,) = run.visits()[0].parts()
+    part.write_bytes(b"not a log")
+    await do_group_rollout(data.get_batch(0)[1], Words(["2"]))
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert [sample.id for sample in samples(log)] == ["s1"]
+    assert log.status == "cancelled"
+    assert sum(name.endswith(".damaged") for name in os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("place", ["file/below", "file"])
+def test_a_folder_that_cannot_be_written_is_found_when_the_dataset_is_built(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"log_dir .* cannot be written") as raised:
+        dataset(arithmetic(1), tmp_path / place)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_remote_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="remote"):
+        dataset(arithmetic(1), "s3://bucket/logs")  # type: ignore[arg-type]  # bad input
+
+
+async def test_logs_that_cannot_be_written_change_no_reward_and_warn_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = dataset(arithmetic(2), tmp_path)
+    assemble_pending(tmp_path)
+    (tmp_path / STAGING).rename(tmp_path / "elsewhere")
+    (tmp_path / STAGING).touch()  # nothing can be staged below a file
+    with caplog.at_level(logging.WARNING):
+        for index, words in enumerate(["1", "2"]):
+            group = await do_group_rollout(data.get_batch(index)[0], Words([words]))
+            assert group.get_total_rewards() == [1.0]
+    warnings = [r for r in caplog.records if "cannot be written" in r.getMessage()]
+    assert len(warnings) == 1
+    assert str(tmp_path) in warnings[0].getMessage()
+
+
+async def test_a_group_survives_pickling_before_and_after_it_ran(tmp_path: Path) -> None:
+    (builder,) = dataset(by_word(1), tmp_path).get_batch(0)
+    copy = pickle.loads(pickle.dumps(builder))
+    await do_group_rollout(builder, Words(["1"]))
+    await do_group_rollout(pickle.loads(pickle.dumps(builder)), Words(["1"]))
+    await do_group_rollout(copy, Words(["1"]))
+    assemble_pending(tmp_path)
+    assert len(logs_in(tmp_path)) == 3
+
+
+def test_a_script_that_ends_right_after_its_last_rollout_has_its_log(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tests.logs.rollouts import dataset, roll_out
+from tests.rl.tasks import arithmetic
+
+roll_out(dataset(arithmetic(1), Path({str(tmp_path)!r})).get_batch(0)[0], ["1"])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    assert rewards(only_log(tmp_path)) == [1.0]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".eval"]
+
+
+async def test_inspect_view_bundles_the_folder(tmp_path: Path) -> None:
+    logs, bundle, second = tmp_path / "logs", tmp_path / "bundle", tmp_path / "second"
+    await roll_out_batch(dataset(arithmetic(1), logs), 0)
+    assemble_pending(logs)
+    apart(bundle_log_dir, str(logs), str(bundle))
+    assert len(list((bundle / "logs").glob("*.eval"))) == 1
+    command = [sys.executable, "-m", "inspect_ai", "view", "bundle"]
+    arguments = ["--log-dir", str(logs), "--output-dir", str(second)]
+    await asyncio.to_thread(subprocess.run, [*command, *arguments], check=True, capture_output=True)
+    assert (second / "index.html").is_file()
