@@ -36,8 +36,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## export a task, then roll out an agent with a scripted policy (offline, no key)
-	$(BIN)/inspect rl export example_tasks/arithmetic.py@arithmetic --output out/demo/export --overwrite
-	$(BIN)/inspect rl rollout example_tasks/log_search.py@log_search --group-size 4
+	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
+	@$(BIN)/inspect rl export example_tasks/word_problems.py --output out/demo --overwrite
+	@echo
+	@echo "\$$ inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl"
+	@$(BIN)/inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl
 
 test: $(STAMP) ## run the tests, except those marked slow
 	$(BIN)/python -m pytest -q -m "not slow"

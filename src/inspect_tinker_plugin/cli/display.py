@@ -28,7 +28,7 @@ STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "ye
 CODE_ARGUMENTS = {"command": "bash", "cmd": "bash", "code": "python"}
 """Tool arguments that are shown as source text, with their language."""
 
-MAX_LINES = 14
+MAX_LINES = {"system": 4, "user": 14, "assistant": 14, "tool": 14}
 """Longer texts are shown with their middle left out, unless everything is asked for."""
 
 _BLANK = re.compile(r"\n\s*\n")
@@ -91,7 +91,7 @@ def _message_panel(message: ChatMessage, turn: int, *, full: bool) -> Renderable
     text = _BLANK.sub("\n\n", message.text.strip("\n").rstrip())
     text = text or (error.message if error is not None else "")
     if text:
-        body = _plain(_shorten(text, full=full))
+        body = _plain(_shorten(text, full=full, lines=MAX_LINES[message.role]))
         body.stylize("red" if error is not None else "dim" if message.role == "system" else "")
         parts.append(body)
     parts += [_tool_call(call, full=full) for call in getattr(message, "tool_calls", None) or []]
@@ -163,7 +163,7 @@ def _reasoning(message: ChatMessage) -> str:
     return "\n".join(part.reasoning for part in parts).strip()
 
 
-def _shorten(text: str, *, full: bool, lines: int = MAX_LINES) -> str:
+def _shorten(text: str, *, full: bool, lines: int = MAX_LINES["assistant"]) -> str:
     rows = text.splitlines()
     if full or len(rows) <= lines:
         return text

@@ -1,0 +1,123 @@
+"""Documentation holds: links lead somewhere, and examples run as they stand.
+
+The examples name models that would be downloaded. They run with the shipped tokenizer instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXECUTED = ["README.md"]
+"""Documents whose examples are run from top to bottom; the others are at least compiled."""
+
+MODEL = re.compile(r'get_tokenizer\("[^"]+"\)')
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One fenced block."""
+
+    document: Path
+    line: int
+    language: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT).as_posix()}:{self.line}"
+
+
+def examples(document: Path) -> Iterator[Example]:
+    text = document.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 2
+        yield Example(document, line, found[1], found[2].strip(), found[3])
+
+
+EXAMPLES = [example for document in DOCUMENTS for example in examples(document)]
+COMMANDS = [
+    pytest.param(shlex.split(command), id=f"{example} {command[:40]}")
+    for example in EXAMPLES
+    if example.language == "bash" and example.document.name in EXECUTED
+    for command in example.text.splitlines()
+    if command.startswith("inspect rl ")
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(document: Path) -> None:
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    broken = []
+    for target in LINK.findall(text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = (document.parent / path).resolve() if path else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(file: Path) -> set[str]:
+    """Anchors that a Markdown file's headings get on the code hosts."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in EXAMPLES if each.language == "python"], ids=str
+)
+def test_python_examples_compile(example: Example) -> None:
+    compile(example.text, str(example), "exec", dont_inherit=True)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder with the example tasks in it, where examples may write."""
+    (tmp_path / "example_tasks").symlink_to(ROOT / "example_tasks")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_python_examples_run_from_top_to_bottom(name: str, workspace: Path) -> None:
+    code = "\n".join(each.text for each in examples(ROOT / name) if each.language == "python")
+    code = MODEL.sub(f"get_tokenizer({str(TOKENIZER_FOLDER)!r})", code)
+    run([sys.executable, "-W", "ignore", "-c", code], workspace)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: list[str], workspace: Path) -> None:
+    run([str(Path(sys.executable).with_name(command[0])), *command[1:]], workspace)
+
+
+def run(command: list[str], folder: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    documents = [path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")]
+    missing = [
+        path.name
+        for path in documents
+        if path.name != "README.md"
+        and f"({path.relative_to(ROOT / 'docs').as_posix()})" not in index
+    ]
+    assert not missing
