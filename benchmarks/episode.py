@@ -60,9 +60,7 @@ class Policy(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        return TokensWithLogprobs(
-            tokens=list(self.tokens), maybe_logprobs=[0.0] * len(self.tokens)
-        )
+        return TokensWithLogprobs(tokens=list(self.tokens), maybe_logprobs=[0.0] * len(self.tokens))
 
 
 class HandWritten(Env):

@@ -125,7 +125,9 @@ async def main(alternations: int) -> bool:
     for name in sides:
         first, last = statistics.median(early[name]), statistics.median(late[name])
         ratios[name] = last / first
-        print(f"{name:14} early {first:6.2f} ms  late {last:6.2f} ms  late/early {last / first:.2f}")
+        print(
+            f"{name:14} early {first:6.2f} ms  late {last:6.2f} ms  late/early {last / first:.2f}"
+        )
     print(f"bar: late/early at most {LIMIT} for this package")
     return ratios["this package"] <= LIMIT
 

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.inspect_internals import PRIVATE_ATTRIBUTES, PRIVATE_NAMES
+
+SOURCE = Path(inspect_internals.__file__)
+
+
+def imported_private_names() -> set[str]:
+    tree = ast.parse(SOURCE.read_text())
+    names, modules = set(), {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("inspect_ai"):
+            continue
+        for alias in node.names:
+            if "._" in str(node.module):
+                names.add(f"{node.module}:{alias.name}")
+            elif alias.name.startswith("_"):
+                modules[alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if module := modules.get(node.value.id):
+                names.add(f"{module}:{node.attr}")
+    return names
+
+
+def test_every_private_import_is_listed_and_every_listed_name_is_imported() -> None:
+    assert imported_private_names() == set(PRIVATE_NAMES)
+
+
+@pytest.mark.parametrize("name", PRIVATE_NAMES)
+def test_every_private_name_says_why(name: str) -> None:
+    assert len(PRIVATE_NAMES[name].split()) >= 3
+
+
+@pytest.mark.parametrize(("owner", "attribute"), PRIVATE_ATTRIBUTES)
+def test_every_private_attribute_exists(owner: type, attribute: str) -> None:
+    set_by_init = owner.__init__.__code__.co_names  # type: ignore[misc]  # looked at, not called
+    assert hasattr(owner, attribute) or attribute in set_by_init
+
+
+@pytest.mark.parametrize("name", ["run:create_eval_sample", "generate:task_generate"])
+def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
+    module, _, attribute = name.partition(":")
+    code = (
+        f"import inspect_ai._eval.task.{module} as m; del m.{attribute}\n"
+        "from inspect_tinker_plugin.errors import VersionError\n"
+        "try:\n"
+        "    import inspect_tinker_plugin.inspect_internals\n"
+        "except VersionError as error:\n"
+        "    print(error)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    [line] = out.stdout.strip().splitlines()
+    assert attribute in line
+    assert "supported: >=0.3.285" in line
