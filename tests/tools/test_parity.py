@@ -1,18 +1,83 @@
-"""An executor that lets Inspect run its tools changes nothing: the parity corpus still agrees."""
+"""What is put around an episode changes nothing: the parity corpus agrees under hooks.
+
+The executor lets Inspect run every tool; the observer spoils whatever it is shown.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tools.runs import scope
 
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.hooks import EpisodeHooks
+from inspect_tinker_plugin.observers import (
+    EpisodeEnded,
+    EpisodeObserver,
+    EpisodeStarted,
+    Observers,
+    TurnTaken,
+)
+from inspect_tinker_plugin.testing import sides
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.compare import compare_traces
-from inspect_tinker_plugin.testing.sides import run_episode, run_eval
-from inspect_tinker_plugin.tools import InspectExecutor, use_tool_executor
+from inspect_tinker_plugin.tools import InspectExecutor
+
+# The whole corpus once more; `make check` runs it.
+pytestmark = pytest.mark.slow
 
 CORPUS = load_corpus(Path(__file__).resolve().parents[1] / "parity" / "corpus")
+
+
+class Spoiler(EpisodeObserver):
+    """Changes everything that it can reach."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_episode_start(self, event: EpisodeStarted) -> None:
+        self.seen.append("start")
+        event.sample.input = "spoiled"
+        event.sample.metadata = {"spoiled": True}
+
+    def on_turn(self, event: TurnTaken) -> None:
+        self.seen.append("turn")
+        for message in event.messages:
+            message.content = "spoiled"
+        if event.output is not None:
+            event.output.choices.clear()
+
+    async def on_episode_end(self, event: EpisodeEnded) -> None:
+        self.seen.append("end")
+        for score in event.scores.values():
+            score.score.value = "spoiled"
+        raise RuntimeError("and fails in the end")
+
+
+async def hooked(runner: EpisodeRunner, sample: Any, player: Any, spoiler: Spoiler) -> Any:
+    """Play an episode as the RL layer does, with an executor and an observer around it."""
+    hooks = EpisodeHooks(InspectExecutor(), scope(), Observers([spoiler]))
+    episode = runner.episode(sample)
+    try:
+        outcome = await hooks.start(episode)
+        while not isinstance(outcome, EpisodeResult):
+            # the solver goes on to change these messages after they were answered
+            seen = [message.model_copy(deep=True) for message in outcome.messages]
+            request = replace(outcome, messages=seen)
+            try:
+                reply = await player.answer(request)
+            except Exception as error:
+                reply = error
+            await hooks.turn(request, reply)
+            outcome = await episode.reply(reply)
+        await hooks.ended(outcome, None)
+        return outcome
+    finally:
+        await episode.close()
 
 
 @pytest.mark.parametrize(
@@ -22,10 +87,18 @@ CORPUS = load_corpus(Path(__file__).resolve().parents[1] / "parity" / "corpus")
         for case in CORPUS
     ],
 )
-async def test_the_default_executor_keeps_parity(case: ParityCase) -> None:
-    expected = await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
-    with use_tool_executor(InspectExecutor(), scope()):
-        found = await run_episode(
-            case.task, case.script, options=case.options, ordered=case.ordered
-        )
+async def test_an_executor_and_an_observer_keep_parity(
+    case: ParityCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"options": case.options, "ordered": case.ordered}
+    expected = await sides.run_eval(case.task, case.script, **options)
+    spoiler, play = Spoiler(), sides.play
+
+    async def play_hooked(runner: Any, sample: Any, player: Any) -> Any:
+        return await hooked(runner, sample, player, spoiler)
+
+    monkeypatch.setattr(sides, "play", play_hooked)
+    found = await sides.run_episode(case.task, case.script, **options)
+    monkeypatch.setattr(sides, "play", play)
     assert not compare_traces(expected, found)
+    assert spoiler.seen == ["start", *["turn"] * len(found.requests), "end"]
