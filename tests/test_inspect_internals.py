@@ -25,9 +25,9 @@ def imported_private_names() -> set[str]:
             elif alias.name.startswith("_"):
                 modules[alias.name] = f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if module := modules.get(node.value.id):
-                names.add(f"{module}:{node.attr}")
+        match node:
+            case ast.Attribute(value=ast.Name(id=alias_name), attr=attr) if alias_name in modules:
+                names.add(f"{modules[alias_name]}:{attr}")
     return names
 
 
