@@ -79,7 +79,7 @@ def show_group(reports: Sequence[RolloutReport]) -> RenderableType:
 def _message_panel(message: ChatMessage, turn: int, *, full: bool) -> RenderableType:
     style = STYLES[message.role]
     parts: list[RenderableType] = []
-    name = message.role
+    name: str = message.role
     if message.role == "assistant":
         name = f"assistant · turn {turn}"
     elif message.role == "tool":
