@@ -19,6 +19,7 @@ from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.logs import assembly
+from inspect_tinker_plugin.logs.run import LogRun, Visit
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
@@ -83,7 +84,11 @@ def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> Non
 
 def die_while_assembling(builder: InspectGroupBuilder, lines: Sequence[str]) -> None:
     """Roll out, and get killed when the batch's log is there and its parts still are."""
-    assembly.LogRun.remove = lambda run, visit: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # a fault to inject
+
+    def die(run: LogRun, visit: Visit) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(LogRun, "remove", die)  # noqa: B010 - a fault to inject, which mypy would refuse
     roll_out(builder, lines)
     asyncio.run(asyncio.sleep(30))
 

@@ -105,7 +105,7 @@ async def test_the_header_alone_shows_reward_scores_tokens_and_stop_reasons(tmp_
 
 async def test_tool_calls_in_a_sandbox_are_in_the_log(tmp_path: Path) -> None:
     (builder,) = dataset(agent(), tmp_path).get_batch(0)
-    calls = [tool_call("bash", '{"cmd":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
+    calls = [tool_call("bash", '{"command":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
     await do_group_rollout(builder, Words(calls))
     assemble_pending(tmp_path)
 

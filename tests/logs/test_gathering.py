@@ -20,6 +20,7 @@ from tests.logs.rollouts import (
     dataset,
     die_while_assembling,
     die_while_writing,
+    figures,
     logs_in,
     only_log,
     rewards,
@@ -30,6 +31,7 @@ from tests.rl.policies import Words
 from tests.rl.tasks import arithmetic
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.run import STAGING, runs_in
@@ -225,3 +227,17 @@ async def test_inspect_view_bundles_the_folder(tmp_path: Path) -> None:
     arguments = ["--log-dir", str(logs), "--output-dir", str(second)]
     await asyncio.to_thread(subprocess.run, [*command, *arguments], check=True, capture_output=True)
     assert (second / "index.html").is_file()
+
+
+async def test_a_cancelled_group_is_written_all_the_same(tmp_path: Path) -> None:
+    (builder,) = dataset(arithmetic(1), tmp_path, group_size=2).get_batch(0)
+    rollout = asyncio.create_task(do_group_rollout(builder, Words(["1"], delay_s=60)))
+    while not episode_runner._running:
+        await asyncio.sleep(0.01)
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    assemble_pending(tmp_path)
+    log = only_log(tmp_path)
+    assert figures(log, "fate") == ["cut", "cut"]
+    assert all(sample.error is not None for sample in samples(log))

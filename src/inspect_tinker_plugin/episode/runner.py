@@ -153,7 +153,7 @@ class Episode:
         """
         if self._run is None or self._context is None or not self._keep_log:
             return None
-        return self._context.run(self._run._eval_sample)
+        return self._context.copy().run(self._run._eval_sample)
 
     async def close(self) -> None:
         """Cancel what still runs and wait until it has released everything.

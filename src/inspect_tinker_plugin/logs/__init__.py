@@ -9,7 +9,6 @@ from inspect_tinker_plugin.logs.writer import (
     assemble_pending,
     close_run,
     open_run,
-    submit_group,
     write_group,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "close_run",
     "eval_spec",
     "open_run",
-    "submit_group",
     "write_group",
 ]

@@ -71,18 +71,12 @@ async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout])
     Cancelling the wait does not cancel the writing. Nothing that goes wrong is raised: it
     is logged, once for each folder, and the training goes on.
     """
-    written = submit_group(run, slot, rollouts)
-    if written is not None:
-        await asyncio.shield(asyncio.wrap_future(written))
-
-
-def submit_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> Future[None] | None:
-    """Begin what :func:`write_group` waits for."""
     try:
-        return _submit(0, _write_group, run, slot, rollouts)
-    except RuntimeError as error:
+        written = _submit(0, _write_group, run, slot, rollouts)
+    except RuntimeError as error:  # the interpreter is shutting down
         _warn_once(run.log_dir, error)
-        return None
+    else:
+        await asyncio.shield(asyncio.wrap_future(written))
 
 
 def assemble_pending(log_dir: str | Path) -> list[Path]:

@@ -126,13 +126,16 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
     async def cleanup(self) -> None:
         """Close every episode that was ever made here. Never raises; safe to call again."""
-        results = await asyncio.gather(*[env.close() for env in self._envs], return_exceptions=True)
+        try:
+            closing = [env.close() for env in self._envs]
+            results = await asyncio.gather(*closing, return_exceptions=True)
+        finally:  # cancelled or not
+            self._envs = []
+            if self._recording is not None:
+                await self._recording.write()
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, EpisodeClosedError):
                 logger.warning("task %r: closing an episode failed: %s", self.handle.name, result)
-        self._envs = []
-        if self._recording is not None:
-            await self._recording.write()
 
     def logging_tags(self) -> list[str]:
         """Tag metrics with the task's name."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from inspect_tinker_plugin.logs import (
     close_run,
     eval_spec,
     open_run,
-    submit_group,
+    write_group,
 )
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.env import InspectEnv
@@ -124,22 +122,15 @@ class GroupRecording:
             if member is not None:
                 member.graded = _graded(trajectory, value, metrics)
 
-    def submit(self) -> Future[None] | None:
-        """Begin to write the group, after its episodes are closed; forgets them.
+    async def write(self) -> None:
+        """Write the group and forget it, after its episodes are closed; raises no failure.
 
         Nothing is written for a group that never made an env.
         """
         members, self._members = self._members, []
-        if not members:
-            return None
-        rollouts = [_rollout(member) for member in members if member.episode.started]
-        return submit_group(self._run, self._slot, rollouts)
-
-    async def write(self) -> None:
-        """Write the group and wait until it is on the disk; never raises a failure."""
-        written = self.submit()
-        if written is not None:
-            await asyncio.shield(asyncio.wrap_future(written))
+        if members:
+            rollouts = [_rollout(member) for member in members if member.episode.started]
+            await write_group(self._run, self._slot, rollouts)
 
 
 def _graded(trajectory: Trajectory, value: float, metrics: Metrics) -> Graded:
