@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("log_path", type=Path)
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--off-policy", type=int, default=None, help="use the async loop")
     args = parser.parse_args()
@@ -118,7 +119,7 @@ def main() -> None:
         recipe_name="toy",
         log_path=str(args.log_path),
         dataset_builder=new_dataset(model=args.model, batches=args.steps),
-        learning_rate=3e-3,
+        learning_rate=args.learning_rate,
         lora_rank=16,
         max_tokens=16,
         eval_every=0,

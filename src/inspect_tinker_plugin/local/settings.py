@@ -44,7 +44,7 @@ class LocalSettings:
     from step to step: near the number of rollouts in a batch is best."""
     train_batch: int = 32
     """Sequences in one forward-backward pass; longer batches are cut into passes."""
-    start_timeout: float = 180.0
+    start_timeout: float = 300.0
     """Seconds until the model must have been loaded."""
     stop_timeout: float = 8.0
     """Seconds given to an orderly shutdown before the processes are killed."""
