@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.parity import Side, check_case, describe
+from inspect_tinker_plugin.testing.parity import Side, check_case, describe, eval_trace
+from inspect_tinker_plugin.testing.record import Trace
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
 
@@ -84,16 +85,25 @@ def parameters(side: Side) -> list[object]:
     ]
 
 
+_expected: dict[str, Trace] = {}
+"""Traces of evals by case, so that each case is evaluated once for both sides."""
+
+
+async def agreed(case: ParityCase, side: Side) -> None:
+    if case.id not in _expected:
+        _expected[case.id] = await eval_trace(case)
+    report = await check_case(case, side=side, expected=_expected[case.id])
+    assert report.agrees, "\n".join(describe(report))
+
+
 @pytest.mark.parametrize("case", parameters("messages"))
 async def test_episode_agrees_with_eval(case: ParityCase) -> None:
-    report = await check_case(case)
-    assert report.agrees, "\n".join(describe(report))
+    await agreed(case, "messages")
 
 
 @pytest.mark.parametrize("case", parameters("tokens"))
 async def test_rollout_in_tokens_agrees_with_eval(case: ParityCase) -> None:
-    report = await check_case(case, side="tokens")
-    assert report.agrees, "\n".join(describe(report))
+    await agreed(case, "tokens")
 
 
 @pytest.mark.parametrize("feature", ASKED_FOR, ids=lambda name: re.sub(r"\W+", "-", name))

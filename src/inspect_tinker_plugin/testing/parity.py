@@ -1,9 +1,9 @@
-"""Holds an RL episode against `inspect_ai.eval` on the same script, and prints the table."""
+"""Holds an RL episode against `inspect_ai.eval` on the same script."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -94,9 +94,18 @@ def check_parity(
     return reports
 
 
-async def check_case(case: ParityCase, *, side: Side = "messages") -> ParityReport:
-    """Run one case of a corpus on both sides."""
-    expected = await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
+async def check_case(
+    case: ParityCase, *, side: Side = "messages", expected: Trace | None = None
+) -> ParityReport:
+    """Run one case of a corpus on both sides.
+
+    Args:
+        case: The case.
+        side: How the episode is played.
+        expected: The case's trace under ``inspect_ai.eval``, when it is there already.
+    """
+    if expected is None:
+        expected = await eval_trace(case)
     found = await _other_side(case, side)
     return ParityReport(
         name=case.id,
@@ -105,6 +114,11 @@ async def check_case(case: ParityCase, *, side: Side = "messages") -> ParityRepo
         eval_side=expected,
         episode_side=found,
     )
+
+
+async def eval_trace(case: ParityCase) -> Trace:
+    """The trace of a case under ``inspect_ai.eval``."""
+    return await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
 
 
 async def _other_side(case: ParityCase, side: Side) -> Trace:
@@ -129,42 +143,3 @@ def describe(report: ParityReport) -> list[str]:
     hidden = len(report.differences) - len(shown)
     more = [f"  … and {hidden} more differences"] if hidden > 0 else []
     return [report.name, *[f"  {fault}" for fault in report.faults], *shown, *more]
-
-
-async def check_corpus(
-    cases: Sequence[ParityCase],
-    *,
-    side: Side = "messages",
-    show: Callable[[str], None] = print,
-) -> list[ParityReport]:
-    """Run all cases, printing the table as it grows and its last line, the count."""
-    reports = []
-    width = max(len(each.id) for each in cases)
-    theme = ""
-    for each in cases:
-        if each.theme != theme:
-            theme = each.theme
-            show(f"\n{theme}")
-        try:
-            report = await check_case(each, side=side)
-        except Exception as error:
-            report = ParityReport(
-                name=each.id, differences=[], faults=[f"{type(error).__name__}: {error}"]
-            )
-        reports.append(report)
-        show(f"  {each.id:<{width}}  {_verdict(report)}")
-        if not report.agrees:
-            for line in describe(report)[1:]:
-                show(f"    {line}")
-    agree = sum(report.agrees for report in reports)
-    show(f"\n{len(reports)} cases, {agree} agree")
-    return reports
-
-
-def _verdict(report: ParityReport) -> str:
-    if report.faults:
-        return "NOT SHOWN"
-    if report.differences:
-        return f"DIFFERS ({len(report.differences)})"
-    turns = len(report.eval_side.requests) if report.eval_side else 0
-    return f"agrees    {turns} turn{'' if turns == 1 else 's'}"
