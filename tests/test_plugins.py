@@ -20,7 +20,8 @@ from tests.packages import install
 from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
-from inspect_tinker_plugin.cli.plugins import as_text, plugins_command
+from inspect_tinker_plugin.cli.plugins import as_text
+from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import PluginError, RewardError, SandboxConfigError
 from inspect_tinker_plugin.observers import (
@@ -383,14 +384,14 @@ def untouched(result: EpisodeResult) -> bool:
 
 
 def test_plugins_are_listed_on_the_command_line() -> None:
-    shown = CliRunner().invoke(plugins_command, [])
+    shown = CliRunner().invoke(list_plugins, [])
     assert shown.exit_code == 0
     assert "acme_rewards (acme-rewards 0.1.0)" in shown.output
     assert "brevity" in shown.output
 
 
 def test_plugins_are_listed_as_json() -> None:
-    shown = CliRunner().invoke(plugins_command, ["--json"])
+    shown = CliRunner().invoke(list_plugins, ["--json"])
     data = json.loads(shown.output)
     assert {each["name"] for each in data["plugins"]} >= {"built-in", "acme_rewards", "acme_tools"}
     [tools] = [each for each in data["plugins"] if each["name"] == "acme_tools"]

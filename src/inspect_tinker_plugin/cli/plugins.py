@@ -12,7 +12,7 @@ from inspect_tinker_plugin.plugins import NAMING_HOOKS, Plugin, Plugins, default
 
 @click.command("plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
-def plugins_command(as_json: bool) -> None:
+def plugins(as_json: bool) -> None:
     """List installed plugins with the hooks that they implement and the names that they give.
 
     A plugin that cannot be loaded is listed with its error.
