@@ -13,6 +13,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Where PyTorch comes from, when the default index offers more than the CPU build, e.g.
 # `make setup TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"`.
 TORCH_ARGS ?=
+# What is installed beside the package; `make setup EXTRAS=dev,local` adds a Tinker API server.
+EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -32,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
 	@$(PIP) $(TORCH_ARGS) torch
 	@echo "setup 2/2: the package and its development tools"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(STAMP) ## export a task, then roll out an agent with a scripted policy (offline, no key)
