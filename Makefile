@@ -3,7 +3,6 @@
 
 VENV  ?= .venv
 BIN   := $(VENV)/bin
-STAMP := $(VENV)/.setup-done
 
 # Any Python from 3.11 on: the first one found, or `make setup PYTHON=/path/to/python`.
 OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -15,6 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 TORCH_ARGS ?=
 # What is installed beside the package; `make setup EXTRAS=dev,local` adds a Tinker API server.
 EXTRAS ?= dev
+comma := ,
+STAMP := $(VENV)/.setup-done-$(subst $(comma),-,$(EXTRAS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
