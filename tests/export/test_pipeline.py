@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai import Task
+from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
@@ -273,6 +273,19 @@ async def test_a_seed_shuffles_as_inspect_does(tmp_path: Path) -> None:
     await export(task, tmp_path / "out", selection=Selection(shuffle=True, seed=5))
     task.dataset.shuffle(5)
     assert [row["answer"] for row in rows(tmp_path / "out")] == [s.target for s in task.dataset]
+
+
+async def test_a_task_that_makes_samples_as_it_goes_is_refused(tmp_path: Path) -> None:
+    class Source(SampleSource):
+        def initial_samples(self) -> list[Sample]:
+            return [Sample(input="first")]
+
+        async def next_samples(self) -> list[Sample] | None:
+            return None
+
+    with pytest.raises(ExportError, match="makes its samples while it runs"):
+        await export(Task(dataset=Source()), tmp_path / "out")
+    assert names(tmp_path) == []
 
 
 TASKS = """

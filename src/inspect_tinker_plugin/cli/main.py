@@ -11,6 +11,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "inspect_tinker_plugin.cli.export:export_command",
         "Write a task's prompts and answers as a dataset.",
     ),
+    "plugins": (
+        "inspect_tinker_plugin.cli.plugins:plugins",
+        "List installed plugins, what they implement and the names that they give.",
+    ),
     "rollout": (
         "inspect_tinker_plugin.cli.rollout:rollout",
         "Roll out groups of episodes, and show conversations with their rewards.",

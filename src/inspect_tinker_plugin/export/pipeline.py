@@ -159,6 +159,11 @@ class _Export:
         chosen = options.selection
         chosen = Selection(chosen.limit, chosen.sample_ids, chosen.shuffle, folder.journal.seed)
         self._samples = SelectedSamples(resolved.task.dataset, chosen)
+        if resolved.task.sample_source is not None:
+            raise ExportError(
+                f"task {resolved.task.name!r} makes its samples while it runs (a SampleSource), so "
+                "there is no list of them to export."
+            )
         if not self._samples:
             raise ExportError(f"task {resolved.task.name!r}: there is no sample to export.")
         self._turns = FirstTurns(
