@@ -23,7 +23,7 @@ from tests.tools.runs import add, looping, ran, run, tool_texts
 from inspect_tinker_plugin.cli.plugins import as_text
 from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import PluginError, RewardError, SandboxConfigError
+from inspect_tinker_plugin.errors import ConfigError, PluginError, RewardError, SandboxConfigError
 from inspect_tinker_plugin.observers import (
     EpisodeEnded,
     EpisodeObserver,
@@ -215,6 +215,8 @@ def test_asking_for_what_a_broken_plugin_would_give_says_so(site: Path) -> None:
         assert "unknown" in str(caught.value)
         assert "broken-rewards 3.1, which may provide it, is broken" in str(caught.value)
         assert "no_such_module" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"unknown tool executor.*broken-rewards 3\.1"):
+        resolve_tool_executor("sparkle", plugins=plugins)
 
 
 def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:

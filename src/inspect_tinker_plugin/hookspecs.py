@@ -49,7 +49,7 @@ def inspect_rl_reward_aggregators() -> Mapping[str, Callable[..., RewardAggregat
 
 @hookspec
 def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator]]:
-    """Add group aggregators that ``group_reward=`` and ``--group-reward`` take by name.
+    """Add group aggregators that ``group_reward=`` takes by name.
 
     Returns:
         Factories by name, called with the arguments of the expression.
@@ -59,7 +59,7 @@ def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator
 
 @hookspec
 def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
-    """Add tool executors that ``tool_executor=`` and ``--tool-executor`` take by name.
+    """Add tool executors that ``tool_executor=`` takes by name.
 
     Returns:
         Factories by name, called with the arguments of the expression.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from inspect_ai.tool import ToolCall, ToolError, ToolResult, mcp_server_stdio, m
 from tests.tools.runs import add, fail, looping, ran, run, tool_events, tool_texts
 
 from inspect_tinker_plugin.testing import Script, call, say, scripted_model, submit, unparsed_call
-from inspect_tinker_plugin.tools import ToolInvocation
+from inspect_tinker_plugin.tools import ToolFunction, ToolInvocation
 
 MCP_SERVER = Path(__file__).resolve().parents[1] / "parity" / "mcp_server.py"
 
@@ -199,6 +200,33 @@ async def test_an_eval_in_the_same_process_is_not_touched(tmp_path: Path) -> Non
     assert log.status == "success"
     assert len(spy.calls) == 1
     assert ran == [("add", 1, 2)]
+
+
+async def test_episodes_and_evals_at_once_keep_to_their_own_executors(tmp_path: Path) -> None:
+    parked = [asyncio.Event(), asyncio.Event()]
+    release = asyncio.Event()
+
+    def answering(text: str, entered: asyncio.Event) -> ToolFunction:
+        async def answer(invocation: ToolInvocation) -> ToolResult:
+            entered.set()
+            await release.wait()
+            return text
+
+        return answer
+
+    episodes = [
+        asyncio.create_task(run(looping(add()), [ADD, "done"], answering(text, entered)))
+        for text, entered in zip(("one", "two"), parked, strict=True)
+    ]
+    for entered in parked:
+        await entered.wait()
+    [log] = await eval_async(
+        looping(add()), model=scripted_model([ADD, "done"]), log_dir=str(tmp_path)
+    )
+    assert log.status == "success"
+    assert ran == [("add", 1, 2)]
+    release.set()
+    assert [tool_texts(await episode) for episode in episodes] == [["one"], ["two"]]
 
 
 async def test_without_an_executor_nothing_is_put_in_between() -> None:
