@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,29 @@ from tests.logs.rollouts import (
 )
 from tests.rl.policies import Words
 from tests.rl.tasks import arithmetic
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.run import STAGING, runs_in
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 
 SPAWN = multiprocessing.get_context("spawn")
+
+
+class Silent(Words):
+    """A sampler that never answers."""
+
+    async def __call__(
+        self, model_input: Any, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        self.asked.set()
+        return await asyncio.Future()
+
+    @cached_property
+    def asked(self) -> asyncio.Event:
+        return asyncio.Event()
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any) -> int | None:
@@ -231,9 +246,9 @@ async def test_inspect_view_bundles_the_folder(tmp_path: Path) -> None:
 
 async def test_a_cancelled_group_is_written_all_the_same(tmp_path: Path) -> None:
     (builder,) = dataset(arithmetic(1), tmp_path, group_size=2).get_batch(0)
-    rollout = asyncio.create_task(do_group_rollout(builder, Words(["1"], delay_s=60)))
-    while not episode_runner._running:
-        await asyncio.sleep(0.01)
+    policy = Silent([])
+    rollout = asyncio.create_task(do_group_rollout(builder, policy))
+    await policy.asked.wait()
     rollout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await rollout
