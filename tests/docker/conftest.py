@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,12 +53,12 @@ def manager() -> Iterator[PoolManager]:
     yield pool_manager()
     owner = pool_manager().owner.id
     close_all()
-    assert left_behind(owner) == []
+    assert owned(owner) == []
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("docker_pool")]
 
 
-def left_behind(owner: str) -> list[str]:
+def owned(owner: str) -> list[str]:
     """List every container, network and volume of an owner."""
     import docker
 
@@ -66,6 +72,87 @@ def left_behind(owner: str) -> list[str]:
         ]
     finally:
         client.close()
+
+
+@pytest.fixture
+def left_behind() -> Callable[[str], list[str]]:
+    return owned
+
+
+class PrivateEngine:
+    """A second Docker engine that a test may stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = f"unix://{folder}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        folder = self._folder
+        with (folder / "dockerd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd",
+                    f"--data-root={folder}/data",
+                    f"--exec-root={folder}/exec",
+                    f"--pidfile={folder}/pid",
+                    f"--host={self.address}",
+                    "--bridge=none",
+                    "--iptables=false",
+                    "--ip6tables=false",
+                    "--containerd-namespace=inspect-rl-test",
+                    "--containerd-plugins-namespace=inspect-rl-test-plugins",
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(300):
+            if self.run("info", check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        raise AssertionError((folder / "dockerd.log").read_text()[-2000:])
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=60)
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", f"--host={self.address}", *arguments],
+            capture_output=True,
+            text=True,
+            check=check,
+        )
+
+    def containers(self) -> list[str]:
+        return self.run("ps", "--all", "--quiet").stdout.split()
+
+
+@pytest.fixture
+def private_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
+    if shutil.which("dockerd") is None or os.geteuid() != 0:
+        pytest.skip("a second engine needs dockerd and root")
+    # Sockets have short paths.
+    with tempfile.TemporaryDirectory(prefix="engine") as folder:
+        engine = PrivateEngine(Path(folder))
+        engine.start()
+        try:
+            subprocess.run(
+                f"docker save {IMAGE} | docker --host={engine.address} load",
+                shell=True,
+                check=True,
+                capture_output=True,
+            )
+            yield engine
+        finally:
+            engine.stop()
 
 
 Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]

@@ -8,7 +8,7 @@ import threading
 import uuid
 from typing import Any
 
-from inspect_tinker_plugin.errors import SandboxError, SandboxStartError
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.sandboxes.direct import DirectExec
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
@@ -103,7 +103,7 @@ class Container:
                     pass
                 except ConnectionError:
                     await self._engine.run(self.direct.check)
-                    raise SandboxStartError(
+                    raise SandboxDiedError(
                         "the connection to the sandbox broke while a command ran",
                         container=self.id,
                     ) from None
@@ -179,6 +179,8 @@ class Container:
             hostname=self.config.hostname,
             platform=self.config.platform,
             stdin_open=execute,
+            # A TERM would only end the command that runs, as if it had failed by itself.
+            stop_signal="SIGKILL" if execute else None,
             host_config=api.create_host_config(init=not execute and self.config.init, **host),
         )
         self.id = created["Id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from inspect_tinker_plugin.errors import (
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
+    SandboxImageError,
     SandboxStartError,
 )
 
@@ -69,6 +71,7 @@ class Engine:
         import docker
 
         try:
+            _knock()
             return docker.APIClient(timeout=int(self._timeout), **_environment())
         except (docker.errors.DockerException, OSError) as ex:
             raise SandboxEngineError(
@@ -127,6 +130,15 @@ class Engine:
         self._local = threading.local()
 
 
+def _knock() -> None:
+    # The SDK leaves its socket open when nobody answers on the engine's.
+    scheme, _, path = engine_address().partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(10)
+            probe.connect(path)
+
+
 def _environment() -> dict[str, Any]:
     from docker.utils import kwargs_from_env
 
@@ -144,6 +156,8 @@ def typed(ex: BaseException, what: str, container: str | None = None) -> Sandbox
 
     if isinstance(ex, SandboxError):
         return ex
+    if isinstance(ex, docker.errors.ImageNotFound):
+        return SandboxImageError(f"{what}: the image is gone from the engine: {ex.explanation}")
     if isinstance(ex, docker.errors.NotFound) and container is not None:
         return SandboxDiedError(f"{what}: the container is gone: {ex}", container=container)
     if isinstance(ex, docker.errors.APIError):

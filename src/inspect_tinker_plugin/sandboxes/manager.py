@@ -30,6 +30,7 @@ class PoolManager:
         self._images = Images(self.engine, self.owner)
         self._beat = Beat(self.engine, self.owner)
         self._pools: dict[str, Pool] = {}
+        self._known: dict[ContainerConfig, Pool] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -46,6 +47,10 @@ class PoolManager:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
+        with self._lock:
+            known = self._known.get(config)
+        if known is not None and not refresh:
+            return known
         self._open()
         image = self._images.resolve(config, refresh=refresh)
         key = config.key(image.id)
@@ -58,6 +63,8 @@ class PoolManager:
                     lambda: Container.start(self.engine, self.owner, config, image),
                 )
                 self._pools[key] = pool
+            self._known[config] = pool
+        pool.grow(config.pool)
         return pool
 
     def pools(self) -> list[Pool]:
@@ -80,6 +87,7 @@ class PoolManager:
         self._stop.set()
         with self._lock:
             pools, self._pools = list(self._pools.values()), {}
+            self._known.clear()
             keeper, self._keeper = self._keeper, None
         rest = [container for pool in pools for container in pool.close()]
         _remove_all(rest)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import anyio
 
 from inspect_tinker_plugin.errors import SandboxError, SandboxStartError
-from inspect_tinker_plugin.sandboxes.config import ContainerConfig
+from inspect_tinker_plugin.sandboxes.config import ContainerConfig, PoolSize
 from inspect_tinker_plugin.sandboxes.container import Container
 from inspect_tinker_plugin.sandboxes.engine import Engine, settled
 from inspect_tinker_plugin.sandboxes.metrics import ACQUIRE, WARM_HITS, measure
@@ -79,11 +79,12 @@ class Pool:
                 self._failures,
             )
 
-    def resize(self, warm: int, maximum: int | None) -> None:
-        """Change how many containers are kept ready and at most."""
+    def grow(self, size: PoolSize) -> None:
+        """Take over the larger of the present and another configuration's wishes."""
         with self._lock:
-            self._warm, self._max = warm, maximum
-        self.tend()
+            self._warm = max(self._warm, size.warm)
+            if self._max is not None:
+                self._max = None if size.max is None else max(self._max, size.max)
 
     async def prewarm(self, count: int) -> None:
         """Wait until so many containers are ready (as far as ``max`` allows).
