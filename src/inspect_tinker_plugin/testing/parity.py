@@ -44,6 +44,7 @@ async def check_parity_async(
     samples: int | Iterable[int] = 1,
     options: EpisodeOptions | None = None,
     ordered: bool = True,
+    side: Side = "messages",
 ) -> list[ParityReport]:
     """Run samples of a task on both sides with the same scripted replies and compare.
 
@@ -53,6 +54,8 @@ async def check_parity_async(
         samples: How many samples from the first, or positions in the dataset.
         options: How episodes are run; passed to ``eval`` as well.
         ordered: ``False`` for solvers that call the model from several coroutines at once.
+        side: How the episode is played; ``tokens`` takes Qwen3's renderer over the shipped
+            tokenizer.
 
     Returns:
         One report a sample.
@@ -62,11 +65,11 @@ async def check_parity_async(
     reports = []
     for position in positions:
         expected = await run_eval(task, script, sample=position, options=options, ordered=ordered)
-        found = await run_episode(task, script, sample=position, options=options, ordered=ordered)
+        found = await _play(side, task, script, position, options, ordered)
         reports.append(
             ParityReport(
                 name=f"sample {expected.log.id if expected.log else position}",
-                differences=compare_traces(expected, found),
+                differences=compare_traces(expected, found, same_tokens=side == "messages"),
                 faults=expected.script_faults,
                 eval_side=expected,
                 episode_side=found,
@@ -106,7 +109,7 @@ async def check_case(
     """
     if expected is None:
         expected = await eval_trace(case)
-    found = await _other_side(case, side)
+    found = await _play(side, case.task, case.script, 0, case.options, case.ordered, case.renderer)
     return ParityReport(
         name=case.id,
         differences=compare_traces(expected, found, same_tokens=side == "messages"),
@@ -121,19 +124,27 @@ async def eval_trace(case: ParityCase) -> Trace:
     return await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
 
 
-async def _other_side(case: ParityCase, side: Side) -> Trace:
-    options, ordered = case.options, case.ordered
+async def _play(
+    side: Side,
+    source: TaskSource,
+    script: Script,
+    position: int,
+    options: EpisodeOptions | None,
+    ordered: bool,
+    renderer: str = "qwen3_instruct",
+) -> Trace:
     if side == "messages":
-        return await run_episode(case.task, case.script, options=options, ordered=ordered)
+        return await run_episode(source, script, sample=position, options=options, ordered=ordered)
     from inspect_tinker_plugin.testing.token_side import run_rollout_side
     from inspect_tinker_plugin.testing.tokenizer import load_renderer
 
     return await run_rollout_side(
-        case.task,
-        case.script,
+        source,
+        script,
+        sample=position,
         options=options,
         ordered=ordered,
-        renderer=load_renderer(case.renderer),
+        renderer=load_renderer(renderer),
     )
 
 

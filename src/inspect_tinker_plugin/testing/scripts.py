@@ -111,6 +111,7 @@ class Player:
         if inspect.isawaitable(reply):
             reply = await reply
         if isinstance(reply, Exception):
+            self.exhausted = self.exhausted or isinstance(reply, ScriptExhausted)
             raise reply
         return _played(reply, f"{self.name}_{turn}", request)
 
