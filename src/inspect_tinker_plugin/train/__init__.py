@@ -1,0 +1,1 @@
+"""Training runs: a task to a better model, with the cookbook's own loop."""

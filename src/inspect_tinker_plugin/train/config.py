@@ -1,0 +1,167 @@
+"""Turns a request into the configuration of the cookbook's ``rl.train.main``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import chz
+from chz.blueprint import (
+    ConstructionException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+)
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.hyperparam_utils import get_lr
+from tinker_cookbook.model_info import get_recommended_renderer_name
+from tinker_cookbook.rl import train
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.train.data import TrainingDataBuilder
+from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
+
+ROLLOUT_LOGS = "rollouts"
+"""Folder of the ``.eval`` logs of training batches, in the run's folder."""
+
+TEST_LOGS = "test"
+"""Folder of the ``.eval`` logs of evaluations on the test set."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request that is silent gets."""
+
+    batch_size: int
+    group_size: int
+    max_tokens: int
+    lora_rank: int
+    save_every: int
+    eval_every: int
+    steps: int | None = None
+    learning_rate: float | None = None
+    renderer: str | None = None
+
+
+HOSTED = Defaults(
+    batch_size=8, group_size=8, max_tokens=1024, lora_rank=32, save_every=10, eval_every=10
+)
+"""For a model on a Tinker service; learning rate and renderer are the cookbook's for the model."""
+
+LOCAL = Defaults(
+    batch_size=4,
+    group_size=8,
+    max_tokens=16,
+    lora_rank=16,
+    save_every=5,
+    eval_every=5,
+    steps=15,
+    learning_rate=3e-3,
+    renderer="qwen3_instruct",
+)
+"""For the tiny model on the local server: a few seconds a step on two cores."""
+
+
+_REFUSALS = (
+    ConstructionException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+)
+
+_OWN = {"log_path": "--log-dir", "model_name": "--model", "base_url": "--base-url"}
+"""Options of the cookbook that the run itself depends on."""
+
+
+def build_config(request: TrainRequest, *, model: str) -> Any:
+    """Make the ``tinker_cookbook.rl.train.Config`` of a run.
+
+    Args:
+        request: What the run is asked to do; its folder is absolute.
+        model: Name of the model for the server and for the tokenizer.
+
+    Raises:
+        ConfigError: An option or an override is not usable.
+    """
+    for override in request.overrides:
+        if (option := _OWN.get(override.partition("=")[0].lstrip("-"))) is not None:
+            raise ConfigError(f"{override} is not a further argument: use {option}")
+    blueprint: Any = chz.Blueprint(train.Config).apply(_fields(request, model))
+    try:
+        return blueprint.apply_from_argv(list(request.overrides), allow_hyphens=True).make()
+    except (*_REFUSALS, TinkerCookbookError, TypeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{first.rstrip('.')}. Further arguments are options of the cookbook's rl.train.Config "
+            "as key=value, e.g. kl_penalty_coef=0.01 or dataset_builder.test_group_size=4"
+        ) from error
+
+
+def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
+    chosen = LOCAL if request.local else HOSTED
+    renderer = request.renderer or chosen.renderer or _renderer(model)
+    steps = request.steps or (chosen.steps if request.epochs == 1 else None)
+    data = {
+        "task": request.task,
+        "task_args": dict(request.task_args),
+        "model_name": model,
+        "renderer_name": renderer,
+        "batch_size": request.batch_size or chosen.batch_size,
+        "group_size": request.group_size or chosen.group_size,
+        "epochs": request.epochs,
+        "min_batches": steps,
+        "max_samples": request.limit,
+        "seed": request.seed,
+        "reward": request.reward,
+        "log_dir": str(request.log_dir / ROLLOUT_LOGS),
+        "options": _options(request),
+        "test_task": request.test_task,
+        "test_task_args": dict(request.test_task_args),
+        "test_split": request.test_split,
+        "test_samples": request.test_samples,
+        "test_options": {"log_dir": str(request.log_dir / TEST_LOGS)},
+        "allow_overlap": request.allow_overlap,
+    }
+    return {
+        "recipe_name": RECIPE,
+        "model_name": model,
+        "renderer_name": renderer,
+        "log_path": str(request.log_dir),
+        "base_url": request.base_url,
+        "max_steps": steps,
+        "max_tokens": request.max_tokens or chosen.max_tokens,
+        "lora_rank": request.lora_rank or chosen.lora_rank,
+        "learning_rate": request.learning_rate or chosen.learning_rate or _learning_rate(model),
+        "save_every": _given(request.save_every, chosen.save_every),
+        "eval_every": _given(request.eval_every, chosen.eval_every),
+        "dataset_builder": TrainingDataBuilder,
+        **{f"dataset_builder.{name}": value for name, value in data.items()},
+    }
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _options(request: TrainRequest) -> dict[str, Any]:
+    options = {name: value for name, value in request.options.items() if value is not None}
+    return options if request.sandbox is None else {**options, "sandbox": request.sandbox}
+
+
+def _renderer(model: str) -> str:
+    try:
+        return str(get_recommended_renderer_name(model))
+    except Exception as error:
+        raise ConfigError(
+            f"the cookbook knows no renderer for the model {model!r}; name one with --renderer"
+        ) from error
+
+
+def _learning_rate(model: str) -> float:
+    try:
+        return float(get_lr(model))
+    except Exception as error:
+        raise ConfigError(
+            f"the cookbook recommends no learning rate for the model {model!r}; give one with "
+            "--learning-rate"
+        ) from error

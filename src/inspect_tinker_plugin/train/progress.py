@@ -1,0 +1,124 @@
+"""Tells a person how a run goes: a line a step, from what the cookbook writes."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, Tail, number, parse
+
+PERIOD = 0.5
+"""Seconds between looks at the files."""
+
+_PROBLEM = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
+_MANY = 5
+_QUIET = ("py.warnings",)
+
+
+class Progress:
+    """Follows the files of a run in a thread of its own.
+
+    Args:
+        log_dir: Folder of the run.
+        say: Called with each line.
+    """
+
+    def __init__(self, log_dir: Path, say: Callable[[str], None]) -> None:
+        self._metrics = Tail(log_dir / METRICS)
+        self._log = Tail(log_dir / "logs.log")
+        self._say = say
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="train-progress", daemon=True)
+        self._total: int | None = None
+        self._problems: dict[str, int] = {}
+        self._last = time.monotonic()
+        self._rollout_errors = 0.0
+
+    def expect(self, steps: int) -> None:
+        """Say how many steps the run has in all."""
+        self._total = steps
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        hidden = {text: count for text, count in self._problems.items() if count > 1}
+        for text, count in hidden.items():
+            self._say(f"         (seen {count} times) {text}")
+
+    def _follow(self) -> None:
+        while not self._ended.wait(PERIOD):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        for line in self._log.lines():
+            self._problem(line)
+        for row in parse(self._metrics.lines()):
+            for line in self._lines(row):
+                self._say(line)
+
+    def _problem(self, line: str) -> None:
+        match = _PROBLEM.match(line)
+        if match is None or match[1] in _QUIET:
+            return
+        text = match[2][:200]
+        seen = self._problems.get(text, 0)
+        self._problems[text] = seen + 1
+        if not seen and len(self._problems) <= _MANY:
+            self._say(f"         ! {text}")
+
+    def _lines(self, row: Mapping[str, Any]) -> list[str]:
+        lines = []
+        test = number(row, f"{TEST}/{REWARD}")
+        if test is not None:
+            samples = number(row, f"{TEST}/env/all/total_episodes")
+            lines.append(f"         test reward {test:.3f} ({samples or 0:.0f} rollouts)")
+        reward = number(row, REWARD)
+        if reward is not None:
+            lines.append(self._step(row, reward))
+        return lines
+
+    def _step(self, row: Mapping[str, Any], reward: float) -> str:
+        now = time.monotonic()
+        seconds = number(row, "time/total") or now - self._last
+        self._last = now
+        done = int(row.get("step", 0)) + 1
+        total = f"/{self._total}" if self._total else ""
+        parts = [f"step {done:>4}{total}  reward {reward:6.3f}"]
+        for label, name, digits in (
+            ("turns", "env/all/turns_per_episode", 1),
+            ("tokens", "env/all/ac_tokens_per_turn", 0),
+        ):
+            value = number(row, name)
+            if value is not None:
+                parts.append(f"{label} {value:.{digits}f}")
+        parts.append(f"{seconds:.1f} s")
+        if errors := self._errors(row):
+            parts.append(f"errors {errors:.0f}")
+        return "  ".join(parts)
+
+    def _errors(self, row: Mapping[str, Any]) -> float:
+        """Return the failures of a step: the cookbook counts them from the start of the run."""
+        total = number(row, "rollout_errors/total") or 0.0
+        new, self._rollout_errors = total - self._rollout_errors, total
+        rollouts = number(row, "env/all/total_episodes") or 0.0
+        penalties = sum(
+            (number(row, name) or 0.0) * rollouts
+            for name in row
+            if name.startswith("env/all/error/")
+        )
+        return max(0.0, new) + penalties

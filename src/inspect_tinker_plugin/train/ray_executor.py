@@ -1,0 +1,153 @@
+"""A ``concurrent.futures.Executor`` over Ray tasks, for rollouts on other machines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from inspect_tinker_plugin.errors import ConfigError
+
+T = TypeVar("T")
+
+GRACE = 15.0
+"""Seconds that interrupted calls have to close their episodes."""
+
+INSTALL = "pip install 'inspect-tinker-plugin[ray]'"
+
+_PASSED_ON = ("TINKER_", "HF_", "INSPECT_")
+"""Variables of the trainer that the workers get: without them they know no server."""
+
+
+def missing() -> str | None:
+    """Why Ray cannot be used here, or None. Imports nothing heavy."""
+    if importlib.util.find_spec("ray") is None:
+        return f"Ray is not installed; install the extra: {INSTALL}"
+    return None
+
+
+class RayExecutor(Executor):
+    """Runs each call as a Ray task.
+
+    A task whose worker or node dies is run again elsewhere, up to ``max_retries`` times; an
+    exception that the call raises is not retried, but given to the caller.
+
+    Args:
+        num_cpus: CPUs that Ray reserves for a call; decides how many run at once.
+        max_retries: Losses of a node that a call survives.
+    """
+
+    def __init__(self, *, num_cpus: float = 1, max_retries: int = 3) -> None:
+        import ray
+
+        self._ray = ray
+        options = {"num_cpus": num_cpus, "max_retries": max_retries, "retry_exceptions": False}
+        self._call: Any = ray.remote(**options)(_call)
+        self._environ = {
+            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+        }
+        self._refs: dict[Future[Any], Any] = {}
+        self._lock = threading.Lock()
+        self._interrupted: list[Any] = []
+        self._closed = False
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Start a call; cancelling its future interrupts it, also when it runs already.
+
+        Raises:
+            RuntimeError: The executor was shut down.
+        """
+        if self._closed:
+            raise RuntimeError("cannot submit to an executor that was shut down")
+        reference = self._call.remote(self._environ, fn, args, kwargs)
+        future: Future[T] = Future()
+        with self._lock:
+            self._refs[future] = reference
+        future.add_done_callback(self._forget)
+        reference.future().add_done_callback(lambda source: _hand_over(source, future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; safe to call again."""
+        self._closed = True
+        with self._lock:
+            open_calls = list(self._refs)
+        if cancel_futures:
+            for future in open_calls:
+                future.cancel()
+        if wait:
+            wait_for(open_calls)
+
+    def wait_for_interrupted(self, timeout: float) -> None:
+        """Wait until calls that were interrupted have cleaned up after themselves."""
+        if self._interrupted:
+            references, self._interrupted = self._interrupted, []
+            self._ray.wait(references, num_returns=len(references), timeout=timeout)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            reference = self._refs.pop(future, None)
+        if future.cancelled() and reference is not None and self._ray.is_initialized():
+            self._interrupted.append(reference)
+            self._ray.cancel(reference, force=False)
+
+
+def _hand_over(source: Future[Any], target: Future[Any]) -> None:
+    """Pass on what became of a task, unless nobody waits for it any more."""
+    if not target.set_running_or_notify_cancel():
+        return
+    error = source.exception()
+    if error is None:
+        target.set_result(source.result())
+        return
+    # Ray wraps what a call raises; the trainer's policies look at the type of the original.
+    target.set_exception(getattr(error, "cause", None) or error)
+
+
+def _call(
+    environ: dict[str, str], fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> T:
+    """Run on a worker."""
+    os.environ.update(environ)
+    return fn(*args, **kwargs)
+
+
+@contextmanager
+def ray_pool(address: str) -> Iterator[RayExecutor]:
+    """Connect to a Ray cluster for the time of a block, and give an executor on it.
+
+    Args:
+        address: ``host:port`` or ``ray://…`` of a cluster, ``"auto"``, or ``""`` to start one
+            on this machine.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster cannot be reached.
+    """
+    if reason := missing():
+        raise ConfigError(reason)
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                configure_logging=False,
+                include_dashboard=False if not address else None,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"the Ray cluster {address!r} cannot be reached: {error}") from error
+    executor = RayExecutor()
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        executor.wait_for_interrupted(GRACE)
+        if ours:
+            ray.shutdown()

@@ -1,0 +1,144 @@
+"""What a training run is asked to do: plain data, as a command line gives it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.errors import ConfigError
+
+NO_SERVER = (
+    "there is no TINKER_API_KEY in the environment: set it to train on the Tinker service, or "
+    "add --local to train a tiny model on this machine"
+)
+
+RECIPE = "inspect_rl_train"
+"""How the cookbook and the service name runs of this package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """A training run. Options that are ``None`` take the default of where the model runs."""
+
+    task: str
+    """Registered name (``pkg/task``) or file (``file.py@task``)."""
+
+    log_dir: Path
+    """Folder of the run; one that holds an interrupted run continues it."""
+
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the task."""
+
+    model: str | None = None
+    """Model under training; with ``local``, a model folder, or ``None`` for the tiny model."""
+
+    renderer: str | None = None
+    """Cookbook renderer."""
+
+    local: bool = False
+    """Start a Tinker API server on this machine for the time of the run."""
+
+    base_url: str | None = None
+    """Address of another Tinker API server."""
+
+    batch_size: int | None = None
+    """Groups a step."""
+
+    group_size: int | None = None
+    """Episodes a group."""
+
+    steps: int | None = None
+    """Training steps; one pass over the samples when ``None``."""
+
+    epochs: int = 1
+    """Passes over the samples."""
+
+    seed: int | None = None
+    """Seed of the order of the samples and of the test split."""
+
+    limit: int | None = None
+    """Use only the first so many samples."""
+
+    max_tokens: int | None = None
+    """Tokens a reply may have."""
+
+    learning_rate: float | None = None
+    """Learning rate of Adam."""
+
+    lora_rank: int | None = None
+    """Rank of the adapter."""
+
+    save_every: int | None = None
+    """Steps between checkpoints."""
+
+    eval_every: int | None = None
+    """Steps between measurements on the test set."""
+
+    reward: str = "mean"
+    """Reward expression."""
+
+    sandbox: str | tuple[str, str] | None = None
+    """Replaces the task's sandbox."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of ``as_rl_dataset``, by name."""
+
+    test_task: str | None = None
+    """Task of the test set."""
+
+    test_task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the test task."""
+
+    test_split: str | None = None
+    """Part of the task to hold out as test set."""
+
+    test_samples: int | None = None
+    """Use only the first so many test samples."""
+
+    allow_overlap: bool = False
+    """Allow test samples that are also trained on."""
+
+    workers: int | None = None
+    """Roll out in so many processes of this machine."""
+
+    ray: str | None = None
+    """Roll out on Ray: the address of a cluster, or ``""`` for one on this machine."""
+
+    overrides: Sequence[str] = ()
+    """``key=value`` pairs for the cookbook's ``rl.train.Config``, over everything else."""
+
+    verbose: bool = False
+    """Leave the cookbook's own output on the terminal."""
+
+    say: Callable[[str], None] = print
+    """Where lines of progress go."""
+
+
+def check_request(request: TrainRequest) -> None:
+    """Refuse a request that cannot work; nothing heavy is imported for that.
+
+    Raises:
+        ConfigError: One line that says what is missing.
+    """
+    if request.workers is not None and request.ray is not None:
+        raise ConfigError("--workers and --ray exclude each other; give one of them")
+    if request.ray is not None:
+        from inspect_tinker_plugin.train import ray_executor
+
+        if reason := ray_executor.missing():
+            raise ConfigError(reason)
+    if request.local:
+        from inspect_tinker_plugin.local import settings as local
+
+        if request.base_url is not None:
+            raise ConfigError("--local starts a server of its own; leave --base-url out")
+        if reason := local.missing():
+            raise ConfigError(reason)
+        return
+    if not os.environ.get("TINKER_API_KEY"):
+        raise ConfigError(NO_SERVER)
+    if request.model is None:
+        raise ConfigError("--model is missing: name the model to train, e.g. Qwen/Qwen3-8B")

@@ -1,0 +1,208 @@
+"""Runs a training: server, executor, progress and report around the cookbook's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import chz
+from tinker_cookbook.rl import train as cookbook
+from tinker_cookbook.rl.rollouts import set_rollout_executor
+
+from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.tasks import resolve_task
+from inspect_tinker_plugin.train.config import LOCAL, ROLLOUT_LOGS, TEST_LOGS, build_config
+from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.metrics import read_steps
+from inspect_tinker_plugin.train.progress import Progress
+from inspect_tinker_plugin.train.report import write_report
+from inspect_tinker_plugin.train.request import TrainRequest, check_request
+
+_MOST_AT_ONCE = 64
+
+_SERVER_CHECK = 2.0
+"""Seconds between looks at whether the local server is still there."""
+
+
+class InterruptedRun(Exception):
+    """The run was stopped from outside; the same command goes on from its last checkpoint."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run left."""
+
+    log_dir: Path
+    """Folder of the run."""
+
+    report: Path
+    """The report."""
+
+    steps: Mapping[int, Mapping[str, Any]]
+    """Figures of every step."""
+
+
+def train(request: TrainRequest) -> TrainResult:
+    """Train, and leave metrics, checkpoints, ``.eval`` logs and a report in ``log_dir``.
+
+    The report is also written when the run fails or is interrupted.
+
+    Raises:
+        ConfigError: An option cannot be used; nothing has started then.
+        InterruptedRun: Ctrl-C or SIGTERM. Everything that was started is gone.
+        LocalServerError: The local server did not start, or died.
+    """
+    check_request(request)
+    log_dir = request.log_dir.expanduser().absolute()
+    log_dir.mkdir(parents=True, exist_ok=True)
+    request = replace(request, log_dir=log_dir)
+    model = _model(request)
+    # What can be refused is refused before a server is started.
+    config = build_config(request, model=model)
+    resolve_task(request.task, request.task_args)
+    check_same_run(log_dir, config)
+    with ExitStack() as stack:
+        server = _server(request, model, stack) if request.local else None
+        if server is not None:
+            config = chz.replace(config, base_url=server.url)
+        executor = stack.enter_context(_executor(request))
+        stack.callback(_finish_logs, log_dir)
+        progress = stack.enter_context(Progress(log_dir, request.say))
+        progress.expect(config.max_steps)
+        if not request.verbose:
+            stack.enter_context(_console(log_dir / "console.log"))
+        _run(config, executor, server)
+    return TrainResult(log_dir, log_dir / "report.html", read_steps(log_dir))
+
+
+def _model(request: TrainRequest) -> str:
+    if not request.local:
+        return str(request.model)
+    if request.model is None:
+        return str(make_tiny_model(request.log_dir / "tiny-model"))
+    return str(Path(request.model).expanduser().absolute())
+
+
+def _server(request: TrainRequest, model: str, stack: ExitStack) -> LocalServer:
+    rollouts = (request.batch_size or LOCAL.batch_size) * (request.group_size or LOCAL.group_size)
+    size = min(_MOST_AT_ONCE, max(8, rollouts))
+    settings = LocalSettings(sample_batch=size, train_batch=size)
+    request.say("starting the local Tinker API server (about 20 s)")
+    started = time.monotonic()
+    server = LocalServer(model, state_dir=request.log_dir / "local-server", settings=settings)
+    stack.enter_context(server)
+    stack.enter_context(_environ(server.environ))
+    request.say(f"the local server is ready after {time.monotonic() - started:.0f} s")
+    return server
+
+
+def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
+    if request.workers is not None:
+        from inspect_tinker_plugin.train.workers import worker_pool
+
+        return worker_pool(request.workers)
+    if request.ray is not None:
+        from inspect_tinker_plugin.train.ray_executor import ray_pool
+
+        return ray_pool(request.ray)
+    return contextlib.nullcontext()
+
+
+def _run(config: Any, executor: Executor | None, server: LocalServer | None) -> None:
+    try:
+        asyncio.run(_train(config, executor, server))
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        raise InterruptedRun("interrupted") from stop
+
+
+async def _train(config: Any, executor: Executor | None, server: LocalServer | None) -> None:
+    training = asyncio.ensure_future(cookbook.main(config, rollout_executor=executor))
+    with _sigterm_cancels(training):
+        watching = asyncio.ensure_future(_watch(server))
+        try:
+            await asyncio.wait([training, watching], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not training.done():
+                watching.result()
+            await training
+        finally:
+            watching.cancel()
+            training.cancel()
+            await asyncio.gather(training, watching, return_exceptions=True)
+            set_rollout_executor(None)
+
+
+async def _watch(server: LocalServer | None) -> None:
+    """Wait until the local server has died, and say so."""
+    while True:
+        await asyncio.sleep(_SERVER_CHECK)
+        if server is not None:
+            server.check()
+
+
+@contextmanager
+def _sigterm_cancels(training: asyncio.Future[None]) -> Iterator[None]:
+    """Make SIGTERM end the run as Ctrl-C does, which asyncio sees to itself."""
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGTERM, training.cancel)
+    except (NotImplementedError, RuntimeError, ValueError):  # no such signal, or not main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _finish_logs(log_dir: Path) -> None:
+    """Make logs of what waits, and the report; whatever happens, neither hides a failure."""
+    for name in (ROLLOUT_LOGS, TEST_LOGS):
+        try:
+            if (log_dir / name).is_dir():
+                assemble_pending(log_dir / name)
+        except OSError as error:
+            print(f"some rollout logs cannot be written: {error}", file=sys.stderr)
+    try:
+        write_report(log_dir)
+    except OSError as error:
+        print(f"the report cannot be written: {error}", file=sys.stderr)
+
+
+@contextmanager
+def _environ(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the SDK, here and in worker processes."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _console(path: Path) -> Iterator[None]:
+    """Send what the cookbook prints to a file: its log on stderr, tables and bars."""
+    with (
+        path.open("a", encoding="utf-8", buffering=1) as file,
+        contextlib.redirect_stderr(file),
+        contextlib.redirect_stdout(file),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

@@ -1,0 +1,144 @@
+"""Which samples are trained on and which are held out, told apart by what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from pydantic import BaseModel
+
+from inspect_tinker_plugin.errors import ConfigError
+
+_SHOWN = 3
+
+
+def sample_hash(sample: Sample) -> str:
+    """Hash what a sample asks: input, choices, target, files and setup script.
+
+    Ids and metadata do not count: the same question under another id is the same question.
+    """
+    content = {
+        "input": sample.input,
+        "choices": sample.choices,
+        "target": sample.target,
+        "files": sample.files,
+        "setup": sample.setup,
+    }
+    text = json.dumps(_plain(content), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        # The ids of messages are made up anew by every process.
+        return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ids of the samples on each side, in the order of the dataset."""
+
+    train: list[int | str]
+    test: list[int | str]
+
+
+def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Split:
+    """Hold out a part of a dataset.
+
+    Which samples are held out depends on their content and the seed only, so it is the same
+    in every process and after a resume. Samples of the same content go to the same side.
+
+    Args:
+        samples: All samples, with their ids.
+        share: A fraction below 1 (``"0.1"``), a percentage (``"10%"``), or a number of
+            samples (``"50"``).
+        seed: Another seed holds out other samples.
+
+    Raises:
+        ConfigError: The share is none of these or leaves a side empty, or an id is used twice.
+    """
+    wanted = held_out(share, len(samples))
+    by_hash: dict[str, list[int]] = {}
+    for position, sample in enumerate(samples):
+        by_hash.setdefault(sample_hash(sample), []).append(position)
+    ids = [sample.id for sample in samples]
+    if len({str(id) for id in ids}) < len(ids):
+        raise ConfigError(
+            "a test split needs samples with ids of their own, and this dataset uses an id twice"
+        )
+    order = sorted(by_hash, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
+    test: set[int] = set()
+    for each in order:
+        if len(test) >= wanted:
+            break
+        test.update(by_hash[each])
+    if len(test) == len(samples):
+        raise ConfigError(
+            f"a test split of {share} holds out all {len(samples)} samples: many have the same "
+            "content; give a smaller share, or a --test-task"
+        )
+    return Split(
+        train=[_id(sample) for i, sample in enumerate(samples) if i not in test],
+        test=[_id(sample) for i, sample in enumerate(samples) if i in test],
+    )
+
+
+def held_out(share: str, size: int) -> int:
+    """Return how many of ``size`` samples a share is, at least one.
+
+    Raises:
+        ConfigError: It is no share, or leaves nothing to train on.
+    """
+    text = share.strip()
+    try:
+        if text.endswith("%"):
+            count = round(size * float(text[:-1]) / 100)
+        elif "." in text:
+            fraction = float(text)
+            if not 0 < fraction < 1:
+                raise ValueError
+            count = round(size * fraction)
+        else:
+            count = int(text)
+            if count < 1:
+                raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"a test split is a fraction (0.1), a percentage (10%) or a number of samples (50), "
+            f"not {share!r}"
+        ) from None
+    count = max(1, count)
+    if count >= size:
+        raise ConfigError(f"a test split of {share} leaves none of the {size} samples to train on")
+    return count
+
+
+def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
+    """Refuse test samples that are trained on.
+
+    Raises:
+        ConfigError: Some are, by :func:`sample_hash`; the message names a few.
+    """
+    held = {sample_hash(sample): sample.id for sample in test}
+    shared = {held[each]: sample.id for sample in train if (each := sample_hash(sample)) in held}
+    if shared:
+        shown = ", ".join(f"{test!r} = {train!r}" for test, train in list(shared.items())[:_SHOWN])
+        more = ", …" if len(shared) > _SHOWN else ""
+        raise ConfigError(
+            f"{len(shared)} of {len(held)} test samples are also trained on (test id = train "
+            f"id: {shown}{more}); hold some out with --test-split, or say --allow-overlap"
+        )
+
+
+def _id(sample: Sample) -> int | str:
+    assert sample.id is not None
+    return sample.id

@@ -1,0 +1,62 @@
+"""Rollouts in processes of this machine that end with the trainer, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+
+GRACE = 15.0
+"""Seconds that a worker has to close its episodes before it is killed."""
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Give an executor for the cookbook's ``set_rollout_executor``.
+
+    Leaving the block interrupts what still runs, as Ctrl-C would: episodes are cancelled and
+    release their sandboxes. A worker whose trainer was killed does the same by itself.
+
+    Args:
+        workers: Processes; each runs one group of rollouts at a time.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        processes: list[BaseProcess] = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end(processes)
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """Interrupt the processes that are busy, and kill those that do not heed it."""
+    for process in processes:
+        process.join(0.2)
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGINT)
+    for process in processes:
+        process.join(GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _start_worker() -> None:
+    """Prepare a worker; runs in it before the first rollout."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), name="watch-trainer", daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(GRACE)
+    os._exit(1)
