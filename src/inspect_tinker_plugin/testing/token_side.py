@@ -11,7 +11,7 @@ from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy
 from inspect_tinker_plugin.testing.record import Trace, trace_of_result
 from inspect_tinker_plugin.testing.scripted import recording
-from inspect_tinker_plugin.testing.scripts import Player, Script
+from inspect_tinker_plugin.testing.scripts import Player, Script, ScriptExhausted
 from inspect_tinker_plugin.testing.sides import TaskSource, make_task, with_id
 from inspect_tinker_plugin.testing.tokenizer import load_renderer
 
@@ -55,7 +55,8 @@ async def _roll(
 
     from inspect_tinker_plugin.config import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.rl.env import InspectEnv, Outcomes
+    from inspect_tinker_plugin.rl.ending import Outcomes
+    from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
 
     class RecordingTokens(EpisodeTokens):
@@ -80,6 +81,9 @@ async def _roll(
     except EpisodeError:
         if env.ending is None:
             raise
+    except ScriptExhausted:
+        # what there is can still be compared; the report says that the script ran out
+        await env.settle()
     finally:
         player.exhausted = policy.exhausted
         await env.close()
