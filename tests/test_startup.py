@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_task_has_its_method_without_any_import_of_ours() -> None:
     assert run("-c", "from inspect_ai import Task; print(Task.as_rl_dataset.__name__)") == (
         "as_rl_dataset"
     )
+
+
+def test_the_method_takes_what_the_function_takes() -> None:
+    from inspect_tinker_plugin._startup import as_rl_dataset as method
+    from inspect_tinker_plugin.rl.dataset import as_rl_dataset as function
+
+    of_method, of_function = (dict(signature(f).parameters) for f in (method, function))
+    del of_method["self"], of_function["task"], of_function["task_args"]
+    assert {name: p.default for name, p in of_method.items()} == {
+        name: p.default for name, p in of_function.items()
+    }
 
 
 def test_a_submodule_of_inspect_is_enough() -> None:

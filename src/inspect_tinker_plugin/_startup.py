@@ -11,20 +11,24 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from inspect_ai import Task
-    from inspect_ai.agent import Agent
     from inspect_ai.model import Model
-    from inspect_ai.solver import Solver
     from inspect_ai.util import SandboxEnvironmentType
     from tinker_cookbook.renderers import Renderer
+    from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
+    from inspect_tinker_plugin.config import OnError
+    from inspect_tinker_plugin.episode.task import SolverLike
+    from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 
 METHOD = "as_rl_dataset"
@@ -141,23 +145,26 @@ def as_rl_dataset(
     batch_size: int = 1,
     group_size: int = 1,
     max_samples: int | None = None,
-    sample_ids: Sequence[str | int] | None = None,
+    sample_ids: Sequence[int | str] | None = None,
     epochs: int = 1,
     shuffle: bool = False,
     seed: int | None = None,
-    solver: Solver | Agent | Sequence[Solver] | None = None,
+    solver: SolverLike | None = None,
     max_turns: int | None = None,
-    sandbox: SandboxEnvironmentType | Literal[False] | None = None,
+    sandbox: SandboxEnvironmentType | None = None,
     sandbox_config: Any = None,
-    model_roles: dict[str, str | Model] | None = None,
+    model_roles: Mapping[str, str | Model | list[str | Model]] | None = None,
     message_limit: int | None = None,
     token_limit: int | None = None,
     time_limit: int | None = None,
     working_limit: int | None = None,
-    reward: Any = "mean",
-    on_error: Any = "raise",
-    log_dir: str | None = None,
-    **options: Any,
+    max_sandboxes: int | None = None,
+    reward: RewardSpec = "mean",
+    group_reward: GroupRewardSpec | None = None,
+    tool_executor: Any = None,
+    on_error: OnError = "raise",
+    rollout_limits: RolloutLimits | None = None,
+    log_dir: str | Path | None = None,
 ) -> InspectRLDataset:
     """Turn this task into a dataset of Tinker environments (added by inspect-tinker-plugin).
 
@@ -180,10 +187,13 @@ def as_rl_dataset(
         token_limit: Tokens of an episode.
         time_limit: Seconds of wall clock of an episode.
         working_limit: Seconds of working time of an episode.
+        max_sandboxes: Sandboxes alive at once for one provider.
         reward: Name of a reward aggregator, an expression, or an aggregator.
+        group_reward: Aggregator that sees the whole group, by name or as an object.
+        tool_executor: Decides how tool calls are carried out, by name or as an object.
         on_error: ``"raise"``, or a penalty by cause of the failure.
+        rollout_limits: The cookbook's own limits of a rollout.
         log_dir: Write an ``.eval`` log a batch into this folder.
-        **options: Further options of ``inspect_tinker_plugin.as_rl_dataset``.
 
     Returns:
         An ``InspectRLDataset``, a ``tinker_cookbook.rl.types.RLDataset``.
@@ -212,8 +222,11 @@ def as_rl_dataset(
         token_limit=token_limit,
         time_limit=time_limit,
         working_limit=working_limit,
+        max_sandboxes=max_sandboxes,
         reward=reward,
+        group_reward=group_reward,
+        tool_executor=tool_executor,
         on_error=on_error,
+        rollout_limits=rollout_limits,
         log_dir=log_dir,
-        **options,
     )
