@@ -1,7 +1,8 @@
 """What the start-up file costs a bare interpreter: two empty environments, with and without it.
 
 Prints the median start of both in milliseconds of CPU, their difference (to be at most 1 ms)
-and ratio; CPU and not wall clock, which on a busy machine measures the neighbours. Run with ``python benchmarks/startup.py [alternations]`` where the package is installed.
+and ratio; CPU and not wall clock, which on a busy machine measures the neighbours. Run with
+``python benchmarks/startup.py [alternations]`` where the package is installed.
 """
 
 from __future__ import annotations
