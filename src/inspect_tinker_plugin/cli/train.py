@@ -113,7 +113,6 @@ def train_command(**choices: Any) -> None:
         sandbox=parse_sandbox(choices.pop("sandbox")),
         options=_options(choices),
         test_task_args=parse_args(choices.pop("test_args")),
-        say=click.echo,
         **choices,
     )
     _train(request)

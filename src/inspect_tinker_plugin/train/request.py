@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from inspect_tinker_plugin.errors import ConfigError
 
@@ -17,6 +19,11 @@ NO_SERVER = (
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
+
+
+def to(stream: TextIO) -> Callable[[str], None]:
+    """Return what prints lines to a stream, whatever is later printed elsewhere."""
+    return partial(print, file=stream, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +120,7 @@ class TrainRequest:
     verbose: bool = False
     """Leave the cookbook's own output on the terminal."""
 
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = field(default_factory=lambda: to(sys.stdout))
     """Where lines of progress go."""
 
 

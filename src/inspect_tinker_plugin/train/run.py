@@ -27,7 +27,7 @@ from inspect_tinker_plugin.train.config import LOCAL, ROLLOUT_LOGS, TEST_LOGS, b
 from inspect_tinker_plugin.train.identity import check_same_run
 from inspect_tinker_plugin.train.metrics import read_steps
 from inspect_tinker_plugin.train.progress import Progress
-from inspect_tinker_plugin.train.report import write_report
+from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 
 _MOST_AT_ONCE = 64
@@ -84,7 +84,7 @@ def train(request: TrainRequest) -> TrainResult:
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
         _run(config, executor, server)
-    return TrainResult(log_dir, log_dir / "report.html", read_steps(log_dir))
+    return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
 
 
 def _model(request: TrainRequest) -> str:
@@ -175,7 +175,7 @@ def _finish_logs(log_dir: Path) -> None:
         except OSError as error:
             print(f"some rollout logs cannot be written: {error}", file=sys.stderr)
     try:
-        write_report(log_dir)
+        write_report(log_dir, logs=ROLLOUT_LOGS, test_logs=TEST_LOGS)
     except OSError as error:
         print(f"the report cannot be written: {error}", file=sys.stderr)
 
