@@ -8,7 +8,7 @@ to an eval and not to a sample: display, retries, log files, early stopping, hoo
 from __future__ import annotations
 
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack
 from contextvars import copy_context
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -17,14 +17,13 @@ from logging import getLogger
 import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.dataset import Sample
-from inspect_ai.event import ErrorEvent, SampleInitEvent, SampleLimitEvent, ScoreEvent
+from inspect_ai.event import ErrorEvent, SampleInitEvent, SampleLimitEvent
 from inspect_ai.log import EvalSample, EvalSampleLimit
 from inspect_ai.model import ModelName
-from inspect_ai.scorer import SampleScore, Score, Target
+from inspect_ai.scorer import Target
 from inspect_ai.solver import TaskState
 from inspect_ai.util import (
     LimitExceededError,
-    span,
     time_limit,
     turn_limit,
     working_limit,
@@ -35,7 +34,8 @@ from inspect_tinker_plugin.episode.attribution import attribute, episode_error
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, sample_sandboxes
-from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
+from inspect_tinker_plugin.episode.scoring import EpisodeTranscript, Scoring
+from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 
@@ -63,7 +63,8 @@ class SampleRun:
         )
         self._state = self._new_state()
         self._sandboxes = NO_SANDBOXES
-        self._scores: dict[str, SampleScore] = {}
+        self._spans = EpisodeTranscript(keep=keep_log)
+        self._scoring = Scoring(self._spans)
         self._limit: EvalSampleLimit | None = None
         self._error: EpisodeError | None = None
         self._metrics: Metrics = {}
@@ -230,7 +231,7 @@ class SampleRun:
                 active.start(group)
                 if limits.working is not None:
                     internals.monitor_working_limit()
-                async with self._span("solvers"):
+                async with self._spans.span("solvers"):
                     self._state = await self._task.plan(self._state, self._generate)
             except anyio.get_cancelled_exc_class() as error:
                 exceeded = active.limit_exceeded_error
@@ -286,59 +287,17 @@ class SampleRun:
         if state.scores is None:
             state.scores = {}
         if self._error is not None and not self._task.score_on_error:
-            self._keep_solver_scores(list(state.scores))
+            self._scoring.keep_solver_scores(state, self._sample)
             return
-        of_solver = list(state.scores)
         started = time.perf_counter()
         # Half of the sample's time is left for scoring, as in an eval.
         budget = self._task.limits.time
         try:
             with time_limit(budget / 2 if budget else None):
-                async with self._span("scorers"):
-                    for named in self._task.scorers:
-                        await self._score_with(named, of_solver)
-                self._keep_solver_scores(of_solver)
+                await self._scoring.run(self._task.scorers, state, self._sample)
         except Exception as error:
             self._fail(error, Cause.SCORER)
         self._metrics["time/scoring_s"] = time.perf_counter() - started
-
-    async def _score_with(self, named: NamedScorer, of_solver: list[str]) -> None:
-        state = self._state
-        assert state.scores is not None
-        async with self._span(named.name, "scorer"):
-            score = await named.scorer(state, Target(self._sample.target))
-            if named.name in state.scores:
-                raise RuntimeError(f"Scorer {named.name} has modified state.scores")
-            if score is None:
-                return
-            state.scores[named.name] = score
-            self._record_score(named.name, score)
-            self._scores[named.name] = SampleScore(
-                score=score,
-                sample_id=self._sample.id,
-                sample_metadata=self._sample.metadata,
-                scorer=internals.registry_unqualified_name(named.scorer),
-            )
-
-    def _keep_solver_scores(self, names: list[str]) -> None:
-        """Take over the scores that the solver itself wrote to ``state.scores``."""
-        scores = self._state.scores or {}
-        for name in names:
-            self._record_score(name, scores[name])
-            self._scores[name] = SampleScore(
-                score=scores[name],
-                sample_id=self._state.sample_id,
-                sample_metadata=self._state.metadata,
-            )
-
-    # what only a log needs; a third of an episode's cost when it is kept
-
-    def _span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
-        return span(name, type=kind) if self._keep_log else nullcontext()
-
-    def _record_score(self, name: str, score: Score) -> None:
-        if self._keep_log:
-            internals.record_event(ScoreEvent(score=score, target=self._sample.target, scorer=name))
 
     # the end
 
@@ -383,7 +342,7 @@ class SampleRun:
             sample=self._sample,
             epoch=self._epoch,
             state=self._state,
-            scores=self._scores,
+            scores=self._scoring.scores,
             limit=self._limit,
             error=self._error,
             turns=self._policy.answered,
@@ -399,7 +358,7 @@ class SampleRun:
             start_time=self._started,
             sample=self._sample,
             state=self._state,
-            scores=self._scores,
+            scores=self._scoring.scores,
             error=None
             if cause is None
             else internals.eval_error(cause, type(cause), cause, cause.__traceback__),

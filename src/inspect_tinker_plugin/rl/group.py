@@ -13,7 +13,8 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from inspect_tinker_plugin.errors import EpisodeClosedError
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import GroupMember
-from inspect_tinker_plugin.rl.env import Ending, InspectEnv
+from inspect_tinker_plugin.rl.ending import Ending
+from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache
 from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle

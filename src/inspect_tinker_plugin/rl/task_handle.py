@@ -18,7 +18,7 @@ from inspect_tinker_plugin.errors import TaskError
 from inspect_tinker_plugin.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
-from inspect_tinker_plugin.rl.env import Outcomes
+from inspect_tinker_plugin.rl.ending import Outcomes
 from inspect_tinker_plugin.rl.tokens import RenderContext
 from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
 from inspect_tinker_plugin.tasks import TaskRef
