@@ -18,7 +18,7 @@ NAME = "inspect_tinker_plugin"
 INTERNALS = "inspect_internals.py"
 
 TINKER = ("tinker", "tinker_cookbook")
-TINKER_FOLDERS = ("rl", "local")
+TINKER_FOLDERS = ("rl", "local", "train")
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "

@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "inspect_tinker_plugin.cli.rollout:rollout",
         "Roll out groups of episodes, and show conversations with their rewards.",
     ),
+    "train": (
+        "inspect_tinker_plugin.cli.train:train_command",
+        "Train a model on a task, on the Tinker service or on this machine.",
+    ),
 }
 """Name of each command: where it is, and its line in the group's help.
 
