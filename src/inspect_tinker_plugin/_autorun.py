@@ -1,7 +1,4 @@
-"""The start-up file's text (see pyproject.toml), run by every interpreter: keep it tiny."""
-# It reaches for the package only when Inspect is imported. Whatever goes wrong then,
-# Inspect is imported as if this were not installed.
-
+# Every interpreter runs this text, see _startup.py: keep it tiny.
 import sys
 
 
@@ -11,7 +8,7 @@ class InspectRLFinder:
         if name == "inspect_ai" or name == "inspect_ai._cli.main":
             try:
                 from inspect_tinker_plugin._startup import find_spec
-            except Exception:
+            except Exception:  # half uninstalled, say: import Inspect as if we were not there
                 return None
             return find_spec(name, path, target)
         return None
