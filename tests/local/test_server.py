@@ -95,6 +95,22 @@ def test_the_server_ends_with_the_process_that_started_it(
         wait_until_empty(group)
 
 
+FORKER = """
+import os, sys
+from inspect_tinker_plugin.local import LocalServer
+with LocalServer(sys.argv[1]) as server:
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    server.check()
+"""
+
+
+@needs_local
+def test_a_forked_child_does_not_stop_the_server(tiny_model: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKER, str(tiny_model)], check=True, timeout=300)
+
+
 @needs_local
 def test_a_lost_engine_is_an_error_with_the_log(tiny_model: Path, tmp_path: Path) -> None:
     with LocalServer(tiny_model, state_dir=tmp_path) as server:

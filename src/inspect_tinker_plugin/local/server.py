@@ -86,6 +86,7 @@ class LocalServer:
         self._state_dir: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
+        self._owner = 0
         self._port: int | None = None
 
     @property
@@ -124,6 +125,7 @@ class LocalServer:
         else:
             self._state_dir = Path(self._wanted_state_dir).expanduser().absolute()
             self._state_dir.mkdir(parents=True, exist_ok=True)
+        self._owner = os.getpid()
         atexit.register(self.stop)
         try:
             deadline = time.monotonic() + self.settings.start_timeout
@@ -140,6 +142,8 @@ class LocalServer:
 
     def stop(self, *, keep_state: bool = False) -> None:
         """Stop the server and all of its processes. May be called at any time, repeatedly."""
+        if self._owner != os.getpid():
+            return  # a forked child that exits: the server is its parent's
         atexit.unregister(self.stop)
         process, self._process = self._process, None
         self._port = None
