@@ -56,7 +56,7 @@ LOCAL = Defaults(
     save_every=5,
     eval_every=5,
     steps=15,
-    learning_rate=3e-3,
+    learning_rate=1e-2,
     renderer="qwen3_instruct",
 )
 """For the tiny model on the local server: a few seconds a step on two cores."""

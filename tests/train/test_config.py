@@ -1,0 +1,102 @@
+"""A request becomes the cookbook's configuration, and every option of that is within reach."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.train.config import build_config
+from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.request import TrainRequest, check_request
+
+REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
+
+
+def config(*overrides: str, **changes: Any) -> Any:
+    request = dataclasses.replace(REQUEST, overrides=overrides, **changes)
+    return build_config(request, model="/models/tiny")
+
+
+def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
+    made = config()
+    assert (made.max_steps, made.max_tokens, made.lora_rank) == (15, 16, 16)
+    assert made.dataset_builder.group_size == 8
+    assert made.dataset_builder.log_dir == "/runs/one/rollouts"
+    assert made.dataset_builder.test_options["log_dir"] == "/runs/one/test"
+
+
+def test_options_of_the_dataset_keep_their_names() -> None:
+    made = config(options={"max_turns": 3, "tool_executor": None}, sandbox=("docker", "c.yaml"))
+    assert made.dataset_builder.options == {"max_turns": 3, "sandbox": ("docker", "c.yaml")}
+
+
+def test_overrides_reach_everything() -> None:
+    made = config(
+        "kl_penalty_coef=0.5",
+        "async_config.max_steps_off_policy=2",
+        "async_config.groups_per_batch=3",
+        "dataset_builder.test_group_size=4",
+        "max_tokens=99",
+        "rollout_error_tolerance=True",
+        "evaluator_builders.0=tinker_cookbook.eval.inspect_evaluators:InspectEvaluatorBuilder",
+        "evaluator_builders.0.tasks=toy.py@letters",
+        max_tokens=10,
+    )
+    assert made.kl_penalty_coef == 0.5
+    assert made.async_config.max_steps_off_policy == 2
+    assert made.dataset_builder.test_group_size == 4
+    assert made.max_tokens == 99
+    assert made.rollout_error_tolerance is True
+    assert made.evaluator_builders[0].tasks == ["toy.py@letters"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nonsense=1", "nonsense"),
+        ("max_tokens=many", "max_tokens"),
+        ("max_tokens", "key=value"),
+        ("log_path=/elsewhere", "use --log-dir"),
+        ("model_name=other", "use --model"),
+    ],
+)
+def test_a_wrong_override_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config(override)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hosted_model_that_the_cookbook_does_not_know_needs_a_renderer() -> None:
+    request = dataclasses.replace(REQUEST, local=False, model="someone/unknown")
+    with pytest.raises(ConfigError, match="--renderer"):
+        build_config(request, model="someone/unknown")
+
+
+def test_without_a_key_the_two_ways_forward_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"TINKER_API_KEY.*--local"):
+        check_request(dataclasses.replace(REQUEST, local=False, model="m"))
+
+
+def test_with_a_key_a_model_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-some")
+    with pytest.raises(ConfigError, match="--model"):
+        check_request(dataclasses.replace(REQUEST, local=False))
+
+
+def test_workers_and_ray_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        check_request(dataclasses.replace(REQUEST, workers=2, ray=""))
+
+
+def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
+    check_same_run(tmp_path, config())
+    check_same_run(tmp_path, config(learning_rate=0.5, steps=99))
+    with pytest.raises(ConfigError, match=r"holds a run with batch size 4, not 2.*--log-dir"):
+        check_same_run(tmp_path, config(batch_size=2))
+    with pytest.raises(ConfigError, match="test split"):
+        check_same_run(tmp_path, config(test_split="0.5"))
