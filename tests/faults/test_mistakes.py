@@ -1,0 +1,507 @@
+"""Mistakes that bridges between Inspect and RL trainers have made, each as a test."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import tinker
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageUser, Content, ContentImage, ContentText, get_model
+from inspect_ai.scorer import (
+    Score,
+    Scorer,
+    Target,
+    accuracy,
+    choice,
+    includes,
+    mean,
+    model_graded_qa,
+    scorer,
+)
+from inspect_ai.solver import (
+    Generate,
+    Solver,
+    TaskState,
+    basic_agent,
+    generate,
+    multiple_choice,
+    solver,
+    use_tools,
+)
+from inspect_ai.tool import Tool, bash, tool
+from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox, sandboxenv
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.types import Trajectory
+from typing_extensions import override
+
+from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_dataset
+from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
+from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.tasks import ResolvedTask
+from inspect_tinker_plugin.testing import (
+    Script,
+    ScriptedPolicy,
+    call,
+    load_renderer,
+    load_tokenizer,
+    say,
+    submit,
+)
+
+IMAGE = "inspect-rl-test/python:1"
+
+
+@dataclass
+class Spy:
+    """Plays a script and keeps the prompts as text."""
+
+    script: Script
+    prompts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.policy = ScriptedPolicy(load_renderer(), self.script)
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        self.prompts.append(str(load_tokenizer().decode(model_input.to_ints())))
+        return await self.policy(model_input, stop, max_tokens=max_tokens)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    trajectory: Trajectory
+    result: EpisodeResult
+    prompts: Sequence[str]
+
+    @property
+    def reward(self) -> float:
+        return sum(step.reward for step in self.trajectory.transitions)
+
+
+async def roll(task: Task, script: Script, **options: Any) -> Rollout:
+    """One rollout through the public API and the cookbook's own runner."""
+    [builder] = as_rl_dataset(task, load_renderer(), max_samples=1, **options).get_batch(0)
+    [env] = await builder.make_envs()
+    spy = Spy(script)
+    try:
+        trajectory = await run_rollout(cast(TokenCompleter, spy), env)
+    finally:
+        await builder.cleanup()
+    assert isinstance(env, InspectEnv)
+    assert env.ending is not None
+    return Rollout(trajectory, env.ending.result, spy.prompts)
+
+
+def ask(**sample: Any) -> list[Sample]:
+    return [Sample(input="The word?", target="yes", **sample)]
+
+
+@scorer(metrics=[mean()])
+def gives(value: Any) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        if isinstance(value, Exception):
+            raise value
+        return Score(value=value)
+
+    return score
+
+
+@tool
+def oracle() -> Tool:
+    async def execute(question: str, times: int = 1) -> str:
+        """Ask the oracle of Delphi.
+
+        Args:
+            question: What to ask.
+            times: How often.
+        """
+        return f"{question} {times}: yes"
+
+    return execute
+
+
+async def test_a_scorer_that_raises_is_no_zero() -> None:
+    task = Task(dataset=ask(), scorer=gives(ValueError("broken scorer")))
+    with pytest.raises(EpisodeError, match="broken scorer") as caught:
+        await roll(task, ["yes"])
+    assert caught.value.cause is Cause.SCORER
+
+
+async def test_a_judge_without_a_model_is_no_zero_and_says_which_role_to_set() -> None:
+    with pytest.raises(EpisodeError, match="grader") as caught:
+        await roll(Task(dataset=ask(), scorer=model_graded_qa()), ["yes"])
+    assert caught.value.sample_id == 1
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("B", 1.0), ("A", 0.0)])
+async def test_choices_reach_solver_and_scorer(answer: str, reward: float) -> None:
+    sample = Sample(input="Which?", choices=["stone", "apple"], target="B")
+    task = Task(dataset=[sample], solver=multiple_choice(), scorer=choice())
+    rollout = await roll(task, [f"ANSWER: {answer}"])
+    assert rollout.reward == reward
+    assert "B) apple" in rollout.prompts[0]
+
+
+@pytest.mark.parametrize("agent", [react, basic_agent], ids=["react", "basic_agent"])
+async def test_agents_load_and_what_they_submit_is_scored(agent: Any) -> None:
+    task = Task(dataset=ask(), solver=agent(tools=[oracle()]), scorer=includes())
+    assert (await roll(task, [submit("yes")])).reward == 1.0
+    assert (await roll(task, [submit("no")])).reward == 0.0
+
+
+async def test_a_dict_score_is_worth_its_values() -> None:
+    task = Task(dataset=ask(), scorer=gives({"style": 1.0, "facts": 0.5}))
+    assert (await roll(task, ["yes"])).reward == 0.75
+    assert (await roll(task, ["yes"], reward="score:gives.facts")).reward == 0.5
+
+
+async def test_little_credit_stays_little(tmp_path: Path) -> None:
+    rollout = await roll(Task(dataset=ask(), scorer=gives(0.1)), ["yes"])
+    assert rollout.reward == pytest.approx(0.1)
+    assert rollout.result.score_values() == {"gives": 0.1}
+
+
+async def test_a_cut_reply_is_not_scored_as_a_whole_one() -> None:
+    seen: list[str | None] = []
+
+    @scorer(metrics=[accuracy()])
+    def reads_stop_reason() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            seen.append(state.output.stop_reason)
+            return Score(value=0 if state.output.stop_reason == "max_tokens" else 1)
+
+        return score
+
+    task = Task(dataset=ask(), scorer=reads_stop_reason())
+    cut = await roll(task, [say("yes", stop_reason="max_tokens")])
+    whole = await roll(task, ["yes"])
+    assert seen == ["max_tokens", "stop"]
+    assert (cut.reward, whole.reward) == (0.0, 1.0)
+    assert cut.result.truncated
+    assert cut.trajectory.transitions[-1].metrics["stop/max_tokens"] == 1.0
+
+
+async def test_a_reply_without_its_end_is_a_cut_one_though_the_parser_returns_an_object() -> None:
+    # a ParseTermination is truthy whatever it says
+    [builder] = as_rl_dataset(Task(dataset=ask(), scorer=includes()), load_renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    assert isinstance(env, InspectEnv)
+    await env.initial_observation()
+    await env.step([int(t) for t in load_tokenizer().encode("yes", add_special_tokens=False)])
+    assert env.ending is not None
+    assert env.ending.result.truncated
+    await builder.cleanup()
+
+
+async def test_a_solvers_own_get_model_is_the_policy() -> None:
+    @solver
+    def own() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.output = await get_model().generate(state.messages)
+            return state
+
+        return solve
+
+    assert (await roll(Task(dataset=ask(), solver=own(), scorer=includes()), ["yes"])).reward == 1.0
+
+
+async def test_a_reply_stands_between_two_questions() -> None:
+    @solver
+    def twice() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            state.messages.append(ChatMessageUser(content="Sure?"))
+            return await generate(state)
+
+        return solve
+
+    rollout = await roll(Task(dataset=ask(), solver=twice(), scorer=includes()), ["hm", "yes"])
+    roles = [line.split("\n")[0] for line in rollout.prompts[1].split("<|im_start|>")[1:]]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    assert "hm<|im_end|>" in rollout.prompts[1]
+
+
+async def test_any_tool_is_described_in_the_prompt_and_can_be_called() -> None:
+    task = Task(dataset=ask(), solver=[use_tools(oracle()), generate()], scorer=includes())
+    rollout = await roll(task, [say("", call("oracle", question="Rain?", times=2)), "yes"])
+    for text in ('"oracle"', "Ask the oracle of Delphi.", "How often.", '"integer"'):
+        assert text in rollout.prompts[0]
+    assert "Rain? 2: yes" in rollout.prompts[1]
+
+
+async def test_a_tool_that_times_out_is_told_to_the_model() -> None:
+    @tool
+    def slow() -> Tool:
+        async def execute() -> str:
+            """Be slow."""
+            raise TimeoutError("too slow")
+
+        return execute
+
+    task = Task(dataset=ask(), solver=[use_tools(slow()), generate()], scorer=includes())
+    rollout = await roll(task, [say("", call("slow")), "yes"])
+    assert rollout.reward == 1.0
+    assert "timed out" in rollout.prompts[1]
+
+
+async def test_an_image_is_never_dropped() -> None:
+    pixel = "data:image/png;base64," + base64.b64encode(b"not looked at").decode()
+    content: list[Content] = [ContentText(text="What?"), ContentImage(image=pixel)]
+    sample = Sample(input=[ChatMessageUser(content=content)], target="yes")
+    with pytest.raises(RendererError, match="image"):
+        await roll(Task(dataset=[sample], scorer=includes()), ["yes"])
+
+
+async def test_tool_arguments_reach_prompts_as_json() -> None:
+    @solver
+    def rewrites() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state, tool_calls="single")
+            # another opening, so that the call is rendered again
+            state.messages.insert(0, ChatMessageUser(content="Listen."))
+            return await generate(state)
+
+        return solve
+
+    task = Task(dataset=ask(), solver=[use_tools(oracle()), rewrites()], scorer=includes())
+    [builder] = as_rl_dataset(task, load_renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    turns = iter([say("", call("oracle", question='it\'s "so"?', times=1)), say("yes")])
+    prompts = []
+
+    class Turns:
+        async def __call__(self, prompt: tinker.ModelInput, *args: Any, **kw: Any) -> Any:
+            prompts.append(str(load_tokenizer().decode(prompt.to_ints())))
+            return await ScriptedPolicy(load_renderer(), [next(turns)])(prompt, [])
+
+    await run_rollout(cast(TokenCompleter, Turns()), env)
+    await builder.cleanup()
+    rendered = prompts[1].split("<tool_call>\n")[-1].split("\n</tool_call>")[0]
+    assert json.loads(rendered) == {
+        "name": "oracle",
+        "arguments": {"question": 'it\'s "so"?', "times": 1},
+    }
+
+
+@pytest.mark.docker
+async def test_a_compose_file_beside_the_provider_is_used(tmp_path: Path) -> None:
+    compose = tmp_path / "compose.yaml"
+    compose.write_text(
+        f"services:\n  default:\n    image: {IMAGE}\n    x-local: true\n    init: true\n"
+        "    command: tail -f /dev/null\n    network_mode: none\n"
+        "    environment:\n      MARK: from the compose file\n"
+    )
+    task = Task(
+        dataset=ask(),
+        solver=[use_tools(bash(timeout=30)), generate()],
+        scorer=includes(),
+        sandbox=("docker", str(compose)),
+    )
+    rollout = await roll(task, [say("", call("bash", command="echo $MARK")), "yes"])
+    assert "from the compose file" in rollout.prompts[1]
+
+
+async def test_a_sandbox_of_the_sample_is_used() -> None:
+    task = Task(
+        dataset=ask(sandbox="local", files={"note.txt": "of the sample"}),
+        solver=[use_tools(bash(timeout=30)), generate()],
+        scorer=includes(),
+    )
+    rollout = await roll(task, [say("", call("bash", command="cat note.txt")), "yes"])
+    assert "of the sample" in rollout.prompts[1]
+
+
+async def test_samples_of_different_shapes_are_exported_together(tmp_path: Path) -> None:
+    samples = [
+        Sample(input="a", target="x", files={"one.txt": "1"}, metadata={"n": 1}),
+        Sample(input="b", target=["x", "y"], files={"two.txt": "2", "three": "3"}),
+        Sample(
+            input=[ChatMessageUser(content="c")],
+            metadata={"n": "one", "due": date(2024, 2, 29), "at": datetime(2024, 1, 1, tzinfo=UTC)},
+        ),
+    ]
+    task = Task(name="mixed", dataset=samples, scorer=includes())
+    await export_task(ResolvedTask(task, None), tmp_path / "out", ExportOptions())
+    import datasets
+
+    rows = datasets.load_dataset(
+        str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
+    ).to_list()
+    assert len(rows) == 3
+    assert "2024-02-29" in json.dumps(rows[2]["info"])
+
+
+ALIVE: set[object] = set()
+MOST_ALIVE: list[int] = [0]
+
+
+@sandboxenv(name="counted")
+class CountedSandbox(SandboxEnvironment):
+    """Does nothing but exist."""
+
+    @classmethod
+    @override
+    async def sample_init(
+        cls, task_name: str, config: Any, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        environment = cls()
+        ALIVE.add(environment)
+        MOST_ALIVE[0] = max(MOST_ALIVE[0], len(ALIVE))
+        return {"default": environment}
+
+    @classmethod
+    @override
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: Any,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        ALIVE.difference_update(environments.values())
+
+    @override
+    async def exec(self, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:
+        return ExecResult(True, 0, "", "")
+
+    @override
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        return None
+
+    @override
+    async def read_file(self, file: str, text: bool = True) -> Any:
+        return str(id(self))
+
+
+@solver
+def names_its_sandbox() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state.store.set("sandbox", await sandbox().read_file("x"))
+        state = await generate(state)
+        state.messages.append(ChatMessageUser(content="And?"))
+        return await generate(state)
+
+    return solve
+
+
+def sandboxed() -> Task:
+    return Task(dataset=ask(), solver=names_its_sandbox(), scorer=includes(), sandbox="counted")
+
+
+async def _step_once_and(ending: str) -> None:
+    [builder] = as_rl_dataset(sandboxed(), load_renderer()).get_batch(0)
+    envs = await builder.make_envs()
+    parked = asyncio.Event()
+
+    class Waits:
+        async def __call__(self, *args: Any, **kwargs: Any) -> TokensWithLogprobs:
+            parked.set()
+            await asyncio.sleep(60)
+            raise AssertionError("was not stopped")
+
+    policy: Any = (
+        Waits()
+        if ending in ("cancel", "timeout")
+        else ScriptedPolicy(load_renderer(), ["hm", "yes"])
+    )
+    limits = {
+        "timeout": RolloutLimits(rollout_timeout_seconds=0.3),
+        "max_turns": RolloutLimits(max_turns=1),
+    }.get(ending)
+    rollout = asyncio.ensure_future(run_rollout(policy, envs[0], limits=limits))
+    if ending == "cancel":
+        await parked.wait()
+        assert len(ALIVE) == 1
+        rollout.cancel()
+        await asyncio.gather(rollout, return_exceptions=True)
+    else:
+        await rollout
+    await builder.cleanup()
+
+
+@pytest.mark.parametrize("ending", ["cancel", "timeout", "max_turns", "end"])
+async def test_no_sandbox_is_left_behind(ending: str) -> None:
+    ALIVE.clear()
+    await _step_once_and(ending)
+    assert not ALIVE
+
+
+async def test_each_member_of_a_group_has_a_sandbox_of_its_own() -> None:
+    ALIVE.clear()
+    [builder] = as_rl_dataset(sandboxed(), load_renderer(), group_size=4).get_batch(0)
+    envs = await builder.make_envs()
+    policy: Any = ScriptedPolicy(load_renderer(), ["hm", "yes"])
+    try:
+        await asyncio.gather(*[run_rollout(policy, env) for env in envs])
+    finally:
+        await builder.cleanup()
+    endings = [cast(InspectEnv, env).ending for env in envs]
+    names = {ending.result.state.store.get("sandbox") for ending in endings if ending}
+    assert len(names) == 4
+
+
+def test_builders_pickle_with_whatever_a_task_encloses() -> None:
+    secret = object()
+
+    @solver
+    def encloses() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            assert secret is not None
+            return await generate(state)
+
+        return solve
+
+    task = Task(dataset=ask(), solver=encloses(), scorer=gives(1.0))
+    [builder] = as_rl_dataset(task, load_renderer(), group_size=2).get_batch(0)
+    copied = pickle.loads(pickle.dumps(builder))
+    assert copied.sample == builder.sample
+
+
+async def test_compact_json_in_a_call_does_not_split_a_trajectory() -> None:
+    compact = '<tool_call>\n{"name":"oracle","arguments":{"question":"Rain?"}}\n</tool_call>'
+    replies = [f"{compact}<|im_end|>", f"So: {compact}<|im_end|>", "yes<|im_end|>"]
+    turn = iter(replies)
+
+    class Compact:
+        async def __call__(self, *args: Any, **kwargs: Any) -> TokensWithLogprobs:
+            tokens = load_tokenizer().encode(next(turn), add_special_tokens=False)
+            return TokensWithLogprobs(
+                tokens=[int(t) for t in tokens], maybe_logprobs=[0.0] * len(tokens)
+            )
+
+    task = Task(dataset=ask(), solver=[use_tools(oracle()), generate()], scorer=includes())
+    [builder] = as_rl_dataset(task, load_renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    trajectory = await run_rollout(cast(TokenCompleter, Compact()), env)
+    await builder.cleanup()
+    assert len(trajectory.transitions) == 3
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+
+
+async def test_step_takes_a_third_argument_and_does_without() -> None:
+    [builder] = as_rl_dataset(Task(dataset=ask(), scorer=includes()), load_renderer()).get_batch(0)
+    for extra in ({}, {"extra": {"stop_reason": "stop"}}):
+        [env] = await builder.make_envs()
+        await env.initial_observation()
+        tokens = (
+            await ScriptedPolicy(load_renderer(), ["yes"])(tinker.ModelInput.empty(), [])
+        ).tokens
+        step = await env.step(tokens, **cast(Any, extra))
+        assert (step.reward, step.episode_done) == (1.0, True)
+    await builder.cleanup()
