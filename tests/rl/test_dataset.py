@@ -157,7 +157,7 @@ async def test_the_older_bridges_call_gives_a_plain_task_an_agent() -> None:
         sandbox_config=None,
         submit_instruction="Call submit when you are done.",
     )
-    calls = [tool_call("bash", '{"cmd":"echo 1"}'), tool_call("submit", '{"answer":"1"}')]
+    calls = [tool_call("bash", '{"command":"echo 1"}'), tool_call("submit", '{"answer":"1"}')]
     group = await do_group_rollout(dataset.get_batch(0)[0], Words(calls))
     assert len(group.get_total_rewards()) == 2
 

@@ -110,10 +110,11 @@ async def test_a_malformed_tool_call_is_answered_like_in_an_eval() -> None:
 
 
 async def test_an_agent_submits_through_its_sandbox() -> None:
-    trajectory = await rollout(
-        agent(),
-        [tool_call("bash", '{"cmd":"cat word"}'), tool_call("submit", '{"answer":"plum"}')],
-    )
+    env = await make_env(agent())
+    calls = [tool_call("bash", '{"command":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
+    trajectory = await do_single_rollout(Words(calls), env)
+    assert env.ending is not None
+    assert "plum" in [m.text for m in env.ending.result.state.messages if m.role == "tool"]
     assert total(trajectory) == 1.0
     assert final(trajectory)["turns"] == 2
 
@@ -255,10 +256,32 @@ async def test_what_the_cookbooks_runner_stops_is_still_scored() -> None:
 async def test_a_rollout_timeout_in_a_tool_is_scored_not_zeroed() -> None:
     limits = RolloutLimits(rollout_timeout_seconds=1.0)
     dataset = as_rl_dataset(agent(), renderer(), rollout_limits=limits)
-    slow = "plum " + tool_call("bash", '{"cmd":"sleep 15"}')
+    slow = "plum " + tool_call("bash", '{"command":"sleep 15"}')
     group = await do_group_rollout(dataset.get_batch(0)[0], Words([slow]))
-    assert group.trajectories_G[0].stop_reason == "rollout_timeout"
+    [trajectory] = group.trajectories_G
+    assert trajectory.stop_reason == "rollout_timeout"
+    assert [t.ac.tokens for t in trajectory.transitions] == [[]], "it was cut off inside a tool"
     assert "score/includes" in group.metrics_G[0]
+
+
+def judge_is_away(members: Sequence[Any]) -> list[None]:
+    raise ConnectionError("the judge is away")
+
+
+async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
+    dataset = as_rl_dataset(arithmetic(), renderer(), group_size=2, group_reward=judge_is_away)
+    with pytest.raises(EpisodeError, match="judge is away") as raised:
+        await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+    assert raised.value.cause is Cause.REWARD
+    dataset = as_rl_dataset(
+        arithmetic(),
+        renderer(),
+        group_size=2,
+        group_reward=judge_is_away,
+        on_error={"reward": -2.0},
+    )
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
+    assert group.get_total_rewards() == [-2.0, -2.0]
 
 
 async def test_retry_on_failure_makes_new_envs_and_closes_the_failed_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import chz
@@ -38,7 +39,11 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     max_turns: int | None = chz.field(default=None, doc="Model calls an episode may make.")
     sandbox: str | None = chz.field(default=None, doc="Replaces the task's sandbox provider.")
     reward: str = chz.field(default="mean", doc="Reward expression.")
-    log_dir: str | None = chz.field(default=None, doc="Folder for one .eval log a batch.")
+    group_reward: str | None = chz.field(default=None, doc="Reward expression of a whole group.")
+    tool_executor: str | None = chz.field(default=None, doc="Who carries out tool calls.")
+    log_dir: str | None = chz.field(
+        default=None, doc="Folder for one .eval log a batch, in `train` and `test` below it."
+    )
     options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Further options of as_rl_dataset, by name."
     )
@@ -58,16 +63,20 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
             ConfigError: A task, an option or the renderer is not usable.
         """
         renderer = self._renderer()
-        train = self._dataset(self.task, self.task_args, renderer, {})
+        train = self._dataset(self.task, self.task_args, renderer, self._logs("train"))
         if self.test_task is None:
             return train, None
         changes = {
             "group_size": self.test_group_size,
             "epochs": 1,
             "shuffle": False,
+            **self._logs("test"),
             **self.test_options,
         }
         return train, self._dataset(self.test_task, self.test_task_args, renderer, changes)
+
+    def _logs(self, part: str) -> dict[str, Any]:
+        return {} if self.log_dir is None else {"log_dir": Path(self.log_dir) / part}
 
     def _renderer(self) -> Renderer:
         name = self.renderer_name or get_recommended_renderer_name(self.model_name)
@@ -86,7 +95,8 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
             "max_turns": self.max_turns,
             "sandbox": self.sandbox,
             "reward": self.reward,
-            "log_dir": self.log_dir,
+            "group_reward": self.group_reward,
+            "tool_executor": self.tool_executor,
         }
         try:
             return as_rl_dataset(

@@ -10,9 +10,9 @@ from typing import Any
 from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
-from inspect_tinker_plugin.rewards import GroupMember
+from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache
@@ -115,7 +115,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
         aggregate = self.handle.parts().group_reward
         if aggregate is None:
             return own
-        finals = await aggregate([_member(ending) for ending in endings])
+        try:
+            finals = await aggregate([_member(ending) for ending in endings])
+        except AggregatorError as fault:
+            finals = self._penalised(endings, fault)
         result: list[tuple[float, Metrics]] = []
         for (value, metrics), final, trajectory in zip(own, finals, trajectory_group, strict=True):
             if final is None:
@@ -124,6 +127,19 @@ class InspectGroupBuilder(EnvGroupBuilder):
             of_steps = sum(transition.reward for transition in trajectory.transitions)
             result.append((final.value - of_steps, {**metrics, **final.metrics}))
         return result
+
+    def _penalised(self, endings: Sequence[Ending], fault: AggregatorError) -> list[Reward]:
+        """Give every member the penalty that ``on_error`` states for a failed reward.
+
+        Raises:
+            EpisodeError: It states none.
+        """
+        penalty = self.handle.parts().outcomes.errors.penalty(Cause.REWARD)
+        if penalty is None:
+            raise EpisodeError(
+                str(fault), cause=Cause.REWARD, task=self.handle.name, sample_id=self.sample.id
+            ) from fault
+        return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0}) for _ in endings]
 
     async def cleanup(self) -> None:
         """Close every episode that was ever made here. Never raises; safe to call again."""
