@@ -116,7 +116,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         if aggregate is None:
             return own
         try:
-            finals = await aggregate([_member(ending) for ending in endings])
+            finals: Sequence[Reward | None] = await aggregate([_member(e) for e in endings])
         except AggregatorError as fault:
             finals = self._penalised(endings, fault)
         result: list[tuple[float, Metrics]] = []
