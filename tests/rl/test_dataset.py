@@ -15,12 +15,18 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate
 from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
-from tests.rl.tasks import adding, agent, arithmetic, sums
+from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError, TaskNotFoundError
+from inspect_tinker_plugin.errors import (
+    ConfigError,
+    EpisodeError,
+    RendererError,
+    TaskError,
+    TaskNotFoundError,
+)
 from inspect_tinker_plugin.rl.bridge import load_environment
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -203,6 +209,14 @@ async def test_a_builder_runs_in_a_spawned_process(make: Any) -> None:
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         group = await asyncio.get_running_loop().run_in_executor(pool, _rollout, builder, ["1"])
     assert group.get_total_rewards() == [1.0, 1.0]
+
+
+async def test_a_task_changed_after_it_was_made_travels_as_it_is() -> None:
+    task = arithmetic()
+    task.scorer = [crashing()]
+    builder = pickle.loads(pickle.dumps(as_rl_dataset(task, renderer()).get_batch(0)[0]))
+    with pytest.raises(EpisodeError, match="the scorer is broken"):
+        await do_group_rollout(builder, Words(["1"]))
 
 
 async def test_a_used_builder_still_pickles_and_small() -> None:

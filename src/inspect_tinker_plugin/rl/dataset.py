@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.dataset import Dataset, Sample
 from inspect_ai.model import Model
-from inspect_ai.tool import ToolInfo
 from inspect_ai.util import SandboxEnvironmentType
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.config import DatasetOptions, OnError
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.task import SolverLike, with_ids
-from inspect_tinker_plugin.episode.types import EpisodeOptions, TurnRequest
-from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.errors import ConfigError, TaskError
 from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.rl.tool_probe import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.samples import plugin_samples
 from inspect_tinker_plugin.tasks import TaskRef, resolve_task
 
@@ -236,12 +231,19 @@ def build_dataset(
             f"task {resolved.task.name!r} has no scorer, so its episodes would have no reward; "
             "add scorer=... to the task"
         )
-    handle = TaskHandle(resolved.task, resolved.ref, renderer, options)
+    if resolved.task.sample_source is not None:
+        raise TaskError(
+            f"task {resolved.task.name!r} makes its samples while it runs (SampleSource); "
+            "a dataset needs them beforehand"
+        )
+    # A task that is given as an object may have been changed since a function made it.
+    ref = None if isinstance(task, Task) else resolved.ref
+    handle = TaskHandle(resolved.task, ref, renderer, options)
     parts = handle.parts()
     samples = plugin_samples(resolved.task, NumberedSamples(resolved.task.dataset))
     indices = _select(samples, options, resolved.task.name)
-    if _lacks_tools(parts.context):
-        _refuse_tools(handle, samples[indices[0]])
+    if not can_describe_tools(parts.context):
+        refuse_tools(parts.runner, options.solver, renderer, samples[indices[0]])
     open_logs(handle)
     return InspectRLDataset(handle, samples, indices)
 
@@ -268,55 +270,3 @@ def _select(samples: Sequence[Sample], options: DatasetOptions, task: str) -> Se
     if missing:
         raise ConfigError(f"task {task!r} has no sample with id {', '.join(missing)}")
     return [found[sample_id] for sample_id in wanted]
-
-
-def _lacks_tools(context: RenderContext) -> bool:
-    try:
-        context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])
-    except RendererError:
-        return True
-    return False
-
-
-def _refuse_tools(handle: TaskHandle, sample: Sample) -> None:
-    """Find out whether a task offers tools that the renderer cannot describe.
-
-    Which tools a solver offers is known only by running it, so the first sample is run to
-    its first model call, without a sandbox. A solver that cannot get that far is left for
-    its episodes, which raise the same error.
-    """
-    prepared = handle.parts().runner.prepared
-    runner = EpisodeRunner(
-        prepared.task,
-        options=replace(prepared.options),
-        solver=handle.options.solver,
-        sandbox=False,
-    )
-
-    async def first_call() -> TurnRequest | None:
-        episode = runner.episode(sample)
-        try:
-            outcome = await asyncio.wait_for(episode.start(), timeout=30)
-            return outcome if isinstance(outcome, TurnRequest) else None
-        except TimeoutError:
-            return None
-        finally:
-            await episode.close()
-
-    request = _run_apart(first_call)
-    if request is not None and request.tools:
-        names = ", ".join(tool.name for tool in request.tools)
-        raise RendererError(
-            f"task {handle.name!r} offers tools ({names}), and the renderer "
-            f"{type(handle.renderer).__name__} has no tool format; choose one that has, "
-            "e.g. get_renderer('qwen3', tokenizer)"
-        )
-
-
-def _run_apart(make: Callable[[], Any]) -> Any:
-    """Run a coroutine to its end whether or not the caller is inside an event loop."""
-    box: list[Any] = []
-    thread = threading.Thread(target=lambda: box.append(asyncio.run(make())))
-    thread.start()
-    thread.join()
-    return box[0] if box else None

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import Outcomes
 from inspect_tinker_plugin.rl.tokens import RenderContext
 from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
-from inspect_tinker_plugin.tasks import TaskRef
+from inspect_tinker_plugin.tasks import TaskRef, task_reference
 
 _KEEP = 8
 _received: dict[str, TaskHandle] = {}
@@ -44,7 +44,14 @@ class TaskHandle:
 
     It pickles with plain ``pickle``. The receiving process builds the task once and keeps it
     for every later builder of the same dataset: from its reference, or from a by-value copy
-    (``cloudpickle``, without the samples, which the builders carry) when it was made ad hoc.
+    (``cloudpickle``, without the samples, which the builders carry) when it was made ad hoc,
+    or changed after a function had made it.
+
+    Args:
+        task: The task.
+        ref: How the task was named, ``None`` when it was given as an object.
+        renderer: A cookbook renderer.
+        options: Options of the dataset.
     """
 
     def __init__(
@@ -98,9 +105,11 @@ class TaskHandle:
         return _receive, (self.uid, self._payload)
 
     def _dump(self) -> bytes:
-        by_value = _without_samples(self._resolve()) if self._ref is None else None
+        task = self._resolve()
+        ref = self._ref or task_reference(task, verify=True)
+        by_value = _without_samples(task) if ref is None else None
         try:
-            luggage = _Luggage(self.name, self._ref, by_value, self.renderer, self.options)
+            luggage = _Luggage(self.name, ref, by_value, self.renderer, self.options)
             return bytes(cloudpickle.dumps(luggage))
         except Exception as error:
             raise TaskError(
