@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -117,6 +118,13 @@ def _call(
     return fn(*args, **kwargs)
 
 
+def _knock(address: str) -> None:
+    """Find out at once whether anybody listens, which Ray would try for minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
 @contextmanager
 def ray_pool(address: str) -> Iterator[RayExecutor]:
     """Connect to a Ray cluster for the time of a block, and give an executor on it.
@@ -135,13 +143,14 @@ def ray_pool(address: str) -> Iterator[RayExecutor]:
     ours = not ray.is_initialized()
     if ours:
         try:
+            _knock(address)
             ray.init(
                 address=address or "local",
                 log_to_driver=False,
                 configure_logging=False,
                 include_dashboard=False if not address else None,
             )
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"the Ray cluster {address!r} cannot be reached: {error}") from error
     executor = RayExecutor()
     try:
