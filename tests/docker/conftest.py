@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import subprocess
@@ -92,6 +93,7 @@ class PrivateEngine:
         with (folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *("unshare", "--net"),  # the bridges of other engines stay as they are
                     "dockerd",
                     f"--data-root={folder}/data",
                     f"--exec-root={folder}/exec",
@@ -153,6 +155,7 @@ def private_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private
             yield engine
         finally:
             engine.stop()
+            gc.collect()  # sockets that the SDK left open while nobody answered
 
 
 Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import os
 import random
 import signal
@@ -294,7 +293,6 @@ class TestEngineRestart:
             await DockerPoolSandboxEnvironment.sample_cleanup("test", config, again, False)
             close_all()
             assert private_engine.containers() == []
-            gc.collect()
 
 
 async def _retry(config: DockerPoolConfig) -> Any:

@@ -12,7 +12,7 @@ from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.sandboxes.direct import DirectExec
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
-from inspect_tinker_plugin.sandboxes.executor import Executor, Unsuitable, script
+from inspect_tinker_plugin.sandboxes.executor import Executor, Unsuitable, odd_names, script
 from inspect_tinker_plugin.sandboxes.hardening import host_options
 from inspect_tinker_plugin.sandboxes.image import Image
 from inspect_tinker_plugin.sandboxes.job import Job, Outcome
@@ -44,6 +44,8 @@ class Container:
         self.kept = False
         self._engine = engine
         self._owner = owner
+        environment = {**dict(image.environment), **dict(config.environment)}
+        self._odd = {key: environment[key] for key in odd_names(environment)}
         self._networks: list[str] = []
         self._executor: Executor | None = None
         self._removal = threading.Lock()
@@ -112,7 +114,7 @@ class Container:
 
     @property
     def direct(self) -> DirectExec:
-        return DirectExec(self._engine, self.id)
+        return DirectExec(self._engine, self.id, self._odd)
 
     def is_ready(self) -> bool:
         """Look, in this thread, whether a warm container still lives."""
@@ -196,6 +198,9 @@ class Container:
         self._executor = Executor(self._engine, self.id, channel)
         api.start(self.id)
         self._executor.greet(START_SECONDS)
+        if self._odd:
+            self._executor.usable = False
+            self._executor.reason = f"a shell would drop the variable {next(iter(self._odd))!r}"
         if self._reachable():
             self._executor.usable = False
             self._executor.reason = "the container's capabilities reach into other processes"

@@ -9,6 +9,7 @@ that the command's tree can be killed.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from inspect_ai.util import SandboxUnavailableError
 
 from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, settled, typed
-from inspect_tinker_plugin.sandboxes.executor import GRACE_SECONDS, script
+from inspect_tinker_plugin.sandboxes.executor import GRACE_SECONDS, odd_names, script
 from inspect_tinker_plugin.sandboxes.job import Capture, Job, Outcome
 from inspect_tinker_plugin.sandboxes.stream import STDERR, AttachedSocket
 
@@ -73,9 +74,11 @@ class _Running:
 class DirectExec:
     """The engine's exec for one container."""
 
-    def __init__(self, engine: Engine, container: str) -> None:
+    def __init__(self, engine: Engine, container: str, odd: Mapping[str, str]) -> None:
         self._engine = engine
         self._container = container
+        self._odd = odd
+        """Variables of the container that the wrapper's shell would drop."""
 
     async def run(self, job: Job) -> Outcome:
         """Run a command.
@@ -120,11 +123,14 @@ class DirectExec:
         import docker
 
         nonce = secrets.token_hex(16)
+        odd = {**self._odd, **{key: job.env[key] for key in odd_names(job.env)}}
+        setting = ["/usr/bin/env", *(f"{key}={value}" for key, value in odd.items())]
+        command = [*(setting if odd else ()), *job.command]
         api = self._engine.api
         try:
             created = api.exec_create(
                 self._container,
-                [SHELL, "-c", _WRAPPER, nonce, *job.command],
+                [SHELL, "-c", _WRAPPER, nonce, *command],
                 stdin=True,
                 user=job.user or "",
                 environment=job.env or None,

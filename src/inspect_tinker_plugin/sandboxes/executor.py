@@ -11,6 +11,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from importlib.resources import files
 
 import anyio
@@ -31,7 +32,7 @@ _SHELL_NAMES = frozenset(
     [
         *("IFS", "PPID", "UID", "EUID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO", "OPTIND"),
         *("OPTARG", "LINENO", "PWD", "OLDPWD", "_", "nl", "KEEP"),
-        *"NCEIBPSHKLWQX",
+        *"NCEIBPSHKLVWQX",
     ]
 )
 _BUSY_PAUSE = 0.25
@@ -89,7 +90,7 @@ class Executor:
         if fields[0] != "closed":
             self.reason = "commands in this container could reach the executor"
         elif fields[1] == "-":
-            self.reason = "the image has no setsid"
+            self.reason = "the image has no setsid, or no env that resets signals"
 
     def is_open(self) -> bool:
         return self._channel.is_open()
@@ -257,9 +258,14 @@ class _Section(Capture):
             self.status = self._pending[end + len(self._end) : stop].decode()
 
 
+def odd_names(env: Iterable[str]) -> list[str]:
+    """Select the variables that a shell would drop or change on their way to a command."""
+    return [key for key in env if not _NAME.match(key) or key in _SHELL_NAMES]
+
+
 def _code(job: Job) -> str:
     """Write the request for a job as one line of shell."""
-    if not all(_NAME.match(key) and key not in _SHELL_NAMES for key in job.env):
+    if odd_names(job.env):
         raise Unsuitable("a variable's name is one of the shell's own")
     size = sum(map(len, job.command)) + sum(map(len, job.env.values())) + len(job.stdin or b"")
     if size > MAX_REQUEST:

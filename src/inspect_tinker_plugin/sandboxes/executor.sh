@@ -1,6 +1,6 @@
 # The executor: process 1 of a container, a POSIX shell that takes one request a line from
 # the engine's attached input and runs it in a session of its own. It needs no program of
-# the image but setsid, and forks nothing for itself: nothing of it can be killed, since
+# the image but setsid and env, and forks nothing for itself: nothing of it can be killed, since
 # the kernel drops every signal that process 1 has no handler for, and nothing of it can be
 # read, since the shell's file is executable but not readable, which makes the kernel
 # refuse /proc/1/fd, /proc/1/mem and ptrace to processes of the same user.

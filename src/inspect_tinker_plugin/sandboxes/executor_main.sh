@@ -16,7 +16,8 @@ _job() {
       command -v -- "$1" >/dev/null 2>&1 || {
         printf 'exec: "%s": executable file not found in $PATH\n' "$1" >&2; exit 127; } ;;
   esac
-  exec "$W" "$@"
+  # The shell made this child, as any in the background, ignore INT and QUIT.
+  exec "$V" --default-signal=INT,QUIT "$W" "$@"
 }
 
 # Run a request. The caller stops it through signals to process 1, which have handlers only
@@ -45,8 +46,11 @@ _run() {
   Q=$P P=0
 }
 
+trap '' INT QUIT
 IFS= read -r K || exit
 W=$(command -v setsid)
+V=$(command -v env)
+"$V" --default-signal=INT true 2>/dev/null || W=
 if [ "$$" = 1 ] && ! ( : </proc/1/fd/0 ) 2>/dev/null; then X=closed; else X=exposed; fi
 printf '\036h%s %s %s\n' "$K" "$X" "${W:--}"
 

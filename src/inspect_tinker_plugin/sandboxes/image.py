@@ -25,6 +25,7 @@ class Image:
     working_dir: str
     entrypoint: tuple[str, ...]
     command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
     shell: bytes
     """The file behind ``/bin/sh``."""
 
@@ -180,6 +181,9 @@ def _describe(facts: dict[str, Any]) -> Image:
         working_dir=config.get("WorkingDir") or "/",
         entrypoint=tuple(config.get("Entrypoint") or ()),
         command=tuple(config.get("Cmd") or ()),
+        environment=tuple(
+            (key, value) for key, _, value in (v.partition("=") for v in config.get("Env") or ())
+        ),
         shell=b"",
     )
 

@@ -1,0 +1,279 @@
+"""A policy's command cannot reach, stop or read the executor; a break-out is tried each way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
+from inspect_tinker_plugin.sandboxes.environment import DockerPoolSandboxEnvironment
+
+pytestmark = pytest.mark.docker
+
+
+def _direct(sandbox: DockerPoolSandboxEnvironment) -> bool:
+    return sandbox.container.executor_status != "in use"
+
+
+async def _still_fast(sandbox: DockerPoolSandboxEnvironment) -> None:
+    assert not _direct(sandbox)
+    result = await sandbox.exec(["sh", "-c", "echo $PPID"])
+    # Process 1 is the parent of what the executor runs, and 0 of what the engine runs.
+    assert result.stdout == "1\n"
+
+
+async def test_commands_run_in_a_session_and_group_of_their_own(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    ids = (await sandbox.exec(["sh", "-c", "ps -o pid=,pgid=,sid= -p $$"])).stdout.split()
+    assert ids[0] == ids[1] == ids[2] != "1"
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM", "INT", "HUP", "USR1", "SEGV", "CHLD"])
+async def test_no_signal_stops_the_executor(
+    sandbox: DockerPoolSandboxEnvironment, signal: str
+) -> None:
+    await sandbox.exec(["sh", "-c", f"kill -{signal} 1; exit 0"])
+    # And while it waits for its next request: from a process that is left behind.
+    await sandbox.exec(["sh", "-c", f"(sleep 0.3; kill -{signal} 1) >/dev/null 2>&1 &"])
+    await asyncio.sleep(0.8)
+    await _still_fast(sandbox)
+
+
+async def test_killing_every_process_spares_the_executor_and_the_command(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived"])
+    assert result.stdout == "survived\n"
+    await _still_fast(sandbox)
+
+
+_READ = r"""
+my @found;
+for my $path (glob("/proc/1/fd/*"), "/proc/1/mem", "/proc/1/environ", "/proc/1/maps") {
+  for my $mode ("<", ">", "+<") { push @found, "$mode$path" if open(my $f, $mode, $path) }
+}
+push @found, readlink("/proc/1/fd/0") // ();
+push @found, "attach" if syscall(101, 16, 1, 0, 0) == 0;
+push @found, "seize" if syscall(101, 0x4206, 1, 0, 0) == 0;
+my $fd = syscall(434, 1, 0);
+push @found, "pidfd_getfd" if $fd >= 0 && syscall(438, $fd, 0, 0) >= 0;
+print "[@found]\n";
+"""
+
+
+async def test_memory_and_descriptors_of_the_executor_cannot_be_opened(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    assert (await sandbox.exec(["perl", "-e", _READ])).stdout == "[]\n"
+
+
+async def test_a_command_inherits_nothing_of_the_channel(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    # The descriptors above 2 are those of the listing itself.
+    listed = await sandbox.exec(["sh", "-c", "ls -l /proc/self/fd | grep -v /proc/"])
+    assert "/dev/null" in listed.stdout
+    assert listed.stdout.count("pipe:") == 2
+    seen = await sandbox.exec(["python3", "-c", "import sys; print(sys.stdin.read())"])
+    assert seen.stdout == "\n"
+
+
+async def test_a_forged_end_mark_is_only_output(sandbox: DockerPoolSandboxEnvironment) -> None:
+    forged = "\\036e" + "0" * 32 + " 0\\n"
+    result = await sandbox.exec(["sh", "-c", f"printf '{forged}'; echo after; exit 7"])
+    assert result.returncode == 7
+    assert result.stdout.endswith("after\n")
+
+
+async def test_output_of_a_process_left_behind_never_reaches_a_later_command(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    noise = "while :; do echo noise; echo noise >&2; done &\necho first"
+    first = await sandbox.exec(["sh", "-c", noise])
+    assert "first" in first.stdout
+    for _ in range(5):
+        later = await sandbox.exec(["echo", "clean"], timeout=30)
+        assert (later.stdout, later.stderr) == ("clean\n", "")
+        await asyncio.sleep(0.3)
+
+
+async def test_a_process_left_behind_cannot_open_a_later_commands_channel(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    # It steals what it can read from the executor's own pipes, which it inherited.
+    thief = "(cat /proc/self/fd/1 > /tmp/stolen; sleep 60) & sleep 0.2"
+    await sandbox.exec(["sh", "-c", thief])
+    for _ in range(5):
+        assert (await sandbox.exec(["echo", "secret"], timeout=30)).stdout == "secret\n"
+        await asyncio.sleep(0.3)
+    assert "secret" not in await sandbox.read_file("/tmp/stolen")
+
+
+_HIDDEN_THREAD = """
+#include <pthread.h>
+#include <unistd.h>
+static void *stay(void *unused) { sleep(3); write(1, "from a zombie", 13); _exit(0); }
+int main(void) {
+  pthread_t thread;
+  if (fork()) _exit(0);
+  pthread_create(&thread, 0, stay, 0);
+  pthread_exit(0); /* the process now looks like a zombie, but runs */
+}
+"""
+
+
+async def test_a_live_thread_of_a_zombie_counts_as_alive(
+    sandbox: DockerPoolSandboxEnvironment, tmp_path: Path
+) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler to build a process that hides")
+    (tmp_path / "hide.c").write_text(_HIDDEN_THREAD)
+    build = ["cc", "-static", "-pthread", "-w", "-o", str(tmp_path / "hide"), "hide.c"]
+    await asyncio.to_thread(subprocess.run, build, cwd=tmp_path, check=True)
+    await sandbox.write_file("/tmp/hide", (tmp_path / "hide").read_bytes())
+    await sandbox.exec(["chmod", "+x", "/tmp/hide"])
+    await sandbox.exec(["/tmp/hide"])
+    await asyncio.sleep(0.5)
+    states = await sandbox.exec(["ps", "-e", "-o", "stat=,comm="])
+    assert "Zl" in states.stdout
+    later = await sandbox.exec(["sh", "-c", "echo $PPID; sleep 3"])
+    assert later.stdout == "0\n"
+
+
+async def test_the_executor_is_used_again_once_the_others_are_gone(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    await sandbox.exec(["sh", "-c", "sleep 0.5 &"])
+    assert (await sandbox.exec(["sh", "-c", "echo $PPID"])).stdout == "0\n"
+    await asyncio.sleep(1)
+    await _still_fast(sandbox)
+
+
+async def test_many_zombies_do_not_use_up_the_processes(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox(pids=64)
+    for _ in range(10):
+        await sandbox.exec(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do (true &) ; done"])
+    await asyncio.sleep(0.3)
+    await _still_fast(sandbox)
+
+
+async def test_names_with_brackets_and_new_lines_do_not_fool_the_look_at_processes(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    rename = (
+        "import os, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "open('/proc/self/comm', 'w').write('x) Z 1\\n) Z 1 1')\n"
+        "time.sleep(3)"
+    )
+    await sandbox.exec(["python3", "-c", rename])
+    assert (await sandbox.exec(["sh", "-c", "echo $PPID"])).stdout == "0\n"
+
+
+async def test_commands_at_the_same_time_do_not_wait_for_each_other(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    slow = asyncio.create_task(sandbox.exec(["sh", "-c", "sleep 1; echo slow"]))
+    await asyncio.sleep(0.1)
+    quick = await sandbox.exec(["echo", "quick"])
+    assert quick.stdout == "quick\n"
+    assert not slow.done()
+    assert (await slow).stdout == "slow\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a'b\"c$d`e`\\f\n\ng\t%s%%\\n\\c", "é☽🚀", "-n", "x" * 20_000, "x" * 300_000],
+    ids=["empty", "quotes", "unicode", "dash", "20k", "300k"],
+)
+async def test_arguments_environment_and_input_arrive_as_they_are(
+    sandbox: DockerPoolSandboxEnvironment, text: str
+) -> None:
+    if len(text) < 100_000:  # the kernel's own limit of an argument
+        result = await sandbox.exec(["printf", "%s", text], env={"V": text})
+        assert result.stdout == text
+        result = await sandbox.exec(["sh", "-c", 'printf %s "$V"'], env={"V": text})
+        assert result.stdout == text
+    assert (await sandbox.exec(["cat"], input=text)).stdout == text
+
+
+async def test_a_user_of_its_own_and_an_odd_environment_go_through_the_engine(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    assert (await sandbox.exec(["id", "-un"], user="nobody")).stdout == "nobody\n"
+    assert (await sandbox.exec(["sh", "-c", "echo $PPID"], user="root")).stdout == "1\n"
+    odd = await sandbox.exec(["env"], env={"a.b": "1", "IFS": "x"})
+    assert "a.b=1" in odd.stdout
+    assert "IFS=x" in odd.stdout
+
+
+async def test_commands_have_the_default_signals(sandbox: DockerPoolSandboxEnvironment) -> None:
+    ignored = "grep SigIgn /proc/self/status"
+    for user in (None, "nobody"):
+        assert (await sandbox.exec(["sh", "-c", ignored], user=user)).stdout.split() == [
+            "SigIgn:",
+            "0" * 16,
+        ]
+
+
+_REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    "own-command": ({"command": ["sleep", "1000", "1"]}, "command of its own"),
+    "read-only": ({"read_only": True}, "command of its own"),
+    "capabilities": ({"cap_drop": []}, "reach"),
+    "odd-variable": ({"environment": {"a.b": "1"}}, "a.b"),
+    "ptrace": ({"cap_add": ["SYS_PTRACE"]}, "reach"),
+}
+
+
+@pytest.mark.parametrize("case", _REASONS)
+async def test_where_the_executor_is_not_safe_the_engine_is_used_and_the_reason_told(
+    open_sandbox: Any, case: str
+) -> None:
+    options, reason = _REASONS[case]
+    sandbox = await open_sandbox(**options)
+    assert reason in sandbox.container.executor_status
+    assert (await sandbox.exec(["cat"], input="on")).stdout == "on"
+    for name, value in options.get("environment", {}).items():
+        assert f"{name}={value}" in (await sandbox.exec(["env"])).stdout
+    with pytest.raises(TimeoutError):
+        await sandbox.exec(["sleep", "33"], timeout=1)
+    assert "sleep 33" not in (await sandbox.exec(["ps", "-e", "-o", "args="])).stdout
+
+
+async def test_another_shell_and_a_user_of_the_image_serve_as_well(
+    tmp_path: Path, image: str, open_sandbox: Any
+) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(
+        f"FROM {image}\nRUN ln -sf bash /bin/sh && useradd -m agent\n"
+        "USER agent\nWORKDIR /home/agent\n"
+    )
+    sandbox = await open_sandbox(DockerPoolConfig(file=str(dockerfile), warm=0))
+    await _still_fast(sandbox)
+    assert (await sandbox.exec(["id", "-un"])).stdout == "agent\n"
+    assert (await sandbox.exec(["pwd"])).stdout == "/home/agent\n"
+    assert (await sandbox.exec(["perl", "-e", _READ])).stdout == "[]\n"
+    with pytest.raises(TimeoutError):
+        await sandbox.exec(["sh", "-c", "trap '' TERM; sleep 30"], timeout=1)
+    await sandbox.exec(["sh", "-c", "kill -9 -1; kill -TERM 1; kill -INT 1"])
+    await sandbox.write_file("new/file", "text")
+    assert await sandbox.read_file("new/file") == "text"
+    with pytest.raises(PermissionError):
+        await sandbox.write_file("/etc/file", "text")
+    await _still_fast(sandbox)
+
+
+async def test_an_entry_point_runs_first(tmp_path: Path, image: str, open_sandbox: Any) -> None:
+    (tmp_path / "start.sh").write_text('#!/bin/sh\necho welcome; touch /tmp/ready\nexec "$@"\n')
+    (tmp_path / "Dockerfile").write_text(
+        f'FROM {image}\nCOPY start.sh /start.sh\nENTRYPOINT ["sh", "/start.sh"]\n'
+    )
+    sandbox = await open_sandbox(str(tmp_path / "Dockerfile"))
+    assert await sandbox.read_file("/tmp/ready") == ""
+    await _still_fast(sandbox)
