@@ -153,7 +153,9 @@ def test_modules_say_what_they_are_for() -> None:
     silent = [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        # every line of that one is run by every interpreter: it has a comment instead
+        if path.name != "_autorun.py"
+        and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent
 
