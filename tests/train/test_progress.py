@@ -1,0 +1,91 @@
+"""Lines of progress from what the cookbook writes, as it writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.train.metrics import read_steps
+from inspect_tinker_plugin.train.progress import Progress
+
+
+class Files:
+    """The files of a run, as the cookbook appends to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def metrics(self, **row: Any) -> None:
+        self.write("metrics.jsonl", json.dumps(row) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / name).open("a") as file:
+            file.write(text)
+
+
+def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
+    return {"step": number, "env/all/reward/total": reward, "time/total": 2.0, **more}
+
+
+def told(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
+    files, lines = Files(folder), list[str]()
+    with Progress(folder, lines.append) as progress:
+        progress.expect(9)
+        for row in rows:
+            files.metrics(**row)
+        files.write("logs.log", log)
+    return lines
+
+
+def test_a_step_is_a_line_with_its_reward(tmp_path: Path) -> None:
+    row = step(2, 0.25, **{"env/all/turns_per_episode": 3.0, "env/all/ac_tokens_per_turn": 41.0})
+    (line,) = told(tmp_path, row)
+    words = " ".join(line.split())
+    assert words == "step 3/9 reward 0.250 turns 3.0 tokens 41 2.0 s"
+
+
+def test_the_test_reward_stands_before_its_step(tmp_path: Path) -> None:
+    test = {"test/env/all/reward/total": 0.5, "test/env/all/total_episodes": 8}
+    lines = told(tmp_path, step(0, 0.25, **test))
+    assert lines[0].strip() == "test reward 0.500 (8 rollouts)"
+    assert len(lines) == 2
+
+
+def test_errors_are_those_of_the_step(tmp_path: Path) -> None:
+    first, second = {"rollout_errors/total": 3.0}, {"rollout_errors/total": 4.0}
+    penalised = {"env/all/error/sandbox": 0.25, "env/all/total_episodes": 8}
+    lines = told(
+        tmp_path, step(0, 1, **first), step(1, 1, **second, **penalised), step(2, 1, **second)
+    )
+    assert lines[0].endswith("errors 3")
+    assert lines[1].endswith("errors 3")
+    assert "errors" not in lines[2]
+
+
+def test_warnings_are_told_once_and_counted(tmp_path: Path) -> None:
+    warning = "tinker_cookbook.rl.train:9 [WARNING] all groups failed\n"
+    lines = told(tmp_path, log=f"root:1 [INFO] fine\n{warning}{warning}")
+    assert [line.strip() for line in lines] == [
+        "! all groups failed",
+        "(seen 2 times) all groups failed",
+    ]
+
+
+def test_what_an_earlier_run_wrote_is_not_told_again(tmp_path: Path) -> None:
+    Files(tmp_path).metrics(**step(0, 0.1))
+    (line,) = told(tmp_path, step(1, 0.2))
+    assert "0.200" in line
+
+
+def test_repeated_steps_count_once_and_torn_lines_not_at_all(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.metrics(**step(0, 0.1))
+    files.metrics(**step(1, 0.2))
+    files.write("metrics.jsonl", '{"step": 2, "env/a\n')
+    files.metrics(**step(1, 0.3))
+    files.metrics(step=1, other=1.0)
+    found = read_steps(tmp_path)
+    assert list(found) == [0, 1]
+    assert found[1]["env/all/reward/total"] == 0.3
+    assert found[1]["other"] == 1.0

@@ -1,0 +1,155 @@
+"""The report of rollouts that really ran, and of folders that are damaged or empty."""
+
+from __future__ import annotations
+
+import asyncio
+import html.parser
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
+from inspect_tinker_plugin.train.history import read_history
+from inspect_tinker_plugin.train.report import quantile, write_report
+
+_failures = iter([True, False, False, False])
+
+
+@solver
+def sometimes_fails() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if next(_failures, False):
+            raise RuntimeError("a fault of the solver")
+        return await generate(state)
+
+    return solve
+
+
+@scorer(metrics=[accuracy()])
+def by_length() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=len(state.output.completion) / 100)
+
+    return score
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder of two steps: the rollouts are real, the cookbook's figures are written here."""
+    task = Task(
+        name="<b>names</b>",
+        dataset=MemoryDataset([Sample(id=i, input=f"{i}", target="x") for i in range(2)]),
+        solver=sometimes_fails(),
+        scorer=by_length(),
+    )
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    dataset = as_rl_dataset(task, renderer, group_size=2, log_dir=tmp_path / "rollouts")
+    policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
+
+    async def roll() -> None:
+        for batch in range(2):
+            for builder in dataset.get_batch(batch):
+                await do_group_rollout(builder, policy, strategy=RetryOnFailure(max_retries=2))
+
+    asyncio.run(roll())
+    assemble_pending(tmp_path / "rollouts")
+    rows = [
+        {"step": i, "env/all/reward/total": 0.1 + i, "time/total": 2, "time/sampling": 1}
+        for i in (0, 1)
+    ]
+    rows[1]["test/env/all/reward/total"] = 0.75
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.json").write_text(json.dumps({"task": "<b>names</b>", "model": "m"}))
+    return tmp_path
+
+
+class Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "a":
+            self.found.append(values["href"] or "")
+        elif tag in ("script", "link", "img", "iframe"):
+            self.loaded.append(tag)
+
+
+def test_the_history_knows_rewards_scores_errors_and_times(run: Path) -> None:
+    history = read_history(run, logs="rollouts", test_logs="test")
+    first, second = history.steps
+    assert first.log is not None
+    assert second.log is not None
+    assert len(first.log.rewards()) == 2
+    assert [one.cause for one in first.log.rollouts if one.cause] == ["solver"]
+    graded = [one for one in second.log.rollouts if one.graded]
+    assert all(one.scores == {"by_length": one.reward} for one in graded)
+    assert all(one.turns == 1 and one.tokens and one.stop == "completed" for one in graded)
+    assert all(
+        set(one.times) == {"sampling", "environment", "sandbox", "scoring"} for one in graded
+    )
+    assert second.test_reward == 0.75
+
+
+def test_the_report_loads_nothing_and_links_to_logs_that_are_there(run: Path) -> None:
+    page = write_report(run, logs="rollouts", test_logs="test").read_text()
+    links = Links()
+    links.feed(page)
+    assert not links.loaded
+    assert not re.search(r"(src|href)=.?https?:|@import|url\(", page)
+    assert len(links.found) == 2
+    assert all((run / unquote(link)).is_file() for link in links.found)
+    assert "by_length" in page
+    assert "step 0: solver 1" in page, "the error, by its cause"
+    assert "0.100 → 1.100" in page
+
+
+def test_names_are_text_and_not_markup(run: Path) -> None:
+    page = write_report(run, logs="rollouts", test_logs="test").read_text()
+    assert "<b>names" not in page
+
+
+def test_an_empty_folder_has_a_report(tmp_path: Path) -> None:
+    assert "no figures yet" in write_report(tmp_path, logs="rollouts", test_logs="test").read_text()
+
+
+def test_damaged_files_leave_their_part_out(run: Path) -> None:
+    next(run.glob("rollouts/*.eval")).write_bytes(b"not a log")
+    (run / "config.json").write_text("{")
+    assert "0.100 → 1.100" in write_report(run, logs="rollouts", test_logs="test").read_text()
+
+
+@pytest.mark.parametrize("values", [[0.5], [1.0, 1.0], [-3.0, 1e6], [0.0, 0.0], [1e-9, 2e-9]])
+def test_lines_of_any_size_stay_on_the_paper(values: list[float]) -> None:
+    drawing = line_chart([Line("a", list(enumerate(values)))])
+    for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', drawing):
+        assert 0 <= float(x) <= 560
+        assert 0 <= float(y) <= 230
+
+
+def test_a_thousand_steps_share_columns() -> None:
+    drawing = stacked_chart(list(range(1000)), {"a": [1.0] * 1000, "b": [2.0] * 1000})
+    assert drawing.count("<rect") <= 2 * 120
+
+
+def test_quantiles_lie_between_their_neighbours() -> None:
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.25) == 2.5
+    assert quantile([7], 0.9) == 7

@@ -1,0 +1,176 @@
+"""Whole trainings on the real local server: they learn, stop cleanly, and go on where they were."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from urllib.parse import unquote
+
+import psutil
+import pytest
+from inspect_ai.log import read_eval_log
+from tests.train.runs import Run, assert_gone, logged_batches, quarters, rows, steps
+
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SMALL = ("--batch-size", "2", "--group-size", "4")
+
+
+def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_model: Path) -> None:
+    run = Run.start(tmp_path, tiny_model, "--steps", "15", "--test-split", "8")
+    run.wait_for_steps(1)
+    family = run.family()
+    assert len(family) >= 3, "trainer, server and engine"
+    run.finish()
+    assert_gone(family)
+    first, last = quarters(tmp_path)
+    assert last > first + 0.2, f"{first:.3f} → {last:.3f}\n{run.terminal}"
+    assert "step   15/15  reward" in run.terminal
+    assert "test reward" in run.terminal
+    tests = [row["test/env/all/reward/total"] for row in rows(tmp_path / "metrics.jsonl")[::5]]
+    assert tests[-1] > tests[0]
+    assert rows(tmp_path / "checkpoints.jsonl")[-1]["name"] == "final"
+    assert sorted(logged_batches(tmp_path / "rollouts")) == list(range(15))
+    assert len(logged_batches(tmp_path / "test")) == 3
+    page = (tmp_path / "report.html").read_text()
+    for path in tmp_path.glob("rollouts/*.eval"):
+        assert f"rollouts/{path.name}" in unquote(page)
+    log = read_eval_log(str(next(tmp_path.glob("rollouts/*batch-000014_*"))))
+    assert log.status == "success"
+    assert log.samples is not None
+    assert len(log.samples) == 32
+    assert all(sample.messages[-1].role == "assistant" for sample in log.samples)
+
+
+def test_the_reward_of_an_agent_rises(tmp_path: Path, tiny_model: Path) -> None:
+    run = Run.start(tmp_path, tiny_model, "--steps", "15", task="letters_agent")
+    run.finish()
+    first, last = quarters(tmp_path)
+    assert last > first + 0.2, f"{first:.3f} → {last:.3f}\n{run.terminal}"
+    turns = [row["env/all/turns_per_episode"] for row in rows(tmp_path / "metrics.jsonl")]
+    assert min(turns) >= 3
+
+
+def test_the_asynchronous_loop_learns_while_an_evaluation_runs(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    evaluator = "tinker_cookbook.eval.inspect_evaluators:InspectEvaluatorBuilder"
+    run = Run.start(
+        tmp_path,
+        tiny_model,
+        *("--steps", "20", "--eval-every", "4"),
+        "async_config.max_steps_off_policy=2",
+        "async_config.groups_per_batch=4",
+        f"evaluator_builders.0={evaluator}",
+        f"evaluator_builders.0.tasks={Path(__file__).parents[2]}/example_tasks/toy.py@letters",
+        f"evaluator_builders.0.model_name={tiny_model}",
+        "evaluator_builders.0.renderer_name=qwen3_instruct",
+        "evaluator_builders.0.max_tokens=16",
+        "evaluator_builders.0.limit=6",
+        f"evaluator_builders.0.log_dir={tmp_path}/evals",
+    )
+    run.finish()
+    assert len(steps(tmp_path)) >= 12, "stale groups are dropped, so some steps may be missing"
+    first, last = quarters(tmp_path)
+    assert last > first + 0.1, f"{first:.3f} → {last:.3f}\n{run.terminal}"
+    evaluated = [
+        row["letters/mean"] for row in rows(tmp_path / "metrics.jsonl") if "letters/mean" in row
+    ]
+    assert len(evaluated) >= 3
+    assert list((tmp_path / "evals").glob("*.eval")), "Inspect's own logs"
+
+
+def test_a_run_killed_at_a_random_step_goes_on_where_it_was(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    options = (*SMALL, "--steps", "6", "--save-every", "2", "--seed", "3")
+    run = Run.start(tmp_path, tiny_model, *options)
+    run.wait_for_steps(random.randint(2, 5))
+    family = run.family()
+    run.process.kill()
+    run.process.wait()
+    assert_gone(family)
+    done, saved = steps(tmp_path), rows(tmp_path / "checkpoints.jsonl")
+    resumed = Run.start(tmp_path, tiny_model, *options)
+    resumed.finish()
+    again = steps(tmp_path)[len(done) :]
+    assert again == list(range(saved[-1]["batch"], 6)), "from the last checkpoint to the end"
+    assert rows(tmp_path / "checkpoints.jsonl")[: len(saved)] == saved
+    batches = logged_batches(tmp_path / "rollouts")
+    assert set(batches) == set(range(6))
+    assert samples_of(tmp_path, done[-1]) == {2}, "a repeated batch has the same samples"
+    assert not list(tmp_path.glob("rollouts/.rollouts/*/batch-*")), "nothing waits for its log"
+
+
+def samples_of(log_dir: Path, batch: int) -> set[int]:
+    """How many different samples each try of a batch, and all of them together, have."""
+    ids = [
+        {sample.id for sample in read_eval_log(str(path)).samples or []}
+        for path in log_dir.glob(f"rollouts/*batch-{batch:06d}_*.eval")
+    ]
+    return {len(each) for each in [*ids, set().union(*ids)]}
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["here", "workers"])
+def test_a_stopped_run_leaves_nothing_behind(
+    tmp_path: Path, tiny_model: Path, stop: signal.Signals, workers: tuple[str, ...]
+) -> None:
+    run = Run.start(tmp_path, tiny_model, *SMALL, "--steps", "50", *workers)
+    run.wait_for_steps(1)
+    family = run.family()
+    run.process.send_signal(stop)
+    assert run.process.wait(60) == 130, run.terminal
+    assert_gone(family, seconds=5)
+    assert f"--log-dir {tmp_path} goes on" in run.terminal
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    assert 0 in logged_batches(tmp_path / "rollouts")
+
+
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, tiny_model: Path) -> None:
+    run = Run.start(tmp_path, tiny_model, *SMALL, "--steps", "50", "--workers", "2")
+    run.wait_for_steps(2)
+    family = run.family()
+    assert len([each for each in family if "spawn_main" in " ".join(each.cmdline())]) >= 2
+    run.process.kill()
+    run.process.wait()
+    assert_gone(family)
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_training_goes_on_when_a_ray_node_is_killed_in_a_batch(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
+    try:
+        second = cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        run = Run.start(
+            tmp_path, tiny_model, "--group-size", "4", "--steps", "4", "--ray", cluster.address
+        )
+        run.wait_for_steps(1)
+        staged = tmp_path / "rollouts" / ".rollouts"
+        run.wait_until(lambda: any(staged.glob("*/batch-*/*.part")) or len(steps(tmp_path)) > 1)
+        cluster.remove_node(second, allow_graceful=False)
+        run.finish()
+    finally:
+        cluster.shutdown()
+    assert steps(tmp_path) == [0, 1, 2, 3]
+    assert {row["env/all/total_episodes"] for row in rows(tmp_path / "metrics.jsonl")} == {16}
+
+
+def test_a_server_that_dies_ends_the_run_with_its_reason(tmp_path: Path, tiny_model: Path) -> None:
+    run = Run.start(tmp_path, tiny_model, *SMALL, "--steps", "50")
+    run.wait_for_steps(1)
+    family = run.family()
+    for each in family[1:]:
+        each.kill()
+    assert run.process.wait(60) == 1
+    assert "the local server has ended" in run.terminal
+    assert_gone([psutil.Process(each.pid) for each in family if each.is_running()], seconds=5)

@@ -1,0 +1,90 @@
+"""Worker processes end with their trainer, and clean up when they are interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from inspect_tinker_plugin.train.workers import worker_pool
+
+
+async def _work(started: Path, cleaned: Path) -> None:
+    await asyncio.to_thread(started.write_text, str(os.getpid()))
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.to_thread(cleaned.touch)
+
+
+def work(started: Path, cleaned: Path) -> None:
+    asyncio.run(_work(started, cleaned))
+
+
+def wait_until_there(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and (path.stat().st_size or path.name == "cleaned")):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:
+    with worker_pool(2) as pool:
+        pids = {pool.submit(os.getpid).result(60) for _ in range(4)}
+    assert os.getpid() not in pids
+    assert not any(map(is_alive, pids))
+
+
+def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
+    started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+    with worker_pool(1) as pool:
+        future: Future[None] = pool.submit(work, started, cleaned)
+        wait_until_there(started)
+    assert cleaned.exists()
+    assert not is_alive(int(started.read_text()))
+    assert future.done()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) -> None:
+    started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from inspect_tinker_plugin.train.workers import worker_pool\n"
+        "from tests.train.test_workers import work\n"
+        "if __name__ == '__main__':\n"
+        "    with worker_pool(1) as pool:\n"
+        "        pool.submit(work, Path(sys.argv[1]), Path(sys.argv[2])).result()\n"
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "src"), *sys.path])
+    trainer = subprocess.Popen(
+        [sys.executable, str(script), str(started), str(cleaned)],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    wait_until_there(started)
+    worker = int(started.read_text())
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    wait_until_there(cleaned)
+    deadline = time.monotonic() + 30
+    while is_alive(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
