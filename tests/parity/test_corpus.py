@@ -6,9 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.parity.logged import logged
 
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.parity import Side, check_case, describe, eval_trace
+from inspect_tinker_plugin.testing.compare import differences
+from inspect_tinker_plugin.testing.parity import (
+    ParityReport,
+    Side,
+    check_case,
+    describe,
+    eval_trace,
+)
 from inspect_tinker_plugin.testing.record import Trace
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
@@ -89,16 +97,20 @@ _expected: dict[str, Trace] = {}
 """Traces of evals by case, so that each case is evaluated once for both sides."""
 
 
-async def agreed(case: ParityCase, side: Side) -> None:
+async def agreed(case: ParityCase, side: Side) -> ParityReport:
     if case.id not in _expected:
         _expected[case.id] = await eval_trace(case)
     report = await check_case(case, side=side, expected=_expected[case.id])
     assert report.agrees, "\n".join(describe(report))
+    return report
 
 
 @pytest.mark.parametrize("case", parameters("messages"))
 async def test_episode_agrees_with_eval(case: ParityCase) -> None:
-    await agreed(case, "messages")
+    report = await agreed(case, "messages")
+    logs = [each.log for each in (report.eval_side, report.episode_side) if each is not None]
+    expected, found = [logged(log, ordered=case.ordered) for log in logs if log is not None]
+    assert not [str(difference) for difference in differences(expected, found)]
 
 
 @pytest.mark.parametrize("case", parameters("tokens"))

@@ -1,0 +1,57 @@
+"""What two logged samples are compared by: all that `inspect view` shows but for times and ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inspect_ai.log import EvalSample
+
+from inspect_tinker_plugin.testing.record import (
+    Names,
+    dump_limit,
+    dump_logged_error,
+    dump_message,
+    dump_output,
+    dump_scores,
+    dump_value,
+    jsonable,
+)
+
+FIELDS = (
+    "id",
+    "epoch",
+    "input",
+    "choices",
+    "target",
+    "files",
+    "turn_count",
+    "message_limit",
+    "token_limit",
+    "token_limit_type",
+    "token_limit_usage",
+    "time_limit",
+    "role_usage",
+    "error_retries",
+    "store",
+    "metadata",
+)
+
+# An eval also keeps Python's own log records, and the moment at which it interrupts.
+EVENTS_OF_AN_EVAL = {"logger", "interrupt", "span_begin", "span_end"}
+
+
+def logged(sample: EvalSample, *, ordered: bool) -> dict[str, Any]:
+    """The compared parts of a logged sample by name."""
+    names = Names()
+    parts: dict[str, Any] = {
+        "messages": [dump_message(message, names) for message in sample.messages],
+        "output": dump_output(sample.output, names),
+        "scores": dump_scores(sample.scores, names),
+        "limit": dump_limit(sample.limit),
+        "error": dump_logged_error(sample.error),
+        "usage": [jsonable(usage) for usage in sample.model_usage.values()],
+        **{field: dump_value(getattr(sample, field), names) for field in FIELDS},
+    }
+    events = [each.event for each in sample.events if each.event not in EVENTS_OF_AN_EVAL]
+    parts["events"] = events if ordered else sorted(events)
+    return parts
