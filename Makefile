@@ -26,7 +26,10 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything in it (once)
 
-$(STAMP): pyproject.toml constraints.txt
+# The example plugins are installed as any third-party package is: that is what tests look at.
+PLUGINS := $(wildcard example_plugins/*/pyproject.toml)
+
+$(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(OLD_ENOUGH)' 2>/dev/null; then \
 		echo "This project needs Python 3.11 or newer; $(or $(PYTHON),python3) is missing or older:" \
 		     "$$($(or $(PYTHON),python3) --version 2>&1 | head -1)." >&2; \
@@ -34,8 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(OLD_ENOUGH)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
 	@$(PIP) $(TORCH_ARGS) torch
-	@echo "setup 2/2: the package and its development tools"
-	@$(PIP) -e '.[$(EXTRAS)]'
+	@echo "setup 2/2: the package, the example plugins and development tools"
+	@$(PIP) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
 demo: $(STAMP) ## export a task, then roll out an agent with a scripted policy (offline, no key)
