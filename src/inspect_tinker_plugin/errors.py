@@ -8,6 +8,7 @@ The tree::
     │   ├── TaskError                      the task cannot be used: no scorer, …
     │   ├── RendererError                  the renderer cannot carry tools or a content type
     │   ├── RewardError                    an unknown or malformed reward expression
+    │   ├── ExpressionError                a fault at a place of an expression (expressions)
     │   ├── PluginError                    a broken or clashing plugin
     │   ├── ExportError                    an export that cannot be written or continued
     │   └── VersionError                   an unsupported release of a dependency
@@ -17,6 +18,9 @@ The tree::
     │   ├── SandboxImageError              missing image, failed build or pull
     │   ├── SandboxStartError              the container did not start
     │   └── SandboxDiedError               the container went away in mid-episode
+    ├── UnscoredError                      a reward needs a score that is not there (rewards)
+    ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
+    ├── LocalServerError                   the local Tinker server cannot run (local)
     ├── EpisodeClosedError                 an episode was stepped after it had been closed
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
 """
