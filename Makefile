@@ -19,7 +19,7 @@ STAMP := $(VENV)/.setup-done-$(subst $(comma),-,$(EXTRAS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format format-check lint types test-all docs clean
+.PHONY: help setup demo test check format format-check lint types test-all parity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ types: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -q
+
+parity: $(STAMP) ## print the parity table: episodes against evals, case by case
+	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus
 
 clean: ## remove what demo and the tools wrote (not .venv)
 	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

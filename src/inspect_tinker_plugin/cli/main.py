@@ -7,6 +7,10 @@ from importlib import import_module
 import click
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": (
+        "inspect_tinker_plugin.cli.check:check",
+        "Compare episodes of a task with an eval of it, turn by turn and score by score.",
+    ),
     "export": (
         "inspect_tinker_plugin.cli.export:export_command",
         "Write a task's prompts and answers as a dataset.",
