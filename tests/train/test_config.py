@@ -26,7 +26,6 @@ def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
     assert (made.max_steps, made.max_tokens, made.lora_rank) == (15, 16, 16)
     assert made.dataset_builder.group_size == 8
     assert made.dataset_builder.log_dir == "/runs/one/rollouts"
-    assert made.dataset_builder.test_options["log_dir"] == "/runs/one/test"
 
 
 def test_options_of_the_dataset_keep_their_names() -> None:

@@ -27,13 +27,13 @@ from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import read_history
 from inspect_tinker_plugin.train.report import quantile, write_report
 
-_failures = iter([True, False, False, False])
-
 
 @solver
-def sometimes_fails() -> Solver:
+def fails_once() -> Solver:
+    failures = iter([True])
+
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        if next(_failures, False):
+        if next(failures, False):
             raise RuntimeError("a fault of the solver")
         return await generate(state)
 
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     task = Task(
         name="<b>names</b>",
         dataset=MemoryDataset([Sample(id=i, input=f"{i}", target="x") for i in range(2)]),
-        solver=sometimes_fails(),
+        solver=fails_once(),
         scorer=by_length(),
     )
     renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))

@@ -31,12 +31,12 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     tests = [row["test/env/all/reward/total"] for row in rows(tmp_path / "metrics.jsonl")[::5]]
     assert tests[-1] > tests[0]
     assert rows(tmp_path / "checkpoints.jsonl")[-1]["name"] == "final"
-    assert sorted(logged_batches(tmp_path / "rollouts")) == list(range(15))
-    assert len(logged_batches(tmp_path / "test")) == 3
+    assert sorted(logged_batches(tmp_path / "rollouts/train")) == list(range(15))
+    assert len(logged_batches(tmp_path / "rollouts/test")) == 3
     page = (tmp_path / "report.html").read_text()
-    for path in tmp_path.glob("rollouts/*.eval"):
-        assert f"rollouts/{path.name}" in unquote(page)
-    log = read_eval_log(str(next(tmp_path.glob("rollouts/*batch-000014_*"))))
+    for path in tmp_path.glob("rollouts/train/*.eval"):
+        assert f"rollouts/train/{path.name}" in unquote(page)
+    log = read_eval_log(str(next(tmp_path.glob("rollouts/train/*batch-000014_*"))))
     assert log.status == "success"
     assert log.samples is not None
     assert len(log.samples) == 32
@@ -97,17 +97,17 @@ def test_a_run_killed_at_a_random_step_goes_on_where_it_was(
     again = steps(tmp_path)[len(done) :]
     assert again == list(range(saved[-1]["batch"], 6)), "from the last checkpoint to the end"
     assert rows(tmp_path / "checkpoints.jsonl")[: len(saved)] == saved
-    batches = logged_batches(tmp_path / "rollouts")
+    batches = logged_batches(tmp_path / "rollouts/train")
     assert set(batches) == set(range(6))
     assert samples_of(tmp_path, done[-1]) == {2}, "a repeated batch has the same samples"
-    assert not list(tmp_path.glob("rollouts/.rollouts/*/batch-*")), "nothing waits for its log"
+    assert not list(tmp_path.glob("rollouts/*/.rollouts/*/batch-*")), "nothing waits for its log"
 
 
 def samples_of(log_dir: Path, batch: int) -> set[int]:
     """How many different samples each try of a batch, and all of them together, have."""
     ids = [
         {sample.id for sample in read_eval_log(str(path)).samples or []}
-        for path in log_dir.glob(f"rollouts/*batch-{batch:06d}_*.eval")
+        for path in log_dir.glob(f"rollouts/train/*batch-{batch:06d}_*.eval")
     ]
     return {len(each) for each in [*ids, set().union(*ids)]}
 
@@ -125,7 +125,7 @@ def test_a_stopped_run_leaves_nothing_behind(
     assert_gone(family, seconds=5)
     assert f"--log-dir {tmp_path} goes on" in run.terminal
     assert (tmp_path / "report.html").stat().st_size > 1000
-    assert 0 in logged_batches(tmp_path / "rollouts")
+    assert 0 in logged_batches(tmp_path / "rollouts/train")
 
 
 def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, tiny_model: Path) -> None:
@@ -155,7 +155,7 @@ def test_training_goes_on_when_a_ray_node_is_killed_in_a_batch(
             tmp_path, tiny_model, "--group-size", "4", "--steps", "4", "--ray", cluster.address
         )
         run.wait_for_steps(1)
-        staged = tmp_path / "rollouts" / ".rollouts"
+        staged = tmp_path / "rollouts" / "train" / ".rollouts"
         run.wait_until(lambda: any(staged.glob("*/batch-*/*.part")) or len(steps(tmp_path)) > 1)
         cluster.remove_node(second, allow_graceful=False)
         run.finish()

@@ -21,10 +21,10 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 
-ROLLOUT_LOGS = "rollouts"
+ROLLOUT_LOGS = "rollouts/train"
 """Folder of the ``.eval`` logs of training batches, in the run's folder."""
 
-TEST_LOGS = "test"
+TEST_LOGS = "rollouts/test"
 """Folder of the ``.eval`` logs of evaluations on the test set."""
 
 
@@ -113,13 +113,12 @@ def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
         "max_samples": request.limit,
         "seed": request.seed,
         "reward": request.reward,
-        "log_dir": str(request.log_dir / ROLLOUT_LOGS),
+        "log_dir": str((request.log_dir / ROLLOUT_LOGS).parent),
         "options": _options(request),
         "test_task": request.test_task,
         "test_task_args": dict(request.test_task_args),
         "test_split": request.test_split,
         "test_samples": request.test_samples,
-        "test_options": {"log_dir": str(request.log_dir / TEST_LOGS)},
         "allow_overlap": request.allow_overlap,
     }
     return {
