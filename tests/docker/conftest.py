@@ -51,12 +51,20 @@ def _engine(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def manager() -> Iterator[PoolManager]:
     """This process's pools; afterwards nothing of them is left on the engine or here."""
+    built = _built_images()
     yield pool_manager()
     owner = pool_manager().owner.id
     close_all()
+    for image in _built_images() - built:
+        subprocess.run(["docker", "rmi", "--force", image], check=False, capture_output=True)
     assert owned(owner) == []
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("docker_pool")]
+
+
+def _built_images() -> set[str]:
+    listed = ["docker", "images", "--quiet", "--filter", "reference=inspect-pool/*"]
+    return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
 
 
 def owned(owner: str) -> list[str]:

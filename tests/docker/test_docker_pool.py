@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelName
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import bash_session, text_editor
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
@@ -220,18 +219,12 @@ async def test_inspect_runs_a_task_with_its_tools(
         solver=_uses_tools(),
         sandbox=SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(image=image, warm=0)),
     )
-    (log,) = await eval_async(
-        task,
-        model="none/none",
-        log_dir=str(tmp_path),
-        display="none",  # type: ignore[arg-type]
-    )
+    (log,) = await eval_async(task, model="none/none", log_dir=str(tmp_path))
     assert log.status == "success", log.error
     assert log.samples is not None
     seen = log.samples[0].store["seen"]
     assert (seen["file"], seen["setup"]) == ("given", "did\n")
     assert (seen["editor"], seen["remote"]) == ("by the editor\n", "remote\n")
     assert "session" in seen["session"]
-    assert ModelName("none/none").name == "none"
     (pool,) = pool_manager().pools()
     await _settle(lambda: pool.state.leased == pool.state.removing == 0)

@@ -189,8 +189,11 @@ def _from_compose(
             f"({', '.join(services)}); use Inspect's plain 'docker' sandbox for several"
         )
     ((name, service),) = services.items()
-    merged = {**(service or {}), **(overrides or {})}
-    extension = {**data.get("x-docker-pool", {}), **merged.get("x-docker-pool", {})}
+    layers = (data, service or {}, overrides or {})
+    merged = {**layers[1], **layers[2]}
+    extension: dict[str, Any] = {}
+    for layer in layers:
+        extension.update(layer.get("x-docker-pool") or {})
     if extension:
         merged["x-docker-pool"] = extension
     config = parse_service(merged, base, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -42,9 +43,19 @@ def parse_service(service: dict[str, Any], base: Path, source: str) -> Container
         source: where the service came from, for messages.
 
     Raises:
-        SandboxConfigError: a key or value that the pool cannot honour.
+        SandboxConfigError: a key or value that the pool cannot honour, or a malformed one.
     """
+    try:
+        return _parse(service, base, source)
+    except SandboxConfigError as ex:
+        if str(ex).startswith(source):
+            raise
+        raise SandboxConfigError(f"{source}: {ex}") from ex
+    except (ValueError, TypeError, KeyError, AttributeError) as ex:
+        raise SandboxConfigError(f"{source}: the service is malformed: {ex!r}") from ex
 
+
+def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
     def refuse(key: str, why: str = "") -> SandboxConfigError:
         return SandboxConfigError(
             f"{source}: docker_pool cannot honour {key!r}{': ' + why if why else ''}; remove it "
@@ -185,9 +196,15 @@ def _mount(item: Any, base: Path, refuse: Refuse) -> Mount:
         raise refuse(f"volumes {source}:{target}", "mounts must be read-only (':ro')")
     if kind == "bind":
         source = str((base / Path(source).expanduser()).resolve())
-        if source.endswith("docker.sock") or Path(source) in (Path("/"), Path("/var/run")):
+        if any(socket.is_relative_to(source) for socket in _engine_sockets()):
             raise refuse(f"volumes {source}", "it would hand out the Docker engine")
     return Mount(source=source, target=target, kind=kind)
+
+
+def _engine_sockets() -> list[Path]:
+    paths = ["/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock"]
+    scheme, _, path = os.environ.get("DOCKER_HOST", "").partition("://")
+    return [Path(item).resolve() for item in [*paths, *([path] if scheme == "unix" else [])]]
 
 
 def _tmpfs(item: Any) -> tuple[str, str]:

@@ -1,0 +1,236 @@
+"""Compare docker_pool, Inspect's own docker provider and the bare Docker SDK in one run.
+
+    python benchmarks/sandbox.py [--image IMAGE] [--episodes N] [--concurrency N]
+
+An episode starts a sandbox, runs one command, writes and reads 1 KB and releases the
+sandbox. All sides use the same image and machine, one after the other; the container that
+the pool starts ahead for later episodes is paid within the measured time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.util import SandboxEnvironment
+
+from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
+from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
+from inspect_tinker_plugin.sandboxes.environment import prewarm
+from inspect_tinker_plugin.sandboxes.manager import close_all, pool_manager
+
+Times = dict[str, list[float]]
+_KILOBYTE = "x" * 1024
+
+
+class Side:
+    """One provider under measurement."""
+
+    def __init__(self, name: str, type: str, config: Any) -> None:
+        self.name = name
+        self._class: Any = registry_find_sandboxenv(type)
+        self._config = config
+
+    async def prepare(self) -> None:
+        await self._class.task_init("bench", self._config)
+
+    async def finish(self) -> None:
+        await self._class.task_cleanup("bench", self._config, True)
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, times: Times) -> AsyncIterator[SandboxEnvironment]:
+        async with _timed(times, "acquire"):
+            environments = await self._class.sample_init("bench", self._config, {})
+        try:
+            yield environments["default"]
+        finally:
+            async with _timed(times, "release"):
+                await self._class.sample_cleanup("bench", self._config, environments, False)
+
+
+@contextlib.asynccontextmanager
+async def _timed(times: Times, name: str) -> AsyncIterator[None]:
+    begun = time.perf_counter()
+    yield
+    times[name].append(time.perf_counter() - begun)
+
+
+async def _operations(sandbox: SandboxEnvironment, times: Times) -> None:
+    async with _timed(times, "exec"):
+        await sandbox.exec(["echo", "hello"])
+    async with _timed(times, "write"):
+        await sandbox.write_file("file.txt", _KILOBYTE)
+    async with _timed(times, "read"):
+        await sandbox.read_file("file.txt")
+
+
+async def _throughput(side: Side, episodes: int, concurrency: int) -> tuple[float, Times]:
+    """Run episodes at once and measure how many finish a minute."""
+    times: Times = defaultdict(list)
+    gate = asyncio.Semaphore(concurrency)
+
+    async def episode() -> None:
+        async with gate, side.sandbox(times) as sandbox:
+            await _operations(sandbox, times)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(episode() for _ in range(episodes)))
+    return 60 * episodes / (time.perf_counter() - begun), times
+
+
+async def _alone(side: Side, repeats: int) -> Times:
+    """Time single operations in one sandbox, with nothing beside them."""
+    times: Times = defaultdict(list)
+    async with side.sandbox(defaultdict(list)) as sandbox:
+        await _operations(sandbox, defaultdict(list))
+        for _ in range(repeats):
+            await _operations(sandbox, times)
+    return times
+
+
+async def _warm_acquire(side: Side, config: DockerPoolConfig, size: int, rounds: int) -> Times:
+    """Take as many sandboxes at once as were warmed before."""
+    times: Times = defaultdict(list)
+
+    async def take() -> None:
+        async with side.sandbox(times):
+            pass
+
+    for _ in range(rounds):
+        await prewarm(config, size)
+        await asyncio.gather(*(take() for _ in range(size)))
+    return times
+
+
+def _bare(image: str, repeats: int) -> Times:
+    """Do with the SDK alone what an episode needs, one after the other."""
+    api = pool_manager().engine.api
+    times: Times = defaultdict(list)
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        result = call()
+        times[name].append(time.perf_counter() - begun)
+        return result
+
+    def start() -> str:
+        host = api.create_host_config(network_mode="none")
+        container = api.create_container(image, ["tail", "-f", "/dev/null"], host_config=host)["Id"]
+        api.start(container)
+        return str(container)
+
+    def run(container: str) -> None:
+        api.exec_start(api.exec_create(container, ["echo", "hello"])["Id"])
+
+    for _ in range(repeats):
+        container = timed("acquire", start)
+        timed("exec", partial(run, container))
+        timed("release", partial(api.remove_container, container, force=True, v=True))
+    return times
+
+
+def _ms(values: list[float], quantile: float = 0.5) -> float:
+    ordered = sorted(values)
+    return 1000 * ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+async def _measure(options: argparse.Namespace) -> None:
+    config = DockerPoolConfig(image=options.image, warm=options.concurrency)
+    pool = Side("docker_pool", "docker_pool", config)
+    with tempfile.TemporaryDirectory() as folder:
+        compose = Path(folder) / "compose.yaml"
+        compose.write_text(
+            f"services:\n  default:\n    image: {options.image}\n    x-local: true\n"
+            "    command: tail -f /dev/null\n    init: true\n    network_mode: none\n"
+            "    stop_grace_period: 1s\n"
+        )
+        stock = Side("docker", "docker", str(compose))
+        found: dict[str, tuple[float, Times, Times]] = {}
+        for side, episodes in ((stock, options.stock_episodes), (pool, options.episodes)):
+            with contextlib.redirect_stdout(io.StringIO()):
+                await side.prepare()
+                alone = await _alone(side, options.repeats)
+                rate, loaded = await _throughput(side, episodes, options.concurrency)
+            found[side.name] = (rate, loaded, alone)
+            if side is stock:
+                await side.finish()
+        warm = await _warm_acquire(pool, config, options.concurrency, 5)
+    bare = await asyncio.to_thread(_bare, options.image, 10)
+    _report(options, found, warm, bare)
+
+
+def _report(
+    options: argparse.Namespace,
+    found: dict[str, tuple[float, Times, Times]],
+    warm: Times,
+    bare: Times,
+) -> None:
+    (stock_rate, stock_loaded, stock), (pool_rate, pool_loaded, pool) = (
+        found["docker"],
+        found["docker_pool"],
+    )
+    print(f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {options.image}")
+    print(f"{options.concurrency} episodes at once; times in ms\n")
+    print(f"{'':34}{'docker':>10}{'bare SDK':>10}{'docker_pool':>13}{'ratio':>9}")
+
+    def line(name: str, first: float, second: float | None, third: float, ratio: float) -> None:
+        middle = "-" if second is None else f"{second:.1f}"
+        print(f"{name:34}{first:>10.1f}{middle:>10}{third:>13.1f}{ratio:>9.3f}")
+
+    line("episodes a minute", stock_rate, None, pool_rate, pool_rate / stock_rate)
+    rows: list[tuple[str, list[float], list[float] | None, list[float], float]] = [
+        ("acquire p50, under load", stock_loaded["acquire"], None, pool_loaded["acquire"], 0.5),
+        ("acquire p99, under load", stock_loaded["acquire"], None, pool_loaded["acquire"], 0.99),
+        ("acquire p50, warm", stock_loaded["acquire"], bare["acquire"], warm["acquire"], 0.5),
+        ("acquire p99, warm", stock_loaded["acquire"], bare["acquire"], warm["acquire"], 0.99),
+        ("release p50, under load", stock_loaded["release"], None, pool_loaded["release"], 0.5),
+        ("exec p50, alone", stock["exec"], bare["exec"], pool["exec"], 0.5),
+        ("write 1 KB p50, alone", stock["write"], None, pool["write"], 0.5),
+        ("read 1 KB p50, alone", stock["read"], None, pool["read"], 0.5),
+        ("exec p50, under load", stock_loaded["exec"], None, pool_loaded["exec"], 0.5),
+    ]
+    for name, first, second, third, quantile in rows:
+        middle = None if second is None else _ms(second, quantile)
+        before, after = _ms(first, quantile), _ms(third, quantile)
+        line(name, before, middle, after, after / before)
+    whole = statistics.median(map(sum, zip(*bare.values(), strict=True)))
+    print(f"\nbare SDK, one create-start-exec-remove: {1000 * whole:.0f} ms")
+    targets = {
+        "warm acquire p50 under 50 ms": _ms(warm["acquire"]) < 50,
+        "episodes a minute at least 6 times": pool_rate >= 6 * stock_rate,
+        "exec p50 at most 0.1": _ms(pool["exec"]) <= 0.1 * _ms(stock["exec"]),
+        "write at most 0.1": _ms(pool["write"]) <= 0.1 * _ms(stock["write"]),
+        "read at most 0.1": _ms(pool["read"]) <= 0.1 * _ms(stock["read"]),
+    }
+    for name, reached in targets.items():
+        print(f"{'reached' if reached else 'MISSED':8} {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--image", default="inspect-rl-test/python:1")
+    parser.add_argument("--episodes", type=int, default=120, help="of docker_pool")
+    parser.add_argument("--stock-episodes", type=int, default=24, help="of docker")
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=15, help="operations timed alone")
+    options = parser.parse_args()
+    try:
+        asyncio.run(_measure(options))
+    finally:
+        close_all()
+
+
+if __name__ == "__main__":
+    main()
