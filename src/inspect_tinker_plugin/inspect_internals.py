@@ -82,8 +82,12 @@ PRIVATE_NAMES: dict[str, str] = {
     ),
     "inspect_ai.log._transcript:Transcript": "one transcript an episode",
     "inspect_ai.log._transcript:init_transcript": "one transcript an episode",
-    "inspect_ai.model._call_tools:parse_tool_call": "a call's arguments as Inspect's own providers read them",
-    "inspect_ai.model._call_tools:tool_parse_error_message": "what a model is told about arguments that do not parse",
+    "inspect_ai.model._call_tools:parse_tool_call": (
+        "a call's arguments as Inspect's own providers read them"
+    ),
+    "inspect_ai.model._call_tools:tool_parse_error_message": (
+        "what a model is told about arguments that do not parse"
+    ),
     "inspect_ai.model._assistant_internal:init_sample_assistant_internal": (
         "per-sample state of providers"
     ),
