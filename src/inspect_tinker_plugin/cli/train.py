@@ -123,6 +123,7 @@ def _train(request: Any) -> None:
     from inspect_tinker_plugin.train.request import check_request
 
     check_request(request)
+    from inspect_tinker_plugin.train.curve import reward_curve
     from inspect_tinker_plugin.train.run import InterruptedRun, train
 
     try:
@@ -134,6 +135,9 @@ def _train(request: Any) -> None:
             err=True,
         )
         sys.exit(EXIT_INTERRUPTED)
+    curve = reward_curve(request.log_dir)
+    if curve:
+        click.echo(f"\n{curve}\n")
     click.echo(f"report: {result.report}")
 
 
