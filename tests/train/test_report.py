@@ -24,8 +24,9 @@ from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
+from inspect_tinker_plugin.train.figures import quantile
 from inspect_tinker_plugin.train.history import read_history
-from inspect_tinker_plugin.train.report import quantile, write_report
+from inspect_tinker_plugin.train.report import write_report
 
 
 @solver

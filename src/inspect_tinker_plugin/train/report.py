@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
+from inspect_tinker_plugin.train.figures import charts, mean
 from inspect_tinker_plugin.train.history import (
-    TIMES,
     BatchLog,
     History,
-    RolloutFigures,
-    Step,
     read_history,
 )
 from inspect_tinker_plugin.train.metrics import number
 
 REPORT = "report.html"
-_SCORERS = 8
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -60,7 +55,7 @@ def render(history: History) -> str:
         f'<p class="sub">{escape(" · ".join(str(part) for part in about if part))}</p>',
         _tiles(history),
         '<div class="grid2">',
-        *(_card(*chart) for chart in _charts(history)),
+        *(_card(*chart) for chart in charts(history.steps)),
         "</div>",
         _step_table(history),
         _test_table(history),
@@ -104,49 +99,10 @@ def _way(first: float, last: float) -> str:
     return "up" if last > first else "down" if last < first else ""
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the average."""
-    return sum(values) / len(values)
-
-
 def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-# charts
-
-
-def _charts(history: History) -> list[tuple[str, str, str]]:
-    """Return title, note and drawing of each chart."""
-    steps = history.steps
-    return [
-        (
-            "Reward",
-            "Mean over the rollouts of a step; the areas hold the middle 50% and 80% of them.",
-            _reward_chart(steps),
-        ),
-        ("Scores", "Mean of each scorer.", _score_chart(steps)),
-        ("Length", "Sampled tokens of a rollout: mean, and the middle 80%.", _length_chart(steps)),
-        ("Turns", "Model calls of a rollout.", _turn_chart(steps)),
-        (
-            "Stop reasons",
-            "Why rollouts ended, as shares of a step.",
-            _counted(steps, lambda one: one.stop if one.graded else None, shares=True),
-        ),
-        (
-            "Errors by cause",
-            "Failed rollouts a step, those that were tried again included.",
-            _counted(steps, lambda one: one.cause),
-        ),
-        (
-            "Time of a rollout",
-            "Seconds, mean; sampling is the wait for the policy.",
-            _time_chart(steps),
-        ),
-        ("Time of a step", "Seconds of wall clock.", _wall_chart(steps)),
-    ]
 
 
 def _card(title: str, note: str, drawing: str) -> str:
@@ -154,110 +110,6 @@ def _card(title: str, note: str, drawing: str) -> str:
         f'<section class="card"><h2>{escape(title)}</h2>'
         f'<p class="note">{escape(note)}</p>{drawing}</section>'
     )
-
-
-def _reward_chart(steps: Sequence[Step]) -> str:
-    lines = [Line("training", [(s.index, s.reward) for s in steps if s.reward is not None])]
-    tests = [(s.index, s.test_reward) for s in steps if s.test_reward is not None]
-    if tests:
-        lines.append(Line("test", tests, colour=1, dots=True))
-    spread = [(s.index, s.log.rewards()) for s in steps if s.log and s.log.rewards()]
-    bands = [
-        Band("", [(i, quantile(v, low), quantile(v, 1 - low)) for i, v in spread])
-        for low in (0.1, 0.25)
-        if spread
-    ]
-    return line_chart(lines, bands=bands)
-
-
-def _score_chart(steps: Sequence[Step]) -> str:
-    names = Counter(
-        name for step in steps for one in _graded(step) for name in one.scores
-    ).most_common()
-    lines = []
-    for colour, (name, _) in enumerate(names[:_SCORERS]):
-        values = [
-            (s.index, [one.scores[name] for one in _graded(s) if name in one.scores]) for s in steps
-        ]
-        lines.append(Line(name, [(i, mean(v)) for i, v in values if v], colour=colour))
-    return line_chart(lines)
-
-
-def _length_chart(steps: Sequence[Step]) -> str:
-    values = [(s.index, [o.tokens for o in _graded(s) if o.tokens is not None]) for s in steps]
-    known = [(i, v) for i, v in values if v]
-    if not known:
-        return empty("no figures yet")
-    band = Band("", [(i, quantile(v, 0.1), quantile(v, 0.9)) for i, v in known], colour=2)
-    return line_chart(
-        [Line("tokens", [(i, mean(v)) for i, v in known], colour=2)], bands=[band], from_zero=True
-    )
-
-
-def _turn_chart(steps: Sequence[Step]) -> str:
-    values = [(s.index, [o.turns for o in _graded(s) if o.turns is not None]) for s in steps]
-    line = Line("turns", [(i, mean(v)) for i, v in values if v], colour=4)
-    return line_chart([line] if line.points else [], from_zero=True)
-
-
-def _counted(
-    steps: Sequence[Step],
-    label: Callable[[RolloutFigures], str | None],
-    *,
-    shares: bool = False,
-) -> str:
-    logged = [step for step in steps if step.log]
-    counts = [
-        Counter(found for one in step.log.rollouts if (found := label(one)) is not None)
-        for step in logged
-        if step.log
-    ]
-    names = [name for name, _ in sum(counts, Counter()).most_common()]
-    layers = {
-        name: [
-            100 * count[name] / max(1, count.total()) if shares else float(count[name])
-            for count in counts
-        ]
-        for name in names
-    }
-    return stacked_chart([step.index for step in logged], layers, unit="%" if shares else "")
-
-
-def _time_chart(steps: Sequence[Step]) -> str:
-    timed = [(step.index, _graded(step)) for step in steps if _graded(step)]
-    layers = {
-        name: [mean([one.times.get(name, 0.0) for one in rollouts]) for _, rollouts in timed]
-        for name in TIMES
-    }
-    return stacked_chart([index for index, _ in timed], layers, unit=" s")
-
-
-def _wall_chart(steps: Sequence[Step]) -> str:
-    timed = [step for step in steps if number(step.figures, "time/total")]
-
-    def seconds(name: str) -> list[float]:
-        return [number(step.figures, f"time/{name}") or 0.0 for step in timed]
-
-    total, rollouts = seconds("total"), seconds("sampling")
-    training, test = seconds("train_step"), seconds("run_evaluations_parallel")
-    rest = [
-        max(0.0, t - sum(parts)) for t, *parts in zip(total, rollouts, training, test, strict=True)
-    ]
-    layers = {"rollouts": rollouts, "training": training, "test set": test, "other": rest}
-    return stacked_chart([step.index for step in timed], layers, unit=" s")
-
-
-def _graded(step: Step) -> list[RolloutFigures]:
-    return [] if step.log is None else [one for one in step.log.rollouts if one.graded]
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """Return a quantile, interpolated."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 # tables
