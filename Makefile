@@ -16,6 +16,7 @@ TORCH_ARGS ?=
 EXTRAS ?= dev
 comma := ,
 STAMP := $(VENV)/.setup-done-$(subst $(comma),-,$(EXTRAS))
+LOCAL_STAMP := $(VENV)/.setup-done-local
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -41,12 +42,26 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@$(PIP) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
-demo: $(STAMP) ## export a task, then roll out an agent with a scripted policy (offline, no key)
+# Beside the development tools, so that tests alone do not wait for it.
+$(LOCAL_STAMP): $(STAMP)
+	@echo "setup 3/3: a Tinker API server for this machine's CPU"
+	@$(PIP) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo goes without training."
+	@touch $@
+
+demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
 	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
 	@$(BIN)/inspect rl export example_tasks/word_problems.py --output out/demo --overwrite
 	@echo
 	@echo "\$$ inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl"
 	@$(BIN)/inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl
+	@echo
+	@if $(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; exit(missing() is not None)'; then \
+		rm -rf out/demo-training; \
+		echo "\$$ inspect rl train example_tasks/toy.py@letters --local --log-dir out/demo-training"; \
+		$(BIN)/inspect rl train example_tasks/toy.py@letters --local --log-dir out/demo-training; \
+	else \
+		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
+	fi
 
 test: $(STAMP) ## run the tests, except those marked slow
 	$(BIN)/python -m pytest -q -m "not slow"
