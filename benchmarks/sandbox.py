@@ -95,6 +95,7 @@ async def _alone(side: Side, repeats: int) -> Times:
     times: Times = defaultdict(list)
     async with side.sandbox(defaultdict(list)) as sandbox:
         await _operations(sandbox, defaultdict(list))
+        await asyncio.sleep(1)  # its replacement has started by then
         for _ in range(repeats):
             await _operations(sandbox, times)
     return times
@@ -161,6 +162,8 @@ async def _measure(options: argparse.Namespace) -> None:
         for side, episodes in ((stock, options.stock_episodes), (pool, options.episodes)):
             with contextlib.redirect_stdout(io.StringIO()):
                 await side.prepare()
+                if side is pool:  # as where the dataset is built, ahead of the first batch
+                    await prewarm(config, options.concurrency)
                 alone = await _alone(side, options.repeats)
                 rate, loaded = await _throughput(side, episodes, options.concurrency)
             found[side.name] = (rate, loaded, alone)

@@ -110,7 +110,9 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         manager = pool_manager()
         parsed = parse_config(config, sample_variables(metadata))
-        pool = await manager.engine.run(manager.prepare, parsed)
+        pool = manager.known(parsed)
+        if pool is None:
+            pool = await manager.engine.run(manager.prepare, parsed)
         container = await pool.acquire()
         return {parsed.service: cls(manager, pool, container)}
 

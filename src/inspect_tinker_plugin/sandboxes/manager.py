@@ -47,9 +47,8 @@ class PoolManager:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
-        with self._lock:
-            known = self._known.get(config)
-        if known is not None and not refresh:
+        known = None if refresh else self.known(config)
+        if known is not None:
             return known
         self._open()
         image = self._images.resolve(config, refresh=refresh)
@@ -66,6 +65,11 @@ class PoolManager:
             self._known[config] = pool
         pool.grow(config.pool)
         return pool
+
+    def known(self, config: ContainerConfig) -> Pool | None:
+        """Give the pool of a configuration that was prepared before, without waiting."""
+        with self._lock:
+            return self._known.get(config)
 
     def pools(self) -> list[Pool]:
         with self._lock:

@@ -203,8 +203,9 @@ class Pool:
                     break
                 self._leased.add(container)
                 self._floor = max(0, self._floor - 1)
+                # Within the lock, so that callers wake in the order in which they came.
+                waiter.set_result(container)
             served = served or waiter is caller
-            waiter.set_result(container)
         for container in dead:
             self._engine.submit(self._remove, container)
         for _ in range(self._reserve()):

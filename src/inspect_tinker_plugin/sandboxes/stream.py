@@ -109,8 +109,8 @@ class AttachedSocket:
         """Look, without waiting, whether the other side hung up."""
         if self.closed:
             return False
-        self._socket.setblocking(False)
         try:
+            self._socket.setblocking(False)
             return self._socket.recv(1, socket.MSG_PEEK) != b""
         except (BlockingIOError, InterruptedError):
             return True
