@@ -86,7 +86,7 @@ def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
     found = {each.name: each for each in imports_of(PACKAGE / "cli" / "policies.py")}
     assert found["tinker"].late or found["tinker"].typing_only
     assert found["tinker_cookbook.completers.TokenCompleter"].typing_only
-    assert not found["inspect_ai.tool.ToolCall"].late
+    assert not found["inspect_ai.model.ModelOutput"].late
 
 
 @pytest.mark.parametrize("part", ["episode", "rewards", "tools", "sandboxes", "export"])

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from inspect_ai.model import ChatMessageAssistant
-from inspect_ai.tool import ToolCall
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from inspect_ai.log import read_eval_log
+from inspect_ai.model import ModelOutput
 
-from inspect_tinker_plugin.cli.policies import read_script, reply_tokens
+from inspect_tinker_plugin.cli.policies import read_script
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
@@ -99,11 +97,34 @@ def test_max_turns_ends_an_episode() -> None:
     assert (found["turns"], found["stop"]) == (1, "max_turns")
 
 
-def test_logs_are_written_when_asked_for(tmp_path: Path) -> None:
+def test_the_log_is_there_when_the_command_returns(tmp_path: Path) -> None:
     result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--show", "0")
     assert result.exit_code == 0, result.output
-    if not list(tmp_path.glob("*.eval")):
-        pytest.xfail("logs of rollouts are not there yet")
+    (path,) = tmp_path.glob("*.eval")
+    log = read_eval_log(path)
+    assert log.status == "success"
+    assert [sample.id for sample in log.samples or []] == ["apples"] * 4
+    rewards = [(s.scores or {})["reward"].value for s in log.samples or []]
+    assert rewards == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
+    summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "judge=-0.5")
+    result = run(*summary, "--json")
+    assert result.exit_code == 0, result.output
+    for each in reports(result):
+        assert each["reward"] == -0.5
+        assert "grader" in each["error"]
+    assert "reward -0.50 (stated with --on-error)" in run(*summary).stdout
+
+
+def test_a_group_reward_and_a_tool_executor_are_chosen_by_name() -> None:
+    ranked = ("--group-reward", "rank", "--tool-executor", "cached", "--max-sandboxes", "1")
+    found = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json", *ranked))
+    plain = reports(run(LOG_SEARCH, "--script", SCRIPT, "--json"))
+    assert [each["scores"] for each in found] == [each["scores"] for each in plain]
+    assert [each["reward"] for each in found] != [each["reward"] for each in plain]
+    assert found[0]["reward"] > found[1]["reward"]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +137,13 @@ def test_logs_are_written_when_asked_for(tmp_path: Path) -> None:
         ([LOG_SEARCH, "--renderer", "qwen99"], "no renderer qwen99"),
         ([LOG_SEARCH, "--renderer", "role_colon"], "tool"),
         ([LOG_SEARCH, "--reward", "nonsense"], "nonsense"),
+        ([LOG_SEARCH, "--group-reward", "nonsense"], "nonsense"),
+        ([LOG_SEARCH, "--tool-executor", "nonsense"], "nonsense"),
+        ([LOG_SEARCH, "--on-error", "zero"], "expected 'raise' or a number, not 'zero'"),
+        ([LOG_SEARCH, "--on-error", "weather=0"], "unknown cause 'weather'"),
+        ([LOG_SEARCH, "--on-error", "0", "--on-error", "tool=1"], "goes with no other rule"),
+        ([LOG_SEARCH, "--on-error", "tool=0", "--on-error", "tool=1"], "given twice"),
+        ([LOG_SEARCH, "--on-error", "=1"], "names no cause"),
         ([f"{FOLDER / 'log_search.py'}@nothing"], "has no task 'nothing'"),
         ([LOG_SEARCH, "--sample-id", "sunday"], "sunday"),
     ],
@@ -156,19 +184,10 @@ def test_a_script_of_plain_lines_is_one_episode(tmp_path: Path) -> None:
     script = tmp_path / "script.jsonl"
     script.write_text('"first"\n\n{"text": "second"}\n', encoding="utf-8")
     (episode,) = read_script(script)
-    assert [reply.text for reply in episode] == ["first", "second"]
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking", "qwen3_instruct"])
-def test_scripted_replies_are_what_a_model_would_sample(name: str) -> None:
-    renderer = get_renderer(name, get_tokenizer(str(TOKENIZER_FOLDER)))
-    call = ToolCall(id="1", function="bash", arguments={"command": "ls | wc -l"})
-    tokens = reply_tokens(renderer, ChatMessageAssistant(content="I look.", tool_calls=[call]))
-    message, termination = renderer.parse_response(tokens)
-    assert termination.is_clean
-    assert "I look." in str(message["content"])
-    (parsed,) = message["tool_calls"]
-    assert json.loads(parsed.function.arguments) == {"command": "ls | wc -l"}
+    assert [reply.completion for reply in episode if isinstance(reply, ModelOutput)] == [
+        "first",
+        "second",
+    ]
 
 
 def test_a_reply_over_max_tokens_is_cut_and_says_so() -> None:

@@ -114,7 +114,10 @@ async def test_a_cut_reply_of_the_script_has_no_stop_token() -> None:
     assert cut.stop_reason == "length"
 
 
-async def test_functions_need_the_request() -> None:
-    policy = ScriptedPolicy(load_renderer(), [lambda request: "x"])
-    with pytest.raises(TypeError, match="request="):
-        await policy(prompt(1), [])
+async def test_functions_without_a_request_see_the_prompt_as_text() -> None:
+    renderer = load_renderer()
+    policy = ScriptedPolicy(renderer, lambda request: say(request.messages[0].text.upper()))
+    asked = renderer.tokenizer.encode("how many?", add_special_tokens=False)
+    reply = await policy(prompt(*asked), [])
+    message, _ = renderer.parse_response(reply.tokens)
+    assert message["content"] == "HOW MANY?"

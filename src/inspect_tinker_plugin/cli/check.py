@@ -91,18 +91,14 @@ async def _check(choices: dict[str, Any]) -> list[tuple[str, ParityReport]]:
 
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
-    from inspect_tinker_plugin.testing import say
-    from inspect_tinker_plugin.testing.default_script import default_script
-
     if path is None:
+        from inspect_tinker_plugin.testing.default_script import default_script
+
         return default_script(sample)
     from inspect_tinker_plugin.cli.policies import read_script
 
     episodes = read_script(path)
-    messages = [
-        reply.message(turn) for turn, reply in enumerate(episodes[position % len(episodes)])
-    ]
-    return [say(message.text, *(message.tool_calls or [])) for message in messages]
+    return episodes[position % len(episodes)]
 
 
 def _show(side: str, report: ParityReport) -> None:

@@ -124,7 +124,10 @@ def _tool_call(call: ToolCall, *, full: bool) -> RenderableType:
 
 def _verdict(report: RolloutReport) -> RenderableType:
     if report.error:
-        return Panel(_plain(report.error), title="failed", title_align="left", border_style="red")
+        title = Text("failed", style="bold")
+        if report.reward is not None:
+            title.append(f" · reward {_number(report.reward)} (stated with --on-error)")
+        return Panel(_plain(report.error), title=title, title_align="left", border_style="red")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()

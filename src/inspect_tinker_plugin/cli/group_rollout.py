@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
-PolicyFor = Callable[["Sample", int], "TokenCompleter"]
-"""Makes the policy of one rollout, from its sample and its position in the group."""
+PolicyFor = Callable[["InspectEnv", "Sample", int], "TokenCompleter"]
+"""Makes the policy of one rollout, from its env, its sample and its position in the group."""
 
 
 async def roll_groups(
@@ -49,7 +49,7 @@ async def _roll_group(
 ) -> list[RolloutReport]:
     envs: Sequence[Any] = await builder.make_envs()
     try:
-        policies = [policy_for(builder.sample, position) for position in range(len(envs))]
+        policies = [policy_for(env, builder.sample, i) for i, env in enumerate(envs)]
         results = await asyncio.gather(
             *(_roll(env, policy, done) for env, policy in zip(envs, policies, strict=True))
         )

@@ -138,6 +138,34 @@ def parse_sandbox(text: str | None) -> str | tuple[str, str] | None:
     return kind, config
 
 
+def parse_on_error(
+    ctx: click.Context, param: click.Parameter, texts: Sequence[str]
+) -> str | float | dict[str, str | float]:
+    """Read ``--on-error``: one rule for every cause, or ``cause=rule`` as often as needed."""
+    rules: dict[str, str | float] = {}
+    for text in texts:
+        cause, equals, rule = text.rpartition("=")
+        if equals and not cause:
+            raise click.BadParameter(f"{text!r} names no cause.")
+        if not equals and len(texts) > 1:
+            raise click.BadParameter(f"{text!r} is for every cause and goes with no other rule.")
+        if cause in rules:
+            raise click.BadParameter(f"{cause!r} is given twice.")
+        rules[cause] = _parse_rule(rule)
+    if not rules:
+        return "raise"
+    return rules.get("", rules)
+
+
+def _parse_rule(text: str) -> str | float:
+    if text == "raise":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"expected 'raise' or a number, not {text!r}.") from None
+
+
 def _parse_limit(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> int | tuple[int, int] | None:

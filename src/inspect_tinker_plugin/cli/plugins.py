@@ -7,11 +7,13 @@ from dataclasses import asdict
 
 import click
 
+from inspect_tinker_plugin.cli.reporting import reported
 from inspect_tinker_plugin.plugins import NAMING_HOOKS, Plugin, Plugins, default_plugins
 
 
 @click.command("plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@reported
 def plugins(as_json: bool) -> None:
     """List installed plugins with the hooks that they implement and the names that they give.
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from inspect_ai.model import ChatMessageAssistant
-from inspect_ai.tool import ToolCall
+from inspect_ai.model import ModelOutput
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from inspect_tinker_plugin.errors import ConfigError, InspectRLError
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.testing import Script, ScriptedPolicy, Turn, call, say, submit
 
 if TYPE_CHECKING:
-    import tinker
-    from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+    from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
-
-
-class ScriptEndedError(InspectRLError):
-    """An episode went on after its script had ended."""
 
 
 class ScriptedCall(BaseModel):
@@ -42,22 +36,15 @@ class Reply(BaseModel):
     text: str = ""
     tool_calls: list[ScriptedCall] = []
 
-    def message(self, turn: int) -> ChatMessageAssistant:
-        """The reply as Inspect's message."""
-        calls = [
-            ToolCall(id=f"call_{turn}_{i}", function=call.name, arguments=call.arguments)
-            for i, call in enumerate(self.tool_calls)
-        ]
-        return ChatMessageAssistant(content=self.text, tool_calls=calls or None)
+    def output(self) -> ModelOutput:
+        """The reply as a scripted model says it."""
+        return say(self.text, *(call(each.name, **each.arguments) for each in self.tool_calls))
 
-
-ReplyFor = Callable[[int, str], Reply]
-"""Gives the reply to a turn (from 0) and the text of its prompt."""
 
 _LINE: TypeAdapter[str | Reply | list[str | Reply]] = TypeAdapter(str | Reply | list[str | Reply])
 
 
-def read_script(path: Path) -> list[list[Reply]]:
+def read_script(path: Path) -> list[list[Turn]]:
     """Read episodes from a script file of JSON lines.
 
     A line is one reply, a string or ``{"text", "tool_calls"}``, and the file one episode; or
@@ -73,8 +60,8 @@ def read_script(path: Path) -> list[list[Reply]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the script {path} cannot be read: {error}") from error
-    replies: list[Reply] = []
-    episodes: list[list[Reply]] = []
+    replies: list[Turn] = []
+    episodes: list[list[Turn]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -87,91 +74,44 @@ def read_script(path: Path) -> list[list[Reply]]:
                 '{"text": "...", "tool_calls": [{"name": "...", "arguments": {}}]}.'
             ) from error
         if isinstance(parsed, list):
-            episodes.append([_reply(each) for each in parsed])
+            episodes.append([_output(each) for each in parsed])
         else:
-            replies.append(_reply(parsed))
+            replies.append(_output(parsed))
     if bool(replies) == bool(episodes):
         problem = "mixes replies and lists of replies" if replies else "holds no replies"
         raise ConfigError(f"the script {path} {problem}")
     return episodes or [replies]
 
 
-def play(replies: Sequence[Reply]) -> ReplyFor:
-    """Say the replies of one episode in order."""
-
-    def reply_for(turn: int, prompt: str) -> Reply:
-        if turn >= len(replies):
-            raise ScriptEndedError(
-                f"the script has {len(replies)} replies, and the task asks for another; "
-                "add one, or end the episode earlier with --max-turns"
-            )
-        return replies[turn]
-
-    return reply_for
-
-
-def answer_with(target: str) -> ReplyFor:
+def answer_with(target: str) -> Script:
     """Answer every turn with one answer, through the ``submit`` tool where it is on offer."""
 
-    def reply_for(turn: int, prompt: str) -> Reply:
-        if re.search(r"\bsubmit\b", prompt):
-            return Reply(tool_calls=[ScriptedCall(name="submit", arguments={"answer": target})])
-        return Reply(text=f"ANSWER: {target}")
+    def answer(request: TurnRequest) -> ModelOutput:
+        if any(tool.name == "submit" for tool in request.tools):
+            return submit(target)
+        return say(f"ANSWER: {target}")
 
-    return reply_for
-
-
-@dataclass
-class ScriptedPolicy:
-    """Answers for one episode: scripted words as real tokens of the renderer."""
-
-    renderer: Renderer
-    reply_for: ReplyFor
-    max_tokens: int
-    turn: int = 0
-
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
-    ) -> TokensWithLogprobs:
-        """Say the next reply; cut at ``max_tokens``, as a sampler does."""
-        from tinker_cookbook.completers import TokensWithLogprobs
-
-        prompt = [token for chunk in model_input.chunks for token in getattr(chunk, "tokens", ())]
-        reply = self.reply_for(self.turn, str(self.renderer.tokenizer.decode(prompt)))
-        tokens = reply_tokens(self.renderer, reply.message(self.turn))
-        self.turn += 1
-        room = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
-        return TokensWithLogprobs(
-            tokens=tokens[:room],
-            maybe_logprobs=[0.0] * len(tokens[:room]),
-            stop_reason="length" if len(tokens) > room else "stop",
-        )
+    return answer
 
 
-def scripted_policy(renderer: Renderer, reply_for: ReplyFor, *, max_tokens: int) -> TokenCompleter:
-    """Make the policy of one episode.
+def scripted_policy(
+    renderer: Renderer,
+    script: Script,
+    *,
+    max_tokens: int,
+    request: Callable[[], TurnRequest] | None = None,
+) -> TokenCompleter:
+    """Make a policy that says a script.
 
     Args:
         renderer: Turns replies into tokens.
-        reply_for: What it says.
+        script: What it says.
         max_tokens: Longer replies are cut, as by a sampler.
+        request: Returns the model call that is being answered; for a policy of one episode.
     """
     # Only called, never checked for its class: a subclass would import the cookbook here.
-    return cast("TokenCompleter", ScriptedPolicy(renderer, reply_for, max_tokens))
-
-
-def reply_tokens(renderer: Renderer, message: ChatMessageAssistant) -> list[int]:
-    """The tokens with which a model would say a message, end of turn included."""
-    from tinker_cookbook.renderers import Message
-    from tinker_cookbook.renderers.base import RenderContext
-
-    from inspect_tinker_plugin.rl.messages import renderer_message
-
-    asked = Message(role="user", content="")
-    context = RenderContext(idx=1, is_last=True, prev_message=asked, last_user_index=0)
-    rendered = renderer.render_message(renderer_message(message, images=False), context)
-    chunks = [*rendered.output, *([rendered.stop_overlap] if rendered.stop_overlap else [])]
-    return [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
+    policy = ScriptedPolicy(renderer, script, request=request, max_tokens=max_tokens)
+    return cast("TokenCompleter", policy)
 
 
 def tinker_policy(
@@ -205,8 +145,8 @@ def tinker_policy(
     return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)
 
 
-def _reply(line: str | Reply) -> Reply:
-    return Reply(text=line) if isinstance(line, str) else line
+def _output(line: str | Reply) -> ModelOutput:
+    return say(line) if isinstance(line, str) else line.output()
 
 
 def _first_problem(error: ValidationError) -> str:

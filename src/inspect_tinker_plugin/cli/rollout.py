@@ -14,6 +14,7 @@ import click
 
 from inspect_tinker_plugin.cli.options import (
     parse_args,
+    parse_on_error,
     parse_sandbox,
     sample_options,
     task_options,
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.cli.group_rollout import PolicyFor
     from inspect_tinker_plugin.cli.report import RolloutReport
+    from inspect_tinker_plugin.config import OnError
+    from inspect_tinker_plugin.episode.types import TurnRequest
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
+    from inspect_tinker_plugin.rl.env import InspectEnv
 
 DEFAULT_RENDERER = "qwen3_instruct"
 """Renderer of the scripted policy, whose tokenizer has Qwen3's special tokens."""
@@ -68,7 +72,18 @@ WIDTH = 100
 @click.option("--message-limit", type=click.IntRange(1), help="Messages in a conversation.")
 @click.option("--token-limit", type=click.IntRange(1), help="Tokens of an episode.")
 @click.option("--time-limit", type=click.IntRange(1), help="Seconds of an episode.")
+@click.option("--max-sandboxes", type=click.IntRange(1), help="Sandboxes alive at once.")
+@click.option("--tool-executor", metavar="NAME", help="Who carries out tool calls.")
 @click.option("--reward", default="mean", show_default=True, help="How scores become a reward.")
+@click.option("--group-reward", metavar="EXPR", help="How a group's rewards are reconsidered.")
+@click.option(
+    "--on-error",
+    multiple=True,
+    metavar="raise|NUMBER|CAUSE=NUMBER",
+    callback=parse_on_error,
+    help="Reward of a failed episode instead of its failure, for all causes or by cause, e.g. "
+    "--on-error scorer=-1 --on-error sandbox=raise.",
+)
 @click.option("--log-dir", metavar="DIR", help="Write an .eval log a batch here.")
 @click.option(
     "--show", type=click.IntRange(0), default=1, show_default=True, help="Conversations to print."
@@ -99,9 +114,11 @@ def rollout(**choices: Any) -> None:
             groups = asyncio.run(roll_groups(builders, policy_for, done))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        _finish_logs(choices["log_dir"])
     terminal = Console()
     _show(groups, choices, terminal if terminal.is_terminal else Console(width=WIDTH))
-    failed = sum(report.error is not None for group in groups for report in group)
+    failed = sum(report.reward is None for group in groups for report in group)
     if failed:
         total = sum(len(group) for group in groups)
         click.echo(f"{failed} of {total} rollouts failed", err=True)
@@ -152,15 +169,22 @@ def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
             max_tokens=choices["max_tokens"],
             temperature=choices["temperature"],
         )
-        return lambda sample, position: sampler
+        return lambda env, sample, position: sampler
     script = policies.read_script(choices["script"]) if choices["script"] else None
 
-    def scripted(sample: Sample, position: int) -> TokenCompleter:
-        if script is not None:
-            reply_for = policies.play(script[position % len(script)])
-        else:
-            reply_for = policies.answer_with(_target(sample) if position % 2 == 0 else UNKNOWING)
-        return policies.scripted_policy(renderer, reply_for, max_tokens=choices["max_tokens"])
+    def scripted(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
+        def request() -> TurnRequest:
+            assert env.request is not None
+            return env.request
+
+        replies = (
+            script[position % len(script)]
+            if script is not None
+            else policies.answer_with(_target(sample) if position % 2 == 0 else UNKNOWING)
+        )
+        return policies.scripted_policy(
+            renderer, replies, max_tokens=choices["max_tokens"], request=request
+        )
 
     return scripted
 
@@ -187,6 +211,7 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
         seed=None if shuffle is True else shuffle,
     )
     samples = SelectedSamples(task.task.dataset, selection)
+    on_error: OnError = choices["on_error"]
     solver, solver_args = choices["solver"], parse_args(choices["solver_args"])
     if solver_args and solver is None:
         raise click.UsageError("-S needs --solver.")
@@ -202,9 +227,21 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
         message_limit=choices["message_limit"],
         token_limit=choices["token_limit"],
         time_limit=choices["time_limit"],
+        max_sandboxes=choices["max_sandboxes"],
         reward=choices["reward"],
+        group_reward=choices["group_reward"],
+        tool_executor=choices["tool_executor"],
+        on_error=on_error,
         log_dir=choices["log_dir"],
     )
+
+
+def _finish_logs(log_dir: str | None) -> None:
+    """Wait until the logs of the rollouts are there to be read."""
+    if log_dir is not None:
+        from inspect_tinker_plugin.logs import assemble_pending
+
+        assemble_pending(log_dir)
 
 
 @contextmanager

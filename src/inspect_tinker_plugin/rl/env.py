@@ -153,6 +153,11 @@ class InspectEnv(Env):
         """
         self._rules.apply(policy)
 
+    @property
+    def request(self) -> TurnRequest | None:
+        """The model call that waits for ``step()``, if one does."""
+        return self._request
+
     # for the group
 
     async def settle(self) -> Ending:

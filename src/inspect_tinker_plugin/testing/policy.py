@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inspect_ai.model import ModelOutput
+from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing.scripts import Script, ScriptExhausted, Turn, say
@@ -26,9 +26,10 @@ class ScriptedPolicy:
 
     Args:
         renderer: Turns replies into tokens.
-        script: What to say; functions in it need ``request``.
-        request: Returns the model call that is being answered. A policy with this argument
-            serves one episode, whose calls it counts.
+        script: What to say. Functions in it get the model call that is being answered.
+        request: Returns that call. A policy with this argument serves one episode, whose
+            calls it counts; without it, functions see the prompt's text as one user message,
+            and no tools.
         max_tokens: Longer replies are cut, as a sampler cuts them.
     """
 
@@ -68,7 +69,7 @@ class ScriptedPolicy:
         )
         turn = self.calls if self._request is not None else self._turn_of(prompt)
         self.calls += 1
-        output = await self._reply(turn)
+        output = await self._reply(turn, prompt)
         tokens = reply_tokens(self.renderer, output)
         cut = output.stop_reason == "max_tokens"
         room = min((n for n in (max_tokens, self._max_tokens) if n is not None), default=None)
@@ -89,22 +90,35 @@ class ScriptedPolicy:
                 return self._turns[prompt[:length]]
         return 0
 
-    async def _reply(self, turn: int) -> ModelOutput:
+    async def _reply(self, turn: int, prompt: Sequence[int]) -> ModelOutput:
         reply: Any = self.script if callable(self.script) else self._at(self.script, turn)
         while callable(reply):
-            if self._request is None:
-                raise TypeError("a script with functions needs ScriptedPolicy(request=...)")
-            reply = reply(self._request())
+            reply = reply(self._call(turn, prompt))
         if inspect.isawaitable(reply):
             reply = await reply
         if isinstance(reply, Exception):
             raise reply
         return say(reply) if isinstance(reply, str) else reply
 
+    def _call(self, turn: int, prompt: Sequence[int]) -> TurnRequest:
+        if self._request is not None:
+            return self._request()
+        text = str(self.renderer.tokenizer.decode(list(prompt)))
+        return TurnRequest(
+            index=turn,
+            messages=[ChatMessageUser(content=text)],
+            tools=[],
+            tool_choice="auto",
+            config=GenerateConfig(),
+        )
+
     def _at(self, script: Any, turn: int) -> Turn:
         if turn >= len(script):
             self.exhausted = True
-            raise ScriptExhausted(f"the script has {len(script)} replies, turn {turn} asked")
+            raise ScriptExhausted(
+                f"the script has {len(script)} replies, turn {turn} asked; add one, or let the "
+                "episode end earlier (max_turns)"
+            )
         reply: Turn = script[turn]
         return reply
 
