@@ -1,0 +1,60 @@
+"""Everything that the package imports is declared, with bounds, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS_OF = {"local": ("local",), "train": ("ray",)}
+"""Folders whose imports an extra may bring."""
+
+DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
+"""Distributions of modules with another name; pydantic and its core are released together."""
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    lists = [PROJECT["optional-dependencies"][extra] for extra in extras]
+    return [Requirement(text) for each in (PROJECT["dependencies"], *lists) for text in each]
+
+
+def imported() -> dict[str, set[str]]:
+    """Distributions by the part of the package that imports them."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    package = ROOT / "src" / PROJECT["name"].replace("-", "_")
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+            for module in (name.partition(".")[0] for name in names):
+                if module not in sys.stdlib_module_names and module != package.name:
+                    found[part].add(canonicalize_name(DISTRIBUTIONS.get(module, module)))
+    return found
+
+
+IMPORTED = imported()
+
+
+@pytest.mark.parametrize("part", sorted(IMPORTED))
+def test_imports_are_declared(part: str) -> None:
+    declared = {canonicalize_name(each.name) for each in requirements(*EXTRAS_OF.get(part, ()))}
+    assert not IMPORTED[part] - declared
+
+
+def test_what_is_declared_is_imported() -> None:
+    used = set[str]().union(*IMPORTED.values())
+    assert not {canonicalize_name(each.name) for each in requirements()} - used
+
+
+def test_requirements_have_a_lower_bound() -> None:
+    assert not [str(each) for each in requirements() if ">=" not in str(each.specifier)]
