@@ -303,3 +303,53 @@ async def _retry(config: DockerPoolConfig) -> Any:
             last = ex
             time.sleep(0.5)  # noqa: ASYNC251
     raise last
+
+
+async def test_containers_that_are_kept_on_purpose_outlive_the_process(
+    image: str, left_behind: Any, manager: PoolManager
+) -> None:
+    program = _OWNER.replace(
+        'await environments["default"].exec(["sleep", "600"])',
+        'await Env.task_cleanup("test", config, False); print(environments["default"]'
+        ".container.name)",
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program, image, "tail -f /dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    owner, name = done.stdout.split()
+    try:
+        assert "was left running" in done.stderr
+        manager.reap()
+        assert left_behind(owner) == [f"/{name}"]
+        await asyncio.sleep(0.5)
+        assert manager.engine.api.inspect_container(name)["State"]["Running"]
+    finally:
+        await DockerPoolSandboxEnvironment.cli_cleanup(name)
+    assert left_behind(owner) == []
+
+
+async def test_idle_containers_of_a_killed_process_end_by_themselves(
+    image: str, left_behind: Any, manager: PoolManager
+) -> None:
+    program = _OWNER.replace(
+        'await environments["default"].exec(["sleep", "600"])', "await asyncio.sleep(600)"
+    )
+    killed = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, image, "tail -f /dev/null"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with killed:
+        assert killed.stdout is not None
+        owner = (await asyncio.to_thread(killed.stdout.readline)).strip()
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    filters = {"label": f"inspect-tinker-plugin.owner={owner}", "status": "running"}
+    await _until(lambda: not manager.engine.api.containers(filters=filters))
+    manager.reap()
+    assert left_behind(owner) == []
