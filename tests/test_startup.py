@@ -141,14 +141,53 @@ def test_an_isolated_interpreter_has_the_method() -> None:
     assert run("-I", "-c", code) == "True"
 
 
-def test_without_start_up_files_the_first_look_up_of_inspect_adds_it() -> None:
-    # -S skips start-up files; an editable install then needs the source folder as well
-    paths = os.pathsep.join([str(ROOT / "src"), *(p for p in sys.path if "site-packages" in p)])
-    code = (
-        "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))\n"
-        "import inspect_tinker_plugin._registry; print(hasattr(Task, 'as_rl_dataset'))"
-    )
-    assert run("-S", "-c", code, PYTHONPATH=paths) == "False\nTrue"
+# -S skips start-up files; an editable install then needs the source folder as well
+WITHOUT_START_UP = os.pathsep.join([str(ROOT / "src"), *(p for p in sys.path if "site-pack" in p)])
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))", "False"),
+        (
+            "import inspect_tinker_plugin, sys; print('inspect_ai' in sys.modules)\n"
+            "from inspect_ai import Task; print(hasattr(Task, 'as_rl_dataset'))",
+            "False True",
+        ),
+        (
+            "from inspect_ai import Task; import inspect_tinker_plugin\n"
+            "print(hasattr(Task, 'as_rl_dataset'))",
+            "True",
+        ),
+        (
+            "from inspect_ai import Task; import inspect_tinker_plugin._registry\n"
+            "print(hasattr(Task, 'as_rl_dataset'))",
+            "True",
+        ),
+        (
+            "import inspect_tinker_plugin, inspect_ai._cli.main as main\n"
+            "print('rl' in main.inspect.commands)",
+            "True",
+        ),
+    ],
+    ids=["without us", "before Inspect", "after Inspect", "entry point", "command"],
+)
+def test_without_start_up_files_importing_the_package_is_enough(code: str, printed: str) -> None:
+    assert run("-S", "-c", code, PYTHONPATH=WITHOUT_START_UP).split() == printed.split()
+
+
+@pytest.mark.parametrize("option", [["-S"], []], ids=["without start-up files", "with them"])
+def test_importing_the_package_adds_a_finder_only_where_there_is_none(option: list[str]) -> None:
+    code = """
+import sys, importlib
+def count():
+    return sum(getattr(f, "__name__", "") == "InspectRLFinder" for f in sys.meta_path)
+before = count()
+import inspect_tinker_plugin
+importlib.reload(inspect_tinker_plugin)
+print(count() == max(1, before))
+"""
+    assert run(*option, "-c", code, PYTHONPATH=WITHOUT_START_UP) == "True"
 
 
 def test_reloading_inspect_keeps_the_method() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from inspect_tinker_plugin import _startup
+
 if TYPE_CHECKING:
     from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
     from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
@@ -78,3 +80,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_startup.install()

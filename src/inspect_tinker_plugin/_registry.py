@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect_tinker_plugin import _startup
 
-# Where start-up files are off (`python -S`), the first look-up by Inspect is the moment.
+# Importing the package has done this, unless Inspect was in the middle of its own import then.
 _startup.install()
 
 # The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.

@@ -47,14 +47,14 @@ def find_spec(
         once; ``None`` when no finder does, or when this search is already under way (a
         start-up file that is installed twice).
     """
-    if getattr(_search, "busy", False):
+    if name not in ADDITIONS or getattr(_search, "busy", False):
         return None
     _search.busy = True
     try:
         spec = _next_spec(name, path, target)
     finally:
         _search.busy = False
-    if spec is not None and spec.loader is not None and name in ADDITIONS:
+    if spec is not None and spec.loader is not None:
         spec.loader = _AddingLoader(spec.loader, ADDITIONS[name])
     return spec
 
@@ -106,8 +106,20 @@ def _apply(addition: Callable[[ModuleType], None], module: ModuleType) -> None:
         )
 
 
+class InspectRLFinder:
+    """Does what the start-up file's class of the same name does, where there is none."""
+
+    find_spec = staticmethod(find_spec)
+
+
 def install() -> None:
-    """Add method and command to what is already imported; for places without start-up files."""
+    """Add method and command to what is imported already, and see to what will be.
+
+    Importing the package calls it, for places without start-up files (``python -S``, a
+    source folder on ``PYTHONPATH``). Inspect itself is not imported; safe to call again.
+    """
+    if not any(getattr(f, "__name__", None) == InspectRLFinder.__name__ for f in sys.meta_path):
+        sys.meta_path.insert(0, InspectRLFinder)
     for name, addition in ADDITIONS.items():
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
