@@ -28,8 +28,8 @@ class Run:
     log_dir: Path
 
     @classmethod
-    def start(cls, log_dir: Path, model: Path, *options: str, task: str = "letters") -> Run:
-        command = [sys.executable, "-W", "ignore", "-c", MAIN, "train", f"{TOY}@{task}", "--local"]
+    def start(cls, log_dir: Path, model: Path, *options: str, task: str = f"{TOY}@letters") -> Run:
+        command = [sys.executable, "-W", "ignore", "-c", MAIN, "train", task, "--local"]
         command += ["--model", str(model), "--log-dir", str(log_dir), *options]
         environ = {
             **os.environ,

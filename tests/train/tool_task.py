@@ -1,4 +1,4 @@
-"""A react agent that is paid for really using its tool, and for ending with an answer."""
+"""A react agent that is paid for using its tool."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from inspect_ai.tool import Tool, tool
 
 @task
 def ask_tool(samples: int = 64, turns: int = 2) -> Task:
-    """Call the tool in each turn; paid by the share of replies that the tool answered."""
+    """Call the tool in each turn: 1 for an answered call, a half for a malformed one."""
     return Task(
         dataset=MemoryDataset(
             [Sample(id=i, input=f"{i}. Ask the tool.") for i in range(1, samples + 1)]
         ),
         solver=asking(turns),
-        scorer=share_of_answered_calls(),
+        scorer=worth_of_calls(),
         message_limit=4 * turns + 4,
     )
 
@@ -45,14 +45,15 @@ def hint() -> Tool:
 
 
 @scorer(metrics=[mean()])
-def share_of_answered_calls() -> Scorer:
+def worth_of_calls() -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         replies = [each for each in state.messages if isinstance(each, ChatMessageAssistant)]
+        calls = sum(bool(each.tool_calls) for each in replies)
         answers = [
             each
             for each in state.messages
             if isinstance(each, ChatMessageTool) and each.error is None
         ]
-        return Score(value=len(answers) / max(1, len(replies)))
+        return Score(value=(calls + len(answers)) / (2 * max(1, len(replies))))
 
     return score

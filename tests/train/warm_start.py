@@ -43,7 +43,7 @@ async def imitate(model: str, task: str, reply: str, share: float) -> str:
     service = tinker.ServiceClient()
     client = await service.create_lora_training_client_async(model, rank=16)
     params = tinker.SamplingParams(max_tokens=len(tokens) + 4, stop=renderer.get_stop_sequences())
-    for _ in range(60):
+    for _ in range(150):
         trained = await client.forward_backward_async(data, "cross_entropy")
         stepped = await client.optim_step_async(tinker.AdamParams(learning_rate=1e-2))
         await trained.result_async()
