@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 
 GRACE = 15.0
@@ -53,6 +54,11 @@ def _start_worker() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-trainer", daemon=True).start()
+    try:
+        # The first rollout would load it, and an interruption then would print a traceback.
+        import_module("inspect_tinker_plugin.rl.group")
+    except KeyboardInterrupt:
+        os._exit(1)
 
 
 def _end_with(parent: BaseProcess) -> None:
