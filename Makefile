@@ -42,6 +42,9 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@$(PIP) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
+# Settings under which a random tiny model learns the toy task nearly every time.
+DEMO_TRAINING := --batch-size 2 --group-size 16 --learning-rate 3e-2 --log-dir out/demo-training
+
 # Beside the development tools, so that tests alone do not wait for it.
 $(LOCAL_STAMP): $(STAMP)
 	@echo "setup 3/3: a Tinker API server for this machine's CPU"
@@ -57,8 +60,8 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 	@echo
 	@if $(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; exit(missing() is not None)'; then \
 		rm -rf out/demo-training; \
-		echo "\$$ inspect rl train example_tasks/toy.py@letters --local --log-dir out/demo-training"; \
-		$(BIN)/inspect rl train example_tasks/toy.py@letters --local --log-dir out/demo-training; \
+		echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"; \
+		$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING); \
 	else \
 		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
 	fi

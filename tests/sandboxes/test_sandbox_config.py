@@ -289,3 +289,11 @@ def test_importing_the_provider_does_not_import_the_sdk() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
     )
     assert done.stdout == "False\n"
+
+
+def test_a_configuration_object_can_be_kept_in_a_set() -> None:
+    def one() -> DockerPoolConfig:
+        return DockerPoolConfig(image="i", environment={"A": "b"}, command=["tail"])
+
+    assert {one(), one()} == {one()}
+    assert len({one(), DockerPoolConfig(image="i", environment={"A": "c"})}) == 2

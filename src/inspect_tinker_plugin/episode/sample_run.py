@@ -38,6 +38,7 @@ from inspect_tinker_plugin.episode.scoring import EpisodeTranscript, Scoring
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.sandboxes.metrics import SandboxMetrics, record_sandbox_metrics
 
 logger = getLogger(__name__)
 
@@ -68,6 +69,7 @@ class SampleRun:
         self._limit: EvalSampleLimit | None = None
         self._error: EpisodeError | None = None
         self._metrics: Metrics = {}
+        self._recorder: SandboxMetrics | None = None
         self._active: internals.ActiveSample | None = None
         self._solved = False
         self._started: float | None = None
@@ -183,6 +185,7 @@ class SampleRun:
         spec = await self._task.sandbox_of(self._sample)
         if spec is None:
             return
+        self._recorder = stack.enter_context(record_sandbox_metrics())
         self._sandboxes = await stack.enter_async_context(
             sample_sandboxes(
                 self._task.name,
@@ -348,7 +351,7 @@ class SampleRun:
             turns=self._policy.answered,
             usage=self._policy.usage,
             truncated=self._policy.truncated,
-            metrics=self._metrics,
+            metrics=self._metrics | (self._recorder.snapshot() if self._recorder else {}),
             build_log=(lambda: context.run(self._eval_sample)) if self._keep_log else None,
         )
 

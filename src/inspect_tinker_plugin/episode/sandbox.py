@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any, cast
+from typing import Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, concurrency
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.types import Metrics
 
 logger = getLogger(__name__)
@@ -209,10 +210,7 @@ def _places(
     limit = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
     if limit is None:
         return nullcontext()
-    return cast(
-        AbstractAsyncContextManager[Any],
-        concurrency(f"rl-sandboxes/{name}", limit, f"inspect-rl/sandboxes/{name}/{limit}"),
-    )
+    return sandbox_places(name, limit).place()
 
 
 async def _sample_files(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:

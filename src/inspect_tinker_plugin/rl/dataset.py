@@ -23,6 +23,7 @@ from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
+from inspect_tinker_plugin.rl.prewarm import prewarm
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tool_probe import can_describe_tools, refuse_tools
@@ -245,6 +246,8 @@ def build_dataset(
     if not can_describe_tools(parts.context):
         refuse_tools(parts.runner, options.solver, renderer, samples[indices[0]])
     open_logs(handle)
+    episodes = min(options.batch_size, len(indices)) * options.group_size
+    prewarm(parts.runner.prepared, samples[indices[0]], episodes)
     return InspectRLDataset(handle, samples, indices)
 
 

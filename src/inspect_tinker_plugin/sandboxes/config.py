@@ -159,6 +159,10 @@ class DockerPoolConfig(BaseModel):
     volumes: list[str] | None = None
     tmpfs: list[str] | None = None
 
+    def __hash__(self) -> int:
+        """Hash the content: Inspect keeps configurations in sets, and dicts have no hash."""
+        return hash(self.model_dump_json(exclude_none=True))
+
     def compose(self) -> dict[str, Any]:
         """Give the service, in compose's words, that this configuration adds or overrides."""
         given = self.model_dump(exclude_none=True, exclude={"file", "warm", "max", "disk"})
