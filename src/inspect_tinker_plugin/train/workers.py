@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
@@ -51,6 +52,8 @@ def _end(processes: list[BaseProcess]) -> None:
 
 def _start_worker() -> None:
     """Prepare a worker; runs in it before the first rollout."""
+    # An idle worker that leaves by itself removes its containers then, and is not to be hurried.
+    Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-trainer", daemon=True).start()
