@@ -1,0 +1,120 @@
+"""A bound on sandboxes holds across threads, loops and evals, and never strands a waiter."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import inspect_ai
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tests.rl.policies import renderer
+
+from inspect_tinker_plugin.episode.places import Places
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+
+
+class _Crowd:
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+
+
+@solver
+def linger(crowd: _Crowd) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        crowd.now += 1
+        crowd.most = max(crowd.most, crowd.now)
+        await asyncio.sleep(0.02)
+        crowd.now -= 1
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean()])
+def one() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=1)
+
+    return score
+
+
+def _dataset(crowd: _Crowd, *, group_size: int) -> InspectRLDataset:
+    task = Task(
+        dataset=[Sample(id=1, input="?", target="!")],
+        solver=linger(crowd),
+        scorer=one(),
+        sandbox="local",
+    )
+    return as_rl_dataset(task, renderer(), group_size=group_size, max_sandboxes=2)
+
+
+async def _all_end(dataset: InspectRLDataset) -> None:
+    builder = dataset.get_batch(0)[0]
+    try:
+        envs = await builder.make_envs()
+        await asyncio.gather(*[env.initial_observation() for env in envs])
+    finally:
+        await builder.cleanup()
+
+
+@pytest.mark.timeout(120)
+def test_loops_of_several_threads_share_the_places_and_all_episodes_end() -> None:
+    crowd = _Crowd()
+    dataset = _dataset(crowd, group_size=6)
+    with ThreadPoolExecutor(3) as threads:
+        for done in [threads.submit(asyncio.run, _all_end(dataset)) for _ in range(3)]:
+            done.result(timeout=100)
+    assert 1 <= crowd.most <= 2
+
+
+@pytest.mark.timeout(120)
+async def test_an_eval_in_the_same_process_does_not_lift_the_bound(tmp_path: Path) -> None:
+    crowd = _Crowd()
+    rollouts = asyncio.ensure_future(_all_end(_dataset(crowd, group_size=12)))
+    await asyncio.sleep(0.05)
+    plain = Task(dataset=[Sample(input="?", target="!")], solver=[], scorer=one())
+    await inspect_ai.eval_async(plain, model="mockllm/model", log_dir=str(tmp_path))
+    await _all_end(_dataset(crowd, group_size=4))
+    await rollouts
+    assert crowd.most == 2
+
+
+async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
+    places = Places(1)
+    entered: list[str] = []
+
+    async def hold(name: str, gate: asyncio.Event) -> None:
+        async with places.place():
+            entered.append(name)
+            await gate.wait()
+
+    gates = [asyncio.Event() for _ in range(3)]
+    first, second, third = (
+        asyncio.ensure_future(hold(name, gate)) for name, gate in zip("abc", gates, strict=True)
+    )
+    await asyncio.sleep(0)
+    gates[0].set()
+    await first  # the second has been given the place, and has not run yet
+    second.cancel()
+    gates[2].set()
+    await asyncio.wait_for(third, 5)
+    assert second.cancelled()
+    assert entered == ["a", "c"]
+
+
+async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
+    places = Places(1)
+
+    async def leave_a_waiter() -> None:
+        places._waiting.append(asyncio.get_running_loop().create_future())
+
+    async with places.place():
+        await asyncio.to_thread(asyncio.run, leave_a_waiter())
+    async with asyncio.timeout(5), places.place():
+        pass
