@@ -31,6 +31,18 @@ def missing_for_docker() -> str | None:
     return None
 
 
+ENGINES = ("docker", "local", "ray")
+"""Markers of tests that share one engine, or start servers that want the whole machine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of engines in one worker when tests run in parallel (``-n``)."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ENGINES):
+            item.add_marker(pytest.mark.xdist_group("engines"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("docker") and (missing := missing_for_docker()):
         # CI sets this variable once an engine is up: a skip would hide a failure there.

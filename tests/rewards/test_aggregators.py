@@ -183,7 +183,9 @@ def test_what_is_no_aggregator_is_refused(spec: object) -> None:
         resolve_reward(spec)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("spec", ["length(mean, target=4)", Mean(), plain], ids=str)
+@pytest.mark.parametrize(
+    "spec", ["length(mean, target=4)", Mean(), plain], ids=["expression", "object", "function"]
+)
 async def test_aggregators_travel_to_worker_processes(spec: object) -> None:
     resolved = resolve_reward(spec, timeout=5)  # type: ignore[arg-type]
     copy = pickle.loads(pickle.dumps(resolved))
