@@ -126,7 +126,17 @@ class DatasetOptions:
         _require_positive("max_samples", self.max_samples, optional=True)
         if self.max_samples is not None and self.sample_ids is not None:
             raise ConfigError("max_samples and sample_ids exclude each other; give one of them")
+        _require_ids(self.sample_ids)
         ErrorPolicy.of(self.on_error)
+
+
+def _require_ids(ids: object) -> None:
+    if ids is None:
+        return
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise ConfigError(f"sample_ids is a list of ids, such as [{ids!r}], not {ids!r:.80}")
+    if not ids:
+        raise ConfigError("sample_ids is empty, so there is no sample; None takes all of them")
 
 
 def _require_positive(name: str, value: object, *, optional: bool = False) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 from inspect_ai.model import ChatMessageTool
 from inspect_ai.tool import ToolCallError
@@ -169,6 +171,16 @@ async def test_an_aggregator_that_raises_keeps_its_cause() -> None:
     with pytest.raises(AggregatorError, match="KeyError") as caught:
         await resolve_reward(broken)(finished())
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("answer", [np.float32(0.5), np.int64(1), Reward(np.float64(0.25)), True])
+async def test_a_number_of_any_kind_becomes_a_float(answer: Any) -> None:
+    def give(result: object) -> Any:
+        return answer
+
+    reward = await resolve_reward(give)(finished())
+    assert type(reward.value) is float
+    assert reward.value == (answer.value if isinstance(answer, Reward) else answer)
 
 
 @pytest.mark.parametrize("answer", [None, "1", float("nan"), float("inf"), Reward(float("nan"))])

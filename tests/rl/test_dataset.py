@@ -71,6 +71,30 @@ def test_samples_are_chosen_by_number_or_by_id() -> None:
     assert ids(chosen.get_batch(0)) == ["s3", "s1"]
 
 
+def test_an_id_is_taken_literally_before_its_other_spelling_and_all_samples_with_it() -> None:
+    def chosen(ids: list[int | str], *wanted: int | str) -> list[int]:
+        samples = [Sample(id=id, input=str(i), target="") for i, id in enumerate(ids)]
+        task = Task(dataset=samples, solver=generate(), scorer=match())
+        dataset = as_rl_dataset(task, renderer(), batch_size=9, sample_ids=wanted)
+        return [int(str(group.sample.input)) for group in dataset.get_batch(0)]
+
+    assert chosen([1, "1"], 1) == [0]
+    assert chosen([1, "1"], "1") == [1]
+    assert chosen([1, "1"], "1", 1) == [1, 0]
+    assert chosen([1, 2], "2") == [1]
+    assert chosen(["a", "b", "a"], "a") == [0, 2]
+    assert chosen(["a", "ünï 💥"], "ünï 💥", "ünï 💥") == [1]
+
+
+def test_what_is_no_renderer_or_solver_is_one_clear_line() -> None:
+    for wrong in (None, "qwen3"):
+        with pytest.raises(RendererError, match="not a renderer"):
+            as_rl_dataset(arithmetic(), wrong)  # type: ignore[arg-type]
+    for solver in ("generate", 3, [generate(), "generate"]):
+        with pytest.raises(ConfigError, match="neither a solver nor an agent"):
+            as_rl_dataset(arithmetic(), renderer(), solver=solver)  # type: ignore[arg-type]
+
+
 def test_samples_without_id_are_numbered_like_in_an_eval() -> None:
     task = Task(dataset=[Sample(input="a", target="a")], solver=generate(), scorer=match())
     assert ids(as_rl_dataset(task, renderer()).get_batch(0)) == [1]
@@ -86,6 +110,8 @@ def test_samples_without_id_are_numbered_like_in_an_eval() -> None:
         pytest.param({"on_error": {"weather": 0.0}}, "weather", id="cause"),
         pytest.param({"on_error": "ignore"}, "ignore", id="on_error"),
         pytest.param({"sample_ids": ["nope"]}, "nope", id="sample id"),
+        pytest.param({"sample_ids": []}, "sample_ids is empty", id="no sample ids"),
+        pytest.param({"sample_ids": "s0"}, "such as ['s0']", id="sample ids as a string"),
         pytest.param({"sandbox": "no-such-sandbox"}, "no-such-sandbox", id="sandbox"),
     ],
 )

@@ -160,6 +160,10 @@ def _resolve_sandbox(
 def _as_solver(solver: SolverLike | None) -> Solver | None:
     if solver is None:
         return None
+    parts = solver if isinstance(solver, Sequence) and not isinstance(solver, str) else [solver]
+    for part in parts:
+        if not callable(part) or isinstance(part, type):
+            raise ConfigError(f"solver: {part!r:.80} is neither a solver nor an agent")
     if isinstance(solver, Sequence):
         return chain(list(solver))
     return as_solver(solver) if is_agent(solver) else cast(Solver, solver)

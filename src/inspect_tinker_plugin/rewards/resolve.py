@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
@@ -227,12 +228,12 @@ def _first(ex: Exception) -> BaseException:
 
 def _checked(answer: object, name: str) -> Reward:
     """A plain number becomes a `Reward`; anything that is not finite is an error."""
-    reward = Reward(float(answer)) if isinstance(answer, int | float) else answer
+    reward = Reward(float(answer)) if isinstance(answer, Real) else answer  # numpy's numbers, too
     if not isinstance(reward, Reward):
         raise _aggregator_error(name, f"gave {answer!r:.80}, not a number or a Reward")
-    if not isinstance(reward.value, int | float) or not math.isfinite(reward.value):
+    if not isinstance(reward.value, Real) or not math.isfinite(reward.value):
         raise _aggregator_error(name, f"gave {reward.value!r:.80}, not a finite number")
-    return reward
+    return reward if type(reward.value) is float else replace(reward, value=float(reward.value))
 
 
 def _aggregator_error(name: str, problem: str) -> AggregatorError:

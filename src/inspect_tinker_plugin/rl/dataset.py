@@ -18,7 +18,7 @@ from tinker_cookbook.rl.types import RLDataset
 from inspect_tinker_plugin.config import DatasetOptions, OnError
 from inspect_tinker_plugin.episode.task import SolverLike, with_ids
 from inspect_tinker_plugin.episode.types import EpisodeOptions
-from inspect_tinker_plugin.errors import ConfigError, TaskError
+from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -226,6 +226,11 @@ def build_dataset(
     task_args: Mapping[str, Any] | None = None,
 ) -> InspectRLDataset:
     """Check a task, a renderer and options against each other, and make the dataset."""
+    if not callable(getattr(renderer, "build_generation_prompt", None)):
+        raise RendererError(
+            f"renderer: {renderer!r:.80} is not a renderer of tinker_cookbook; make one with "
+            "get_renderer('qwen3', tokenizer)"
+        )
     resolved = resolve_task(task, task_args)
     if not with_plugin_scorers(resolved.task).scorer:
         raise TaskError(
@@ -267,9 +272,20 @@ def _select(samples: Sequence[Sample], options: DatasetOptions, task: str) -> Se
         raise TaskError(f"task {task!r} has no samples")
     if options.sample_ids is None:
         return range(min(size, options.max_samples or size))
-    wanted = dict.fromkeys(str(sample_id) for sample_id in options.sample_ids)
-    found = {str(sample.id): index for index, sample in enumerate(samples)}
-    missing = [sample_id for sample_id in wanted if sample_id not in found]
+    by_id: dict[str, list[tuple[int | str | None, int]]] = {}
+    for index, sample in enumerate(samples):
+        by_id.setdefault(str(sample.id), []).append((sample.id, index))
+    wanted = list(dict.fromkeys(options.sample_ids))
+    missing = [str(sample_id) for sample_id in wanted if str(sample_id) not in by_id]
     if missing:
         raise ConfigError(f"task {task!r} has no sample with id {', '.join(missing)}")
-    return [found[sample_id] for sample_id in wanted]
+    return list(dict.fromkeys(index for i in wanted for index in _named(i, by_id[str(i)])))
+
+
+def _named(wanted: int | str, candidates: Sequence[tuple[int | str | None, int]]) -> Sequence[int]:
+    """Choose between ``7`` and ``"7"``: the id itself, or the other spelling if there is no such.
+
+    Several samples may have one id; an eval would run all of them.
+    """
+    exact = [index for sample_id, index in candidates if sample_id == wanted]
+    return exact or [index for _, index in candidates]
