@@ -66,8 +66,13 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
 	fi
 
+# Two workers; tests of one engine or server stay in one of them (tests/conftest.py).
+# `make test WORKERS=0` runs them in one process, for a debugger.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
 test: $(STAMP) ## run the tests, except those marked slow
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
 check: format-check lint types test-all ## format, lint, strict types, every test, docs in step
@@ -86,7 +91,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus

@@ -319,6 +319,7 @@ rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     journal = tmp_path / "out" / WORK / "journal.jsonl"

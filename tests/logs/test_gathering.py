@@ -71,6 +71,7 @@ async def roll_out_batch(data: InspectRLDataset, index: int, words: str = "1") -
     await asyncio.gather(*[do_group_rollout(b, Words([words])) for b in data.get_batch(index)])
 
 
+@pytest.mark.slow
 def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None:
     data = dataset(arithmetic(4), tmp_path, batch_size=4, group_size=2)
     with ProcessPoolExecutor(2, mp_context=SPAWN) as pool:

@@ -7,6 +7,10 @@ from importlib import import_module
 import click
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": (
+        "inspect_tinker_plugin.cli.bench:bench",
+        "Measure what episodes of a task cost, beside an eval of the same sample.",
+    ),
     "check": (
         "inspect_tinker_plugin.cli.check:check",
         "Compare episodes of a task with an eval of it, turn by turn and score by score.",

@@ -32,6 +32,7 @@ class ScriptedAPI(ModelAPI):
     """
 
     player: Player | None = None
+    keep_requests: bool = True
 
     async def generate(
         self,
@@ -43,14 +44,19 @@ class ScriptedAPI(ModelAPI):
         """The script's next reply; the request is kept in ``player.requests``."""
         if self.player is None:
             raise RuntimeError("create scripted models with scripted_model(script)")
+        kept = self.keep_requests
         request = TurnRequest(
             index=len(self.player.requests),
-            messages=[message.model_copy(deep=True) for message in input],
+            messages=[m.model_copy(deep=True) for m in input] if kept else list(input),
             tools=list(tools),
             tool_choice=tool_choice,
             config=config,
         )
-        return await self.player.answer(request)
+        try:
+            return await self.player.answer(request)
+        finally:
+            if not kept:
+                self.player.requests.clear()
 
     count_text_tokens = PolicyAPI.count_text_tokens
 
@@ -61,14 +67,21 @@ def scripted() -> type[ModelAPI]:
     return ScriptedAPI
 
 
-def scripted_model(script: Script, *, name: str = "model") -> Model:
+def scripted_model(script: Script, *, name: str = "model", keep_requests: bool = True) -> Model:
     """An Inspect model that answers from a script: a grader, a user, a sub-agent's model.
 
     A model that is created while :func:`recording` is on is part of what is recorded.
+
+    Args:
+        script: What it says.
+        name: Its name after ``scripted/``.
+        keep_requests: Keep a copy of every request; without, the script has to be a function,
+            and costs are those of the calls alone.
     """
     model = get_model(f"{SCRIPTED}/{name}", memoize=False)
     assert isinstance(model.api, ScriptedAPI)
     model.api.player = Player(script, name)
+    model.api.keep_requests = keep_requests
     players = _players.get()
     if players is not None:
         players[f"{name}-{len(players)}" if name in players else name] = model.api.player
