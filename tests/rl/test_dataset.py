@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task, eval_async
+from inspect_ai.agent import as_solver, as_tool, handoff, react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import match
-from inspect_ai.solver import generate
+from inspect_ai.scorer import match, model_graded_qa
+from inspect_ai.solver import basic_agent, generate, multiple_choice, self_critique
+from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
 from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -29,9 +31,10 @@ from inspect_tinker_plugin.errors import (
 )
 from inspect_tinker_plugin.rl.bridge import load_environment
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
+from inspect_tinker_plugin.rl.task_handle import _received
 from inspect_tinker_plugin.testing import scripted_model
 
 HERE = Path(__file__).parent
@@ -235,6 +238,36 @@ async def test_a_builder_runs_in_a_spawned_process(make: Any) -> None:
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         group = await asyncio.get_running_loop().run_in_executor(pool, _rollout, builder, ["1"])
     assert group.get_total_rewards() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        pytest.param(react, id="react"),
+        pytest.param(lambda: react(tools=[bash(), python(), text_editor()]), id="tools"),
+        pytest.param(lambda: [generate(), as_solver(react(attempts=2))], id="solvers"),
+        pytest.param(
+            lambda: react(tools=[handoff(react(name="helper", description="Helps."))]),
+            id="handoff",
+        ),
+        pytest.param(
+            lambda: react(tools=[as_tool(react(name="x", description="y"))]), id="as_tool"
+        ),
+        pytest.param(lambda: react(tools=[mcp_server_stdio(command="none")]), id="mcp"),
+        pytest.param(lambda: basic_agent(tools=[think()]), id="basic_agent"),
+        pytest.param(lambda: [multiple_choice(cot=True), self_critique()], id="plain solvers"),
+    ],
+)
+def test_solvers_of_inspect_travel_by_value(solver: Any) -> None:
+    task = Task(dataset=sums(1), solver=solver(), scorer=[match(), model_graded_qa()])
+    for dataset in (as_rl_dataset(task, renderer()), _with_solver(solver())):
+        builder = dataset.get_batch(0)[0]
+        _received.clear()
+        assert pickle.loads(pickle.dumps(builder)).handle.parts().runner.prepared.plan
+
+
+def _with_solver(solver: Any) -> InspectRLDataset:
+    return as_rl_dataset(arithmetic(), renderer(), solver=solver)
 
 
 async def test_a_task_changed_after_it_was_made_travels_as_it_is() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset
 
@@ -18,6 +18,7 @@ from inspect_tinker_plugin.errors import TaskError
 from inspect_tinker_plugin.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
+from inspect_tinker_plugin.rl import by_value
 from inspect_tinker_plugin.rl.ending import Outcomes
 from inspect_tinker_plugin.rl.tokens import RenderContext
 from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
@@ -107,10 +108,10 @@ class TaskHandle:
     def _dump(self) -> bytes:
         task = self._resolve()
         ref = self._ref or task_reference(task, verify=True)
-        by_value = _without_samples(task) if ref is None else None
+        live = _without_samples(task) if ref is None else None
         try:
-            luggage = _Luggage(self.name, ref, by_value, self.renderer, self.options)
-            return bytes(cloudpickle.dumps(luggage))
+            luggage = _Luggage(self.name, ref, live, self.renderer, self.options)
+            return by_value.dump(luggage)
         except Exception as error:
             raise TaskError(
                 f"task {self.name!r} cannot be sent to another process ({error}). Make it with a "
@@ -139,7 +140,7 @@ def _receive(uid: str, payload: bytes) -> TaskHandle:
     with _lock:
         handle = _received.get(uid)
         if handle is None:
-            luggage: _Luggage = cloudpickle.loads(payload)
+            luggage: _Luggage = pickle.loads(payload)
             handle = TaskHandle.__new__(TaskHandle)
             handle.uid = uid
             handle.name = luggage.name
