@@ -52,7 +52,7 @@ class Cost:
 @click.option("-T", "task_args", multiple=True, metavar="KEY=VALUE", help="Task arguments.")
 @click.option("--task-config", metavar="FILE", help="YAML or JSON file with task arguments.")
 @click.option("--sample-id", metavar="ID", help="The sample to run; the first without it.")
-@click.option("--episodes", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--episodes", type=click.IntRange(1), default=100, show_default=True)
 @click.option(
     "--at-once", type=click.IntRange(1), default=8, show_default=True, help="Episodes in parallel."
 )
@@ -74,7 +74,8 @@ def bench(**choices: Any) -> None:
 
     A scripted policy answers at once, so what is measured is the environment: solver, tools,
     sandbox, scorers, rendering and parsing. Both sides run the sample once before they are
-    measured, then as often and as many at once as each other.
+    measured, then as often and as many at once as each other. The eval's own start, some
+    tenths of a second, is spread over its episodes: take enough of them.
     """
     os.environ["INSPECT_DISPLAY"] = "none"  # of the eval; read once, when it is first asked for
     from inspect_ai.util import display_type
