@@ -1,8 +1,9 @@
 """CPU of a one-turn episode, beside the same sample through ``inspect_ai.eval``.
 
-Three sides alternate in one process: ``eval_async`` without sample logs, this package
-(groups of eight, rendering and parsing included), and a hand-written cookbook env that knows
-nothing of Inspect. Prints medians and ratios; the bar is ours <= 0.5 x eval.
+Four sides alternate in one process: ``eval_async`` without sample logs, once with all samples
+in one eval and once with eight an eval (where its own start counts), this package (groups of
+eight, rendering and parsing included), and a hand-written cookbook env that knows nothing of
+Inspect. Prints medians and ratios; the bar is ours <= 0.5 x the cheaper eval.
 Run ``python benchmarks/episode.py [alternations]``.
 """
 
@@ -81,15 +82,20 @@ class HandWrittenGroup(EnvGroupBuilder):
         return [HandWritten() for _ in range(GROUP_SIZE)]
 
 
-async def through_eval() -> None:
+async def through_eval(samples: int = SAMPLES) -> None:
     [log] = await eval_async(
-        task(SAMPLES),
-        model=scripted_model([ANSWER] * SAMPLES),
+        task(samples),
+        model=scripted_model(lambda request: ANSWER, keep_requests=False),
         log_samples=False,
         log_realtime=False,
         log_dir=tempfile.mkdtemp(),
     )
     assert log.status == "success", log.error
+
+
+async def through_small_evals() -> None:
+    for _ in range(GROUPS):
+        await through_eval(GROUP_SIZE)
 
 
 async def through_us() -> None:
@@ -112,7 +118,12 @@ async def cpu_ms(side: Callable[[], Awaitable[None]]) -> float:
 
 
 async def main(alternations: int) -> bool:
-    sides = {"inspect eval": through_eval, "this package": through_us, "by hand": by_hand}
+    sides = {
+        "inspect eval": through_eval,
+        "eval of 8": through_small_evals,
+        "this package": through_us,
+        "by hand": by_hand,
+    }
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():
         await cpu_ms(side)
@@ -124,6 +135,7 @@ async def main(alternations: int) -> bool:
         print(f"{name:14} {value:6.2f} ms CPU an episode")
     ratio = medians["this package"] / medians["inspect eval"]
     print(f"ours / eval    {ratio:6.2f}  (at most {LIMIT})")
+    print(f"ours / eval of 8 {medians['this package'] / medians['eval of 8']:4.2f}")
     print(f"ours / by hand {medians['this package'] / medians['by hand']:6.2f}")
     return ratio <= LIMIT
 
