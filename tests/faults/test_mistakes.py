@@ -143,6 +143,19 @@ async def test_a_scorer_that_raises_is_no_zero() -> None:
     assert caught.value.cause is Cause.SCORER
 
 
+async def test_a_cancellation_of_a_scorers_own_making_is_the_scorers_failure() -> None:
+    @scorer(metrics=[mean()])
+    def cancels_itself() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            raise asyncio.CancelledError
+
+        return score
+
+    with pytest.raises(EpisodeError, match="cancelled by nothing") as caught:
+        await roll(Task(dataset=ask(), scorer=cancels_itself()), ["yes"])
+    assert caught.value.cause is Cause.SCORER
+
+
 async def test_a_judge_without_a_model_is_no_zero_and_says_which_role_to_set() -> None:
     with pytest.raises(EpisodeError, match="grader") as caught:
         await roll(Task(dataset=ask(), scorer=model_graded_qa()), ["yes"])

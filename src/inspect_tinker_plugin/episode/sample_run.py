@@ -7,6 +7,7 @@ to an eval and not to a sample: display, retries, log files, early stopping, hoo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AsyncExitStack, ExitStack
 from contextvars import copy_context
@@ -298,6 +299,12 @@ class SampleRun:
         try:
             with time_limit(budget / 2 if budget else None):
                 await self._scoring.run(self._task.scorers, state, self._sample)
+        except asyncio.CancelledError as error:
+            if _being_cancelled():
+                raise
+            stray = RuntimeError("the scorer was cancelled by nothing that belongs to the episode")
+            stray.__cause__ = error
+            self._fail(stray, Cause.SCORER)
         except Exception as error:
             self._fail(error, Cause.SCORER)
         self._metrics["time/scoring_s"] = time.perf_counter() - started
@@ -370,3 +377,9 @@ class SampleRun:
             time_limit=self._task.limits.time,
             started_at=self._started_at,
         )
+
+
+def _being_cancelled() -> bool:
+    """Whether somebody cancels the episode; a ``CancelledError`` alone may be a scorer's own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
