@@ -20,7 +20,7 @@ LOCAL_STAMP := $(VENV)/.setup-done-local
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format format-check lint types test-all parity clean
+.PHONY: help setup demo test check format format-check lint types test-all test-long parity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,7 +75,7 @@ test: $(STAMP) ## run the tests, except those marked slow
 	$(PYTEST) -m "not slow"
 
 # CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
-check: format-check lint types test-all ## format, lint, strict types, every test, docs in step
+check: format-check lint types test-all ## format, lint, strict types, tests, docs in step
 
 format: $(STAMP) ## write the source as `format-check` wants it
 	$(BIN)/ruff format .
@@ -91,7 +91,11 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 test-all: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) -m "not long"
+
+# One at a time: each wants the whole machine. How far a reward rises in a few steps is chance.
+test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
+	$(BIN)/python -m pytest -q -m long
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus

@@ -14,7 +14,7 @@ import pytest
 
 from inspect_tinker_plugin.local import LocalServer
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parent / "toy_training.py"
 

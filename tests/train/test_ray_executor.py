@@ -19,6 +19,7 @@ from inspect_tinker_plugin.train.ray_executor import RayExecutor, ray_pool
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.long,
     # Ray's own: a forked child, sockets and processes that it leaves to the garbage collector.
     pytest.mark.filterwarnings("ignore"),
 ]

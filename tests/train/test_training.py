@@ -12,7 +12,7 @@ import pytest
 from inspect_ai.log import read_eval_log
 from tests.train.runs import TOY, Run, assert_gone, logged_batches, quarters, rows, steps
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 SMALL = ("--batch-size", "2", "--group-size", "4")
 
