@@ -4,20 +4,23 @@ import asyncio
 import multiprocessing
 import pickle
 import re
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import as_solver, as_tool, handoff, react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match, model_graded_qa
 from inspect_ai.solver import basic_agent, generate, multiple_choice, self_critique
 from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
-from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
+from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
@@ -317,6 +320,38 @@ async def test_an_eval_on_the_same_loop_disturbs_neither_side(tmp_path: Path) ->
         assert log.status == "success"
     group = await rollouts
     assert group.get_total_rewards() == [1.0] * 50
+
+
+def test_threads_with_loops_of_their_own_share_a_dataset() -> None:
+    dataset = as_rl_dataset(adding(), renderer(), group_size=20)
+    call, answer = (encode(t + END) for t in (tool_call("add", '{"x":1,"y":0}'), "It is 1."))
+    start = threading.Barrier(3)
+
+    class Tokens(TokenCompleter):
+        """Says what was encoded before: the tokenizer is for the episodes alone."""
+
+        async def __call__(
+            self, model_input: tinker.ModelInput, stop: Any, **budget: Any
+        ) -> TokensWithLogprobs:
+            said = answer if model_input.length > first else call
+            return TokensWithLogprobs(said, [-0.5] * len(said), stop_reason="stop")
+
+    async def first_prompt() -> int:
+        builder = dataset.get_batch(0)[0]
+        observed = await (await builder.make_envs())[0].initial_observation()
+        await builder.cleanup()
+        assert isinstance(observed, tuple)
+        return observed[0].length
+
+    def roll_out() -> list[float]:
+        start.wait()
+        group = asyncio.run(do_group_rollout(dataset.get_batch(0)[0], Tokens()))
+        return group.get_total_rewards()
+
+    first = asyncio.run(first_prompt())
+    with ThreadPoolExecutor(3) as threads:
+        done = [threads.submit(roll_out) for _ in range(3)]
+        assert [each.result(timeout=60) for each in done] == [[1.0] * 20] * 3
 
 
 async def test_an_append_only_episode_is_one_datum() -> None:

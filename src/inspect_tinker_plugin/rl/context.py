@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 from inspect_ai.tool import ToolInfo
@@ -14,6 +15,10 @@ from inspect_tinker_plugin.rl.messages import conversation_prefix
 from inspect_tinker_plugin.rl.parse import ReplyParser
 
 logger = logging.getLogger(__name__)
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held by whoever uses a tokenizer. The fast ones refuse two threads at once ("Already
+borrowed"), and rollouts may run in several, each with a loop of its own."""
 
 
 class RenderContext:
@@ -40,7 +45,8 @@ class RenderContext:
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else renderer.tokenizer
         self.images = carries_images(renderer) if images is None else images
         self.model = model
-        self._set_up()
+        with ONE_AT_A_TIME:
+            self._set_up()
 
     def _set_up(self) -> None:
         self.stops: list[str] | list[int] = self.renderer.get_stop_sequences()

@@ -30,7 +30,7 @@ from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
-from inspect_tinker_plugin.rl.context import RenderContext
+from inspect_tinker_plugin.rl.context import ONE_AT_A_TIME, RenderContext
 from inspect_tinker_plugin.rl.extension import Tail, merged
 from inspect_tinker_plugin.rl.ledger import Ledger
 from inspect_tinker_plugin.rl.messages import conversation_prefix, renderer_message
@@ -121,7 +121,8 @@ class EpisodeTokens:
         A sampler takes strings or token ids, not both. A stop sequence that is one token
         joins a renderer's ids; any other is left to :meth:`parse`, which cuts the text there.
         """
-        return stop_condition(self._context, request, self._task)
+        with ONE_AT_A_TIME:
+            return stop_condition(self._context, request, self._task)
 
     def parse(
         self, tokens: Sequence[int], *, stop_reason: str | None, request: TurnRequest
@@ -285,7 +286,8 @@ class EpisodeTokens:
     def _named(self) -> Iterator[None]:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""
         try:
-            yield
+            with ONE_AT_A_TIME:
+                yield
         except Exception as error:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
