@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from inspect_ai.tool import Tool, ToolError, ToolResult, tool
+from inspect_ai.tool import Tool, ToolCall, ToolError, ToolResult, tool
 from inspect_ai.util import sandbox
 from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
 
@@ -78,6 +79,54 @@ async def test_calls_at_once_run_the_tool_once() -> None:
     result = await run(looping(add()), [both, "done"], CachedExecutor())
     assert tool_texts(result) == ["3", "3"]
     assert ran == [("add", 1, 2)]
+
+
+def test_calls_of_several_loops_at_once_run_the_tool_once() -> None:
+    @tool
+    def ponder() -> Tool:
+        async def execute() -> str:
+            """Think for a moment."""
+            ran.append(("ponder",))
+            await asyncio.sleep(0.3)
+            return "well"
+
+        return execute
+
+    executor, dataset = CachedExecutor(scope="dataset"), dict[Any, Any]()
+
+    async def both() -> list[str]:
+        script: Script = [say("", call("ponder"), call("ponder")), "done"]
+        result = await run(looping(ponder()), script, executor, scope(dataset=dataset))
+        return tool_texts(result)
+
+    with ThreadPoolExecutor(3) as threads:
+        done = [threads.submit(asyncio.run, both()) for _ in range(3)]
+        assert [each.result(timeout=60) for each in done] == [["well", "well"]] * 3
+    assert ran == [("ponder",)]
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_another_leaves_it_alone() -> None:
+    gate, memory = asyncio.Event(), dict[Any, Any]()
+
+    async def slow(**arguments: Any) -> str:
+        await gate.wait()
+        return "3"
+
+    def ask() -> asyncio.Task[ToolResult]:
+        invocation = ToolInvocation(
+            call=ToolCall(id="1", function="slow", arguments={}),
+            arguments={},
+            scope=scope(group=memory),
+            inspect=slow,
+        )
+        return asyncio.ensure_future(CachedExecutor()(invocation))
+
+    first, second, third = ask(), ask(), ask()
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    gate.set()
+    assert [await first, await third] == ["3", "3"]
 
 
 async def test_a_tool_that_asks_for_the_sandbox_is_not_cached() -> None:

@@ -7,6 +7,7 @@ import copy
 import fnmatch
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -51,24 +52,25 @@ class CachedExecutor:
         memory = invocation.scope.memory(self.scope)
         arguments = json.dumps(invocation.call.arguments, sort_keys=True, default=repr)
         key = (self, invocation.scope.task, invocation.tool, arguments)
-        while isinstance(pending := memory.get(key), asyncio.Event):
-            await pending.wait()
-        if key in memory:
-            return cast(ToolResult, copy.deepcopy(memory[key]))
-        done = memory[key] = asyncio.Event()
+        mine: Future[None] = Future()
+        # setdefault: a dataset's episodes may run in several threads, each with its own loop
+        while (found := memory.setdefault(key, mine)) is not mine:
+            if not isinstance(found, Future):
+                return cast(ToolResult, copy.deepcopy(found))
+            # shielded: the future belongs to all who wait, and one of them may be cancelled
+            await asyncio.shield(asyncio.wrap_future(found))
         try:
             with inspect_internals.watch_sandbox_use() as watch:
                 result = await self.inner(invocation)
-        except BaseException:
-            del memory[key]
-            raise
-        else:
             if watch.used:
                 del memory[key]
             else:
                 memory[key] = copy.deepcopy(result)
+        except BaseException:
+            del memory[key]
+            raise
         finally:
-            done.set()
+            mine.set_result(None)
         return result
 
 
