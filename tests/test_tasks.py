@@ -213,3 +213,15 @@ def test_a_registered_name_is_found_through_the_package_that_registers_it(tmp_pa
         "greeter/greet greeter/greet hello Ada",
         "there is no task 'greeter/gret'. Did you mean greeter/greet?",
     ]
+
+
+def test_a_notebook_that_cannot_be_read_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("IPython", "nbformat"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("inspect_tinker_plugin.tasks.find_spec", lambda name: None)
+    notebook = tmp_path / "tasks.ipynb"
+    notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    with pytest.raises(TaskNotFoundError, match="install nbformat and ipython"):
+        resolve_task(f"{notebook}@anything")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,6 +201,12 @@ def _task_in_file(file: Path, name: str | None) -> str:
     if file.suffix == ".py":
         _check_syntax(file)
     names = _declared(file)
+    if not names and file.suffix == ".ipynb":
+        missing = [each for each in ("nbformat", "IPython") if find_spec(each) is None]
+        if missing:
+            raise TaskNotFoundError(
+                f"{file} is a notebook; to read it, install {' and '.join(missing).lower()}."
+            )
     if not names:
         raise TaskNotFoundError(f"{file} has no function decorated with @task.")
     if name is None:

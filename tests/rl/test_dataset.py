@@ -182,6 +182,12 @@ async def test_the_builder_names_an_unknown_option() -> None:
         await builder()
 
 
+async def test_the_builder_asks_for_a_renderer_of_an_unknown_model() -> None:
+    builder = InspectRLDatasetBuilder(task="any", model_name="acme/model-1", batch_size=1)
+    with pytest.raises(ConfigError, match="'acme/model-1'; give renderer_name"):
+        await builder()
+
+
 async def test_the_older_bridges_call_gives_a_plain_task_an_agent() -> None:
     dataset = load_environment(
         arithmetic(),

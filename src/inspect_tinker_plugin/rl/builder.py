@@ -79,7 +79,15 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         return {} if self.log_dir is None else {"log_dir": Path(self.log_dir) / part}
 
     def _renderer(self) -> Renderer:
-        name = self.renderer_name or get_recommended_renderer_name(self.model_name)
+        name = self.renderer_name
+        if name is None:
+            try:
+                name = get_recommended_renderer_name(self.model_name)
+            except (KeyError, ValueError) as error:
+                raise ConfigError(
+                    f"tinker_cookbook recommends no renderer for the model {self.model_name!r}; "
+                    "give renderer_name, e.g. 'qwen3'"
+                ) from error
         return get_renderer(name, get_tokenizer(self.model_name), model_name=self.model_name)
 
     def _dataset(
