@@ -20,7 +20,7 @@ LOCAL_STAMP := $(VENV)/.setup-done-local
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format format-check lint types test-all test-long parity clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,8 +42,7 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@$(PIP) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
-# Settings under which a random tiny model learns the toy task nearly every time.
-DEMO_TRAINING := --batch-size 2 --group-size 16 --learning-rate 3e-2 --log-dir out/demo-training
+DEMO_TRAINING := --log-dir out/demo-training
 
 # Beside the development tools, so that tests alone do not wait for it.
 $(LOCAL_STAMP): $(STAMP)
@@ -65,6 +64,9 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 	else \
 		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
 	fi
+
+demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach a tiny model to use a tool, from nothing (offline, no key)
+	$(BIN)/python -W ignore -m example_tasks.train_boxes out/demo-agent
 
 # Two workers; tests of one engine or server stay in one of them (tests/conftest.py).
 # `make test WORKERS=0` runs them in one process, for a debugger.

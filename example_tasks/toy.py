@@ -1,19 +1,16 @@
-"""Two tasks so easy that a tiny, untrained model learns them within a few training steps.
+"""A task so easy that a tiny, untrained model learns it within a few training steps.
 
-Both ask for replies made of a few letters only and pay the share of such letters, so even
-random replies earn something to climb from. `letters` is one turn; `letters_agent` is an
-agent with a tool that is asked three times.
+It asks for a reply made of a few letters only and pays the share of such letters, so even random
+replies earn something to climb from. For an agent that learns to use a tool, see boxes.py.
 """
 
 from __future__ import annotations
 
 from inspect_ai import Task, task
-from inspect_ai.agent import Agent, AgentState, agent, react
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageAssistant
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import TaskState, generate
-from inspect_ai.tool import Tool, tool
 
 ALLOWED = "abcdefghijklm"
 
@@ -33,23 +30,6 @@ def letters(allowed: str = ALLOWED, samples: int = 64) -> Task:
     )
 
 
-@task
-def letters_agent(allowed: str = ALLOWED, samples: int = 64, turns: int = 3) -> Task:
-    """The same with an agent that is offered a tool and asked several times.
-
-    Args:
-        allowed: the letters that count.
-        samples: size of the dataset.
-        turns: replies without a tool call after which the agent is done.
-    """
-    return Task(
-        dataset=requests(allowed, samples),
-        solver=patient_agent(allowed, turns),
-        scorer=share_of_letters(allowed),
-        message_limit=4 * turns + 4,
-    )
-
-
 def requests(allowed: str, samples: int) -> MemoryDataset:
     return MemoryDataset(
         [
@@ -58,26 +38,6 @@ def requests(allowed: str, samples: int) -> MemoryDataset:
         ],
         name="letters",
     )
-
-
-@agent
-def patient_agent(allowed: str, turns: int) -> Agent:
-    async def ask_again(state: AgentState) -> bool | str:
-        if state.output.message.tool_calls:
-            return True
-        replies = [message for message in state.messages if is_answer(message)]
-        return "Again." if len(replies) < turns else False
-
-    return react(prompt=None, tools=[allowed_letters(allowed)], submit=False, on_continue=ask_again)
-
-
-@tool
-def allowed_letters(allowed: str) -> Tool:
-    async def execute() -> str:
-        """Say which letters are allowed."""
-        return allowed
-
-    return execute
 
 
 @scorer(metrics=[mean(), stderr()])

@@ -249,12 +249,16 @@ def test_letters_pays_the_share_of_allowed_letters(
     assert score_of(run("toy.py@letters", 1, [reply])) == pytest.approx(value)
 
 
-def test_letters_agent_asks_three_times_and_offers_a_tool(run: Callable[..., EvalSample]) -> None:
-    script = [say("", call("allowed_letters")), "abc", "abz", "zzz"]
-    sample = run("toy.py@letters_agent", 2, script)
-    assert [message.role for message in sample.messages] == [
-        *("user", "assistant", "tool"),
-        *("assistant", "user", "assistant", "user", "assistant"),
-    ]
-    assert sample.messages[2].text == "abcdefghijklm"
-    assert score_of(sample) == pytest.approx(5 / 9)
+@pytest.mark.parametrize(
+    ("opened", "word", "value"), [([3], "{word}", "C"), ([1, 3], "{word}", "C"), ([1], "sea", "I")]
+)
+def test_boxes_pays_the_word_that_was_found(
+    run: Callable[..., EvalSample], opened: list[int], word: str, value: str
+) -> None:
+    calls = [say("", call("open_box", box=box)) for box in opened]
+    first = run("boxes.py@boxes", 1, [*calls, say("", call("submit", answer="no"))])
+    found = [message.text for message in first.messages if message.role == "tool"][: len(opened)]
+    assert found == [str(first.target) if box == 3 else "empty" for box in opened]
+    answer = word.format(word=first.target)
+    sample = run("boxes.py@boxes", 1, [*calls, say("", call("submit", answer=answer))])
+    assert score_of(sample) == value

@@ -31,15 +31,10 @@ class Run:
     def start(cls, log_dir: Path, model: Path, *options: str, task: str = f"{TOY}@letters") -> Run:
         command = [sys.executable, "-W", "ignore", "-c", MAIN, "train", task, "--local"]
         command += ["--model", str(model), "--log-dir", str(log_dir), *options]
-        environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-            "INSPECT_LOG_DIR": str(log_dir / "evals"),
-        }
         log_dir.mkdir(parents=True, exist_ok=True)
         with (log_dir / "terminal.txt").open("a") as output:
             process = subprocess.Popen(
-                command, env=environ, stdout=output, stderr=subprocess.STDOUT, text=True
+                command, env=environ(log_dir), stdout=output, stderr=subprocess.STDOUT, text=True
             )
         return cls(process, log_dir)
 
@@ -65,6 +60,15 @@ class Run:
 
     def wait_for_steps(self, count: int) -> None:
         self.wait_until(lambda: len(steps(self.log_dir)) >= count)
+
+
+def environ(log_dir: Path) -> dict[str, str]:
+    """Variables of a process that trains: the sources are these."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "INSPECT_LOG_DIR": str(log_dir / "evals"),
+    }
 
 
 def assert_gone(processes: list[psutil.Process], seconds: float = 30) -> None:

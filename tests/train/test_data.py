@@ -61,12 +61,12 @@ async def test_test_samples_limits_what_is_measured_and_not_what_is_held_out() -
 
 
 async def test_a_test_task_with_training_samples_is_refused_unless_allowed() -> None:
-    test_task = {"test_task": f"{TOY}@letters_agent", "test_samples": 3}
+    test_task = {"test_task": f"{TOY}@letters", "test_samples": 3}
     with pytest.raises(ConfigError, match="3 of 3 test samples are also trained on"):
         await built(**test_task)
     _, test = await built(**test_task, allow_overlap=True)
     assert test is not None
-    assert test.handle.name == "letters_agent"
+    assert test.handle.name == "letters"
 
 
 async def test_a_test_task_of_other_samples_is_accepted() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import psutil
 import pytest
+from example_tasks.boxes import FULL
 from inspect_ai.log import read_eval_log
-from tests.train.runs import TOY, Run, assert_gone, logged_batches, quarters, rows, steps
+from inspect_ai.model import ChatMessageAssistant
+from tests.train.runs import ROOT, Run, assert_gone, environ, logged_batches, quarters, rows, steps
 
 pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -25,7 +29,7 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     run.finish()
     assert_gone(family)
     first, last = quarters(tmp_path)
-    assert last > first + 0.2, f"{first:.3f} → {last:.3f}\n{run.terminal}"
+    assert last > first + 0.1, f"{first:.3f} → {last:.3f}\n{run.terminal}"
     assert "step   15/15  reward" in run.terminal
     assert "test reward" in run.terminal
     tests = [row["test/env/all/reward/total"] for row in rows(tmp_path / "metrics.jsonl")[::5]]
@@ -43,13 +47,24 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     assert all(sample.messages[-1].role == "assistant" for sample in log.samples)
 
 
-def test_the_reward_of_an_agent_rises(tmp_path: Path, tiny_model: Path) -> None:
-    run = Run.start(tmp_path, tiny_model, "--steps", "15", task=f"{TOY}@letters_agent")
-    run.finish()
-    first, last = quarters(tmp_path)
-    assert last > first + 0.1, f"{first:.3f} → {last:.3f}\n{run.terminal}"
-    turns = [row["env/all/turns_per_episode"] for row in rows(tmp_path / "metrics.jsonl")]
-    assert min(turns) >= 3
+def test_a_model_learns_to_use_its_tool(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "example_tasks.train_boxes", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environ(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, last = quarters(tmp_path / "run")
+    assert last > first + 0.1, f"{first:.3f} → {last:.3f}\n{done.stdout}"
+    turns = [row["env/all/turns_per_episode"] for row in rows(tmp_path / "run/metrics.jsonl")]
+    assert 2 <= turns[-1] < 3, "open one box, submit"
+    log = read_eval_log(str(next(tmp_path.glob("run/rollouts/train/*batch-000014_*"))))
+    assert log.samples is not None
+    opened = [
+        message.tool_calls[0].arguments
+        for sample in log.samples
+        for message in sample.messages
+        if isinstance(message, ChatMessageAssistant) and message.tool_calls
+        if message.tool_calls[0].function == "open_box"
+    ]
+    assert opened.count({"box": FULL}) > len(opened) / 2, "it opens the box that holds the word"
 
 
 def test_the_asynchronous_loop_learns_while_an_evaluation_runs(

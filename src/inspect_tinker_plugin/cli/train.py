@@ -39,8 +39,10 @@ _COUNT = click.IntRange(1)
     type=_COUNT,
     help="Training steps; one pass over the samples if not given (15 with --local).",
 )
-@click.option("--batch-size", type=_COUNT, help="Groups a step (8; 4 with --local).")
-@click.option("--group-size", type=_COUNT, help="Rollouts a group, all of one sample (8).")
+@click.option("--batch-size", type=_COUNT, help="Groups a step (8; 2 with --local).")
+@click.option(
+    "--group-size", type=_COUNT, help="Rollouts a group, all of one sample (8; 16 with --local)."
+)
 @click.option(
     "--epochs", type=_COUNT, default=1, show_default=True, help="Passes over the samples."
 )

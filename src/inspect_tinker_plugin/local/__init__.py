@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.local.imitation import Imitation, imitate
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER, TinyModel, make_tiny_model
 from inspect_tinker_plugin.local.server import LocalServer, LocalServerError
 from inspect_tinker_plugin.local.settings import LocalSettings, missing
 
 __all__ = [
     "TOKENIZER_FOLDER",
+    "Imitation",
     "LocalServer",
     "LocalServerError",
     "LocalSettings",
     "TinyModel",
+    "imitate",
     "make_tiny_model",
     "missing",
 ]

@@ -121,12 +121,14 @@ def _serve(app: Any, listener: socket.socket, settings: LocalSettings) -> None:
 
 def _engine(ready: Path, argv: list[str]) -> int:
     from inspect_tinker_plugin.local import engine as repairs
+    from inspect_tinker_plugin.local.adapters import repair_adapters
     from inspect_tinker_plugin.local.shapes import repair_shapes
 
     with repairs.typed_dict_for_pydantic():
         from skyrl.tinker import engine
     repairs.repair_engine()
     repair_shapes()
+    repair_adapters()
     run = engine.TinkerEngine.run
 
     def run_and_tell(self: Any) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local.folders import make_once
 
 TOKENIZER_FOLDER = Path(__file__).resolve().parents[1] / "testing_data" / "tokenizer"
 """The byte-level tokenizer that is shipped with the package (2048 tokens)."""
 
 MARKER = "tiny_model.json"
-"""Written last, so a folder with this file is complete; holds what the folder was made from."""
+"""Holds the shape that the model was made from."""
 
 
 @dataclass(frozen=True)
@@ -46,36 +44,13 @@ def make_tiny_model(path: str | Path, *, seed: int = 0, shape: TinyModel | None 
         ConfigError: ``path`` holds something else, or a tiny model of another seed or shape.
     """
     shape = shape or TinyModel(seed=seed)
-    folder = Path(path).expanduser().absolute()
-    wanted = asdict(shape)
-    if folder.exists() and any(folder.iterdir()):
-        _check_same(folder, wanted)
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        _write(scratch, shape)
-        (scratch / MARKER).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        try:
-            os.rename(scratch, folder)
-        except OSError:
-            # Another process was first; what it made must be what was asked for here.
-            _check_same(folder, wanted)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
-
-
-def _check_same(folder: Path, wanted: dict[str, object]) -> None:
-    marker = folder / MARKER
-    if not marker.is_file():
-        raise ConfigError(f"{folder} exists and is not a tiny model: choose another folder")
-    found = json.loads(marker.read_text(encoding="utf-8"))
-    if found != wanted:
-        raise ConfigError(
-            f"{folder} holds a tiny model of another kind ({found}): choose another folder"
-        )
+    return make_once(
+        path,
+        marker=MARKER,
+        what="a tiny model",
+        recipe=asdict(shape),
+        write=partial(_write, shape=shape),
+    )
 
 
 def _write(folder: Path, shape: TinyModel) -> None:

@@ -49,14 +49,14 @@ HOSTED = Defaults(
 """For a model on a Tinker service; learning rate and renderer are the cookbook's for the model."""
 
 LOCAL = Defaults(
-    batch_size=4,
-    group_size=8,
+    batch_size=2,
+    group_size=16,
     max_tokens=16,
     lora_rank=16,
     save_every=5,
     eval_every=5,
     steps=15,
-    learning_rate=1e-2,
+    learning_rate=3e-2,
     renderer="qwen3_instruct",
 )
 """For the tiny model on the local server: a few seconds a step on two cores."""
