@@ -75,6 +75,8 @@ def test_the_asynchronous_loop_learns_while_an_evaluation_runs(
         tmp_path,
         tiny_model,
         *("--steps", "20", "--eval-every", "4"),
+        # A batch of the asynchronous loop has as many groups as one of the dataset.
+        *("--batch-size", "4", "--group-size", "8", "--learning-rate", "1e-2"),
         "async_config.max_steps_off_policy=2",
         "async_config.groups_per_batch=4",
         f"evaluator_builders.0={evaluator}",
