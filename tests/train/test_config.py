@@ -24,7 +24,7 @@ def config(*overrides: str, **changes: Any) -> Any:
 def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
     made = config()
     assert (made.max_steps, made.max_tokens, made.lora_rank) == (15, 16, 16)
-    assert made.dataset_builder.group_size == 8
+    assert (made.dataset_builder.batch_size, made.dataset_builder.group_size) == (2, 16)
     assert made.dataset_builder.log_dir == "/runs/one/rollouts"
 
 
@@ -92,10 +92,15 @@ def test_workers_and_ray_exclude_each_other() -> None:
         check_request(dataclasses.replace(REQUEST, workers=2, ray=""))
 
 
+def test_an_address_of_ray_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"not 'toy\.py'.*put --ray last"):
+        check_request(dataclasses.replace(REQUEST, ray="toy.py"))
+
+
 def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
     check_same_run(tmp_path, config())
     check_same_run(tmp_path, config(learning_rate=0.5, steps=99))
-    with pytest.raises(ConfigError, match=r"holds a run with batch size 4, not 2.*--log-dir"):
-        check_same_run(tmp_path, config(batch_size=2))
+    with pytest.raises(ConfigError, match=r"holds a run with batch size 2, not 4.*--log-dir"):
+        check_same_run(tmp_path, config(batch_size=4))
     with pytest.raises(ConfigError, match="test split"):
         check_same_run(tmp_path, config(test_split="0.5"))

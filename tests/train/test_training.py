@@ -169,7 +169,10 @@ def test_training_goes_on_when_a_ray_node_is_killed_in_a_batch(
         second = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         run = Run.start(
-            tmp_path, tiny_model, "--group-size", "4", "--steps", "4", "--ray", cluster.address
+            tmp_path,
+            tiny_model,
+            *("--batch-size", "4", "--group-size", "4", "--steps", "4"),
+            *("--ray", cluster.address),
         )
         run.wait_for_steps(1)
         staged = tmp_path / "rollouts" / "train" / ".rollouts"

@@ -20,6 +20,9 @@ NO_SERVER = (
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
 
+_RAY_NAMES = ("auto", "local")
+"""Addresses that Ray finds by itself."""
+
 
 def to(stream: TextIO) -> Callable[[str], None]:
     """Return what prints lines to a stream, whatever is later printed elsewhere."""
@@ -133,6 +136,11 @@ def check_request(request: TrainRequest) -> None:
     if request.workers is not None and request.ray is not None:
         raise ConfigError("--workers and --ray exclude each other; give one of them")
     if request.ray is not None:
+        if request.ray and ":" not in request.ray and request.ray not in _RAY_NAMES:
+            raise ConfigError(
+                f"--ray takes the address of a cluster (HOST:PORT, ray://HOST:PORT or auto), not "
+                f"{request.ray!r}; to start one here, put --ray last or before another option"
+            )
         from inspect_tinker_plugin.train import ray_executor
 
         if reason := ray_executor.missing():
