@@ -358,6 +358,7 @@ class SampleRun:
             turns=self._policy.answered,
             usage=self._policy.usage,
             truncated=self._policy.truncated,
+            expected_scores={named.name: named.keys for named in self._task.scorers},
             metrics=self._metrics | (self._recorder.snapshot() if self._recorder else {}),
             build_log=(lambda: context.run(self._eval_sample)) if self._keep_log else None,
         )

@@ -13,7 +13,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, Model, get_model
 from inspect_ai.scorer import Score, Scorer, Target
 from inspect_ai.solver import Generate, Solver, TaskState, chain
-from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType
+from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
@@ -64,6 +64,8 @@ class NamedScorer:
 
     name: str
     scorer: Scorer
+    keys: tuple[str, ...] = ()
+    """Keys that its dict score must have; an eval fails when one is missing."""
 
 
 class PreparedTask:
@@ -92,7 +94,7 @@ class PreparedTask:
         self.options = options
         self.limits = SampleLimits.of(task, options)
         self.plan = internals.resolve_plan(task, _as_solver(solver))
-        self.scorers = _guarded_scorers(task.scorer or [])
+        self.scorers = _guarded_scorers(task)
         self.run_dir = internals.task_run_dir(task)
         self.without_sandbox = sandbox is False
         self.sandbox = None if sandbox is False else _resolve_sandbox(task, sandbox)
@@ -187,12 +189,20 @@ def _resolve_roles(
     return roles
 
 
-def _guarded_scorers(scorers: Sequence[Scorer]) -> list[NamedScorer]:
+def _guarded_scorers(task: Task) -> list[NamedScorer]:
     named: list[NamedScorer] = []
-    for scorer in scorers:
+    for scorer in task.scorer or []:
         name = internals.unique_scorer_name(scorer, [other.name for other in named])
-        named.append(NamedScorer(name, _guarded(name, scorer)))
+        metrics = task.metrics or registry_info(scorer).metadata.get("metrics")
+        named.append(NamedScorer(name, _guarded(name, scorer), _metric_keys(metrics)))
     return named
+
+
+def _metric_keys(metrics: object) -> tuple[str, ...]:
+    """Keys of a dict score that metrics name; patterns (``*``) fit whatever there is."""
+    groups = metrics if isinstance(metrics, Sequence) else [metrics]
+    keys = [key for group in groups if isinstance(group, Mapping) for key in group]
+    return tuple(key for key in keys if not set(key) & set("*?["))
 
 
 def _guarded(name: str, scorer: Scorer) -> Scorer:

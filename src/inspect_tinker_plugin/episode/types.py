@@ -110,6 +110,10 @@ class EpisodeResult:
     truncated: bool = False
     """Whether the last reply was cut at the sampler's token limit."""
 
+    expected_scores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the task's scorers, in order, each with the keys that its dict score must have
+    (those that its metrics name). A scorer that returned ``None`` is here and not in ``scores``."""
+
     metrics: Metrics = field(default_factory=dict)
     """Sandbox and timing figures, e.g. ``sandbox/acquire_s``, ``time/scoring_s``."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator
-from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores
+from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores, score_names
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class First:
     """The first score, in the order of the task's scorers; the others are not looked at."""
 
     async def __call__(self, result: EpisodeResult) -> Reward:
-        first = next(iter(result.scores), None)
+        first = next(iter(score_names(result)), None)
         if first is None:
             return all_scores(result)[0]  # raises: there is none
         return ScorePath(first).read(result)

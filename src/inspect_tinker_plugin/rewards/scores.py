@@ -43,7 +43,7 @@ class ScorePath:
         scorer, key = self._locate(result)
         score = result.scores[scorer]
         if key is None:
-            return score_reward(scorer, score)
+            return score_reward(scorer, score, keys=result.expected_scores.get(scorer, ()))
         entries = dict(_entries(score.score.value))
         if key not in entries:
             raise UnscoredError(
@@ -64,17 +64,31 @@ class ScorePath:
             scorer = scorer.rpartition(".")[0]
             if scorer in result.scores:
                 return scorer, self.path[len(scorer) + 1 :]
+        if self.path in result.expected_scores:
+            raise _no_score(self.path)
         given = _listed(result.scores) if result.scores else "none at all"
         raise UnscoredError(f"no score named {self.path!r}; there is {given}", scorer=self.path)
 
 
-def score_reward(scorer: str, score: SampleScore) -> Reward:
+def score_reward(scorer: str, score: SampleScore, *, keys: Sequence[str] = ()) -> Reward:
     """Read a whole score as a number; a dict or list score is the mean of its entries.
 
+    Args:
+        scorer: name of the score.
+        score: the score.
+        keys: keys that it must have when it is a dict.
+
     Raises:
-        UnscoredError: the value, or any entry of it, is not a number.
+        UnscoredError: the value, or any entry of it, is not a number, or a key is missing.
     """
     value = score.score.value
+    missing = [key for key in keys if isinstance(value, Mapping) and key not in value]
+    if missing:
+        raise UnscoredError(
+            f"score {scorer!r} has no key {missing[0]!r}, which the scorer's metrics name",
+            scorer=scorer,
+            key=missing[0],
+        )
     if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
         number = _number(value, scorer, None, score)
         return Reward(number, {f"score/{scorer}": number})
@@ -90,11 +104,22 @@ def all_scores(result: EpisodeResult) -> list[Reward]:
     """Read every score of an episode, in the scorers' order.
 
     Raises:
-        UnscoredError: there is no score, or one of them is not a number.
+        UnscoredError: there is no score, one of the task's scorers gave none, or a score is
+            not a number.
     """
-    if not result.scores:
+    names = score_names(result)
+    if not names:
         raise UnscoredError("the episode has no score")
-    return [score_reward(scorer, score) for scorer, score in result.scores.items()]
+    return [ScorePath(name).read(result) for name in names]
+
+
+def score_names(result: EpisodeResult) -> list[str]:
+    """Names of the scores that an episode should have: the task's scorers', then its solver's."""
+    return [*result.expected_scores, *(n for n in result.scores if n not in result.expected_scores)]
+
+
+def _no_score(scorer: str) -> UnscoredError:
+    return UnscoredError(f"scorer {scorer!r} gave no score (it returned None)", scorer=scorer)
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:
