@@ -15,17 +15,27 @@ TORCH_ARGS ?=
 # What is installed beside the package; `make setup EXTRAS=dev,local` adds a Tinker API server.
 EXTRAS ?= dev
 comma := ,
-STAMP := $(VENV)/.setup-done-$(subst $(comma),-,$(EXTRAS))
-LOCAL_STAMP := $(VENV)/.setup-done-local
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+# Set-up installs what the lock says. With LATEST=1, for any target, it is the newest releases that
+# pyproject.toml allows instead; PyTorch stays the one of the lock.
+LATEST ?=
+LOCK := $(if $(LATEST),--upgrade --upgrade-strategy eager,-c constraints.txt)
+KIND := $(if $(LATEST),latest,locked)
+STAMPS := $(VENV)/.setup-done-
+STAMP := $(STAMPS)$(if $(LATEST),latest-)$(subst $(comma),-,$(EXTRAS))
+LOCAL_STAMP := $(STAMPS)$(if $(LATEST),latest-)local
+TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# Nothing is built with releases that are not in the lock: the build tools are installed first.
+INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
+BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity update lock-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv with everything in it (once)
+setup: $(STAMP) ## make .venv with everything in it (once); LATEST=1: not the locked releases
 
 # The example plugins are installed as any third-party package is: that is what tests look at.
 PLUGINS := $(wildcard example_plugins/*/pyproject.toml)
@@ -36,10 +46,12 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 		     "$$($(or $(PYTHON),python3) --version 2>&1 | head -1)." >&2; \
 		echo "Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@$(BIN)/python -c '$(OLD_ENOUGH)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@rm -f $(STAMPS)*
 	@echo "setup 1/2: PyTorch ($$($(BIN)/python --version), in $(VENV))"
-	@$(PIP) $(TORCH_ARGS) torch
-	@echo "setup 2/2: the package, the example plugins and development tools"
-	@$(PIP) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
+	@$(PIP) $(TORCH_ARGS) $(TORCH)
+	@echo "setup 2/2: the package, the example plugins and development tools ($(KIND) releases)"
+	@$(PIP) $(LOCK) $(BUILD_TOOLS)
+	@$(INSTALL) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
 DEMO_TRAINING := --log-dir out/demo-training
@@ -47,7 +59,7 @@ DEMO_TRAINING := --log-dir out/demo-training
 # Beside the development tools, so that tests alone do not wait for it.
 $(LOCAL_STAMP): $(STAMP)
 	@echo "setup 3/3: a Tinker API server for this machine's CPU"
-	@$(PIP) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo goes without training."
+	@$(INSTALL) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo goes without training."
 	@touch $@
 
 demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
@@ -77,7 +89,7 @@ test: $(STAMP) ## run the tests, except those marked slow
 	$(PYTEST) -m "not slow"
 
 # CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
-check: format-check lint types test-all ## format, lint, strict types, tests, docs in step
+check: format-check lint lock-check types test-all ## format, lint, strict types, tests, docs in step
 
 format: $(STAMP) ## write the source as `format-check` wants it
 	$(BIN)/ruff format .
@@ -101,6 +113,12 @@ test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus
+
+update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
+	$(BIN)/python scripts/update_lock.py
+
+lock-check: $(STAMP)
+	$(BIN)/python scripts/update_lock.py --check
 
 clean: ## remove what demo and the tools wrote (not .venv)
 	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,29 @@ def test_all_is_what_the_package_shows() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="as_rl_datasets"):
         getattr(inspect_tinker_plugin, "as_rl_datasets")  # noqa: B009  # mypy knows better
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert inspect_tinker_plugin.__version__ == version("inspect-tinker-plugin")
+
+
+def test_a_source_folder_that_is_not_installed_has_no_release(tmp_path: Path) -> None:
+    source = Path(inspect_tinker_plugin.__file__).parent
+    (tmp_path / "inspect_tinker_plugin").symlink_to(source)
+    code = "import inspect_tinker_plugin as p; print(p.__version__)"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.append({str(tmp_path)!r}); {code}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "0+unknown"
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

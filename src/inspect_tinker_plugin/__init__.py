@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from inspect_tinker_plugin import _startup
 
 if TYPE_CHECKING:
+    __version__: str
+    """The installed release, from its tag."""
+
     from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
     from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
     from inspect_tinker_plugin.errors import (
@@ -70,12 +73,23 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("inspect-tinker-plugin")
+    except PackageNotFoundError:  # a source folder on the path, not installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:
