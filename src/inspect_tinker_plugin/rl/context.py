@@ -13,12 +13,13 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 from inspect_tinker_plugin.rl.extension import Extension, Tail, flatten
 from inspect_tinker_plugin.rl.messages import conversation_prefix
 from inspect_tinker_plugin.rl.parse import ReplyParser
+from inspect_tinker_plugin.rl.tokenizer_lock import make_thread_safe
 
 logger = logging.getLogger(__name__)
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held by whoever uses a tokenizer. The fast ones refuse two threads at once ("Already
-borrowed"), and rollouts may run in several, each with a loop of its own."""
+"""Held while a renderer works: rollouts may run in several threads, each with a loop of its own,
+and nothing says that a renderer can. Its tokenizer has a lock of its own, for everybody."""
 
 
 class RenderContext:
@@ -45,6 +46,8 @@ class RenderContext:
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else renderer.tokenizer
         self.images = carries_images(renderer) if images is None else images
         self.model = model
+        make_thread_safe(self.tokenizer)
+        make_thread_safe(renderer.tokenizer)
         with ONE_AT_A_TIME:
             self._set_up()
 
