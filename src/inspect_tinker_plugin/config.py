@@ -17,14 +17,20 @@ from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
 
 Penalty = float | Literal["raise"]
 OnError = Penalty | Mapping[str, Penalty]
-"""``"raise"``, one penalty for every cause, or a penalty by cause (others raise)."""
+"""``"raise"``, one penalty for every cause, or a penalty by cause (others raise).
+
+``inside_sandbox`` is the exception: it costs 0 unless it is named, since a policy that can raise
+it at will would otherwise have its bad episodes run again.
+"""
+
+_PROVOKED: Mapping[Cause, float] = {Cause.INSIDE_SANDBOX: 0.0}
 
 
 @dataclass(frozen=True)
 class ErrorPolicy:
     """What a failed episode becomes: an exception for the cookbook, or a stated penalty."""
 
-    penalties: Mapping[Cause, float] = field(default_factory=dict)
+    penalties: Mapping[Cause, float] = field(default_factory=lambda: dict(_PROVOKED))
     """Penalty by cause; a cause that is not listed raises."""
 
     @classmethod
@@ -35,11 +41,11 @@ class ErrorPolicy:
             ConfigError: An unknown cause, or a penalty that is not a finite number.
         """
         if isinstance(on_error, Mapping):
-            return cls(
-                {_cause(c): p for c, v in on_error.items() if (p := _penalty(v)) is not None}
-            )
+            given = {_cause(cause): _penalty(value) for cause, value in on_error.items()}
+            stated = {**_PROVOKED, **given}
+            return cls({cause: value for cause, value in stated.items() if value is not None})
         penalty = _penalty(on_error)
-        return cls({} if penalty is None else dict.fromkeys(Cause, penalty))
+        return cls() if penalty is None else cls(dict.fromkeys(Cause, penalty))
 
     def penalty(self, cause: Cause) -> float | None:
         """Return the penalty for a cause, ``None`` when it is to be raised."""

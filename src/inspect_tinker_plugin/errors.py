@@ -17,7 +17,8 @@ The tree::
     │   ├── SandboxEngineError             the Docker engine cannot be reached
     │   ├── SandboxImageError              missing image, failed build or pull
     │   ├── SandboxStartError              the container did not start
-    │   └── SandboxDiedError               the container went away in mid-episode
+    │   ├── SandboxDiedError               the container went away in mid-episode
+    │   └── SandboxMisusedError            commands inside used it up or broke it
     ├── UnscoredError                      a reward needs a score that is not there (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── LocalServerError                   the local Tinker server cannot run (local)
@@ -98,6 +99,10 @@ class SandboxDiedError(SandboxError):
     """A container went away (killed, out of memory, removed) while an episode used it."""
 
 
+class SandboxMisusedError(SandboxError):
+    """Commands inside a sandbox used it up or broke it: its memory, processes or disk."""
+
+
 class EpisodeClosedError(InspectRLError):
     """An episode was asked for more after it had been closed (clean-up, time-out, cancel)."""
 
@@ -114,7 +119,10 @@ class Cause(StrEnum):
     JUDGE = "judge"
     """A model other than the policy (grader, user simulator) failed or timed out."""
     SANDBOX = "sandbox"
-    """The sandbox did not start, or died."""
+    """The sandbox did not start, or died of something that nobody inside it can do."""
+    INSIDE_SANDBOX = "inside_sandbox"
+    """What commands did inside the sandbox made an operation fail: a file that is missing or
+    cannot be used, a command that ran too long, a full disk, no process or memory left."""
     TOOL = "tool"
     """A tool raised an error that Inspect does not report back to the model."""
     POLICY = "policy"

@@ -6,15 +6,19 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-from inspect_ai.util import LimitExceededError
+from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin.episode.model import PolicyGradingError
-from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError
+from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
 _TOOL_DISPATCH = "inspect_ai.model._call_tools"
 _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
+
+_PROVOKED = (OSError, UnicodeError, OutputLimitExceededError)
+"""What a sandbox raises about the files and commands in it, which the policy can arrange. The
+sandbox's own failures have other types, but for a lost connection."""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -46,18 +50,22 @@ def attribute(
 
     Returns:
         The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
-        a judge that fails under a scorer is the judge's.
+        a judge that fails under a scorer is the judge's. Errors that commands inside a sandbox
+        can provoke are never the sandbox's own: a policy could void its bad episodes with them.
     """
     if phase is Cause.SANDBOX:
         return phase
     for link in _chain(error):
         if isinstance(link, PolicyGradingError):
             return Cause.JUDGE
-        if isinstance(link, SandboxError | SandboxTimeoutError):
+        if isinstance(link, SandboxMisusedError | SandboxTimeoutError):
+            return Cause.INSIDE_SANDBOX
+        if isinstance(link, SandboxError):
             return Cause.SANDBOX
     modules = _modules(error.__traceback__)
     if sandbox_modules.intersection(modules):
-        return Cause.SANDBOX
+        provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
+        return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
     if _raised_by_another_model(modules):
         return Cause.JUDGE
     if phase is Cause.SOLVER and _TOOL_DISPATCH in modules and modules[-1] != _TOOL_DISPATCH:

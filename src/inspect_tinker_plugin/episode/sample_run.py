@@ -207,7 +207,7 @@ class SampleRun:
         try:
             await self._solve_under_limits(active)
         except internals.SandboxTimeoutError as error:
-            self._fail(error, Cause.SANDBOX)
+            self._fail(error, Cause.SOLVER)
         except TimeoutError as error:
             # As in an eval: a stray TimeoutError ends the solver, what is there is scored.
             logger.warning(

@@ -1,0 +1,118 @@
+"""What commands did inside a sandbox is priced and never run again, whoever meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.util import SandboxEnvironment, sandbox
+from tests.rl.policies import Words, renderer
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxDiedError, SandboxMisusedError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+Action = Callable[[SandboxEnvironment], Awaitable[object]]
+
+
+async def _missing(box: SandboxEnvironment) -> object:
+    return await box.read_file("answer.txt")
+
+
+async def _folder(box: SandboxEnvironment) -> object:
+    await box.exec(["mkdir", "answer.txt"])
+    return await box.read_file("answer.txt")
+
+
+async def _link_loop(box: SandboxEnvironment) -> object:
+    await box.exec(["sh", "-c", "ln -s a b; ln -s b a"])
+    await box.write_file("a", "hidden test")
+    return None
+
+
+async def _long_name(box: SandboxEnvironment) -> object:
+    await box.write_file("n" * 300, "text")
+    return None
+
+
+async def _no_text(box: SandboxEnvironment) -> object:
+    await box.exec(["sh", "-c", r"printf '\377' > answer.txt"])
+    return await box.read_file("answer.txt")
+
+
+async def _slow(box: SandboxEnvironment) -> object:
+    return await box.exec(["sleep", "30"], timeout=1)
+
+
+async def _used_up(box: SandboxEnvironment) -> object:
+    raise SandboxMisusedError("no process is left")
+
+
+ACTIONS = [_missing, _folder, _link_loop, _long_name, _no_text, _slow, _used_up]
+
+
+@scorer(metrics=[accuracy()])
+def looks(action: Action) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        await action(sandbox())
+        return Score(value=1)
+
+    return score
+
+
+@solver
+def acts(action: Action) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await generate(state)
+        await action(sandbox())
+        return state
+
+    return solve
+
+
+def task(action: Action, place: str) -> Task:
+    return Task(
+        dataset=[Sample(id=1, input="Write answer.txt.", target="x")],
+        solver=acts(action) if place == "solver" else generate(),
+        scorer=looks(action),
+        sandbox="local",
+    )
+
+
+@pytest.mark.parametrize("place", ["solver", "scorer"])
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+async def test_it_costs_and_is_not_retried(action: Action, place: str) -> None:
+    [builder] = as_rl_dataset(task(action, place), renderer()).get_batch(0)
+    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=2))
+    assert group.rollout_errors == []
+    assert group.get_total_rewards() == [0.0]
+    metrics = group.trajectories_G[0].transitions[-1].metrics
+    assert metrics["error/inside_sandbox"] == 1.0
+
+
+async def test_its_price_can_be_stated_and_it_can_be_raised() -> None:
+    [builder] = as_rl_dataset(
+        task(_missing, "scorer"), renderer(), on_error={"inside_sandbox": -1.5}
+    ).get_batch(0)
+    assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [-1.5]
+    [builder] = as_rl_dataset(
+        task(_missing, "scorer"), renderer(), on_error={"inside_sandbox": "raise"}
+    ).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["x"]))
+    assert caught.value.cause is Cause.INSIDE_SANDBOX
+
+
+async def test_a_sandbox_that_dies_by_itself_is_still_raised() -> None:
+    async def dies(box: SandboxEnvironment) -> object:
+        raise SandboxDiedError("the engine restarted")
+
+    [builder] = as_rl_dataset(task(dies, "scorer"), renderer()).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["x"]))
+    assert caught.value.cause is Cause.SANDBOX
