@@ -84,12 +84,13 @@ class Hardening:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many containers a pool keeps. Not part of the key."""
+    """How many containers a pool keeps."""
 
     warm: int = 2
-    """Containers kept ready."""
+    """Containers kept ready; of configurations that share a pool the largest number counts."""
     max: int | None = None
-    """Containers at once, warm, starting and in use together; ``None`` is no limit."""
+    """Containers at once, warm, starting and in use together; ``None`` is no limit. Part of the
+    key: a configuration with another bound, or with none, has a pool of its own."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class ContainerConfig:
         content = asdict(self)
         for name in ("pool", "source", "build", "pull", "image"):
             del content[name]
-        text = json.dumps([image_id, content], sort_keys=True)
+        text = json.dumps([image_id, content, self.pool.max], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

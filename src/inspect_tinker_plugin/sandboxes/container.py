@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -42,6 +43,8 @@ class Container:
         self.fault: str | None = None
         """Why the pool killed this container, if it did."""
         self.kept = False
+        self.ready_at = 0.0
+        """Monotonic time at which it could take its first command."""
         self._engine = engine
         self._owner = owner
         environment = {**dict(image.environment), **dict(config.environment)}
@@ -69,6 +72,7 @@ class Container:
             if isinstance(ex, Exception) and not isinstance(ex, SandboxError):
                 raise typed(ex, f"{config.source}: container start") from ex
             raise
+        container.ready_at = time.monotonic()
         measure(STARTED)
         return container
 
@@ -116,10 +120,17 @@ class Container:
     def direct(self) -> DirectExec:
         return DirectExec(self._engine, self.id, self._odd)
 
-    def is_ready(self) -> bool:
-        """Look, in this thread, whether a warm container still lives."""
+    def looks_ready(self) -> bool | None:
+        """Tell without waiting whether a warm container lives; ``None``: ask the engine."""
         if self._executor is not None and self._executor.usable:
             return self._executor.is_open()
+        return None
+
+    def is_ready(self) -> bool:
+        """Look, in this thread, whether a warm container still lives."""
+        known = self.looks_ready()
+        if known is not None:
+            return known
         try:
             self.direct.check()
         except SandboxError:
@@ -165,7 +176,8 @@ class Container:
     def _start(self) -> None:
         api = self._engine.api
         command, entrypoint, execute = self._command()
-        host = host_options(self.config, storage_quota=self._engine.storage_quota(self.image.id))
+        quota = self._engine.storage_quota(self.image.id, self._owner.labels())
+        host = host_options(self.config, storage_quota=quota)
         networks = [self._network(network) for network in self.config.networks]
         if networks:
             host["network_mode"] = networks[0]

@@ -6,8 +6,9 @@ import asyncio
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
@@ -20,6 +21,7 @@ from inspect_tinker_plugin.errors import (
     SandboxImageError,
     SandboxStartError,
 )
+from inspect_tinker_plugin.sandboxes.threads import Workers
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_CALL_THREADS = 16
 _START_THREADS = 4
 """More than this many container starts at once only wait for each other."""
+_REMOVAL_THREADS = 4
+_BUILD_THREADS = 4
+"""Builds and pulls at once. They take processor time that running episodes need as well."""
 
 
 async def settled(future: Future[T]) -> T:
@@ -41,15 +47,23 @@ async def settled(future: Future[T]) -> T:
 
 
 class Engine:
-    """Calls one engine. Thread-safe; usable from any number of event loops."""
+    """Calls one engine. Thread-safe; usable from any number of event loops.
+
+    Each kind of work has threads of its own, so that a command in a running episode never
+    waits behind builds, starts or removals.
+    """
 
     def __init__(self, *, timeout: float = 120) -> None:
         self._timeout = timeout
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._calls: ThreadPoolExecutor | None = None
-        self._starts: ThreadPoolExecutor | None = None
-        self._clients: list[APIClient] = []
+        self._calls = Workers("docker_pool", _CALL_THREADS)
+        self.starts = Workers("docker_pool_start", _START_THREADS)
+        self.removals = Workers("docker_pool_remove", _REMOVAL_THREADS)
+        self.builds = Workers("docker_pool_build", _BUILD_THREADS)
+        self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
+        self._version: str | None = None
+        self._facts: dict[str, Any] | None = None
         self._storage_quota: bool | None = None
 
     @property
@@ -64,7 +78,7 @@ class Engine:
             client = self._connect()
             self._local.client = client
             with self._lock:
-                self._clients.append(client)
+                self._clients.add(client)
         return client
 
     def _connect(self) -> APIClient:
@@ -72,7 +86,12 @@ class Engine:
 
         try:
             _knock()
-            return docker.APIClient(timeout=int(self._timeout), **_environment())
+            client = docker.APIClient(
+                version=self._version, timeout=int(self._timeout), **_environment()
+            )
+            _share_connections(client)
+            self._version = client.api_version
+            return client
         except (docker.errors.DockerException, OSError) as ex:
             raise SandboxEngineError(
                 f"cannot reach the Docker engine at {engine_address()}: {ex}. Start it, or set "
@@ -80,26 +99,14 @@ class Engine:
             ) from ex
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a blocking call in one of the engine's threads."""
-        with self._lock:
-            if self._calls is None:
-                self._calls = ThreadPoolExecutor(16, thread_name_prefix="docker_pool")
-            return self._calls.submit(call, *args, **kwargs)
-
-    def submit_start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a container start; only a few run at once."""
-        with self._lock:
-            if self._starts is None:
-                self._starts = ThreadPoolExecutor(
-                    _START_THREADS, thread_name_prefix="docker_pool_start"
-                )
-            return self._starts.submit(call, *args, **kwargs)
+        """Run a short call in one of the threads that serve running episodes."""
+        return self._calls.submit(call, *args, **kwargs)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await a blocking call; typed errors as in :func:`engine_errors`."""
         return await settled(self.submit(call, *args, **kwargs))
 
-    def storage_quota(self, image: str) -> bool:
+    def storage_quota(self, image: str, labels: dict[str, str]) -> bool:
         """Tell whether the engine can limit the size of a container's layer (asked once)."""
         if self._storage_quota is None:
             import docker
@@ -108,6 +115,7 @@ class Engine:
                 probe = self.api.create_container(
                     image,
                     ["true"],
+                    labels=labels,
                     host_config=self.api.create_host_config(storage_opt={"size": "1g"}),
                 )
             except docker.errors.APIError:
@@ -117,14 +125,24 @@ class Engine:
                 self._storage_quota = True
         return self._storage_quota
 
-    def close(self) -> None:
-        """Stop the threads and close the connections. The engine can be used again."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the engine says of itself (asked once)."""
+        if self._facts is None:
+            self._facts = dict(self.api.info())
+        return self._facts
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Stop the threads and close the connections. The engine can be used again.
+
+        Args:
+            seconds: how long to wait for calls that an engine does not answer.
+        """
+        for workers in (self.builds, self.starts, self.removals, self._calls):
+            workers.close(seconds)
         with self._lock:
-            pools, self._calls, self._starts = (self._calls, self._starts), None, None
-            clients, self._clients = self._clients, []
-        for pool in pools:
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+            clients = list(self._clients)
+            self._clients.clear()
         for client in clients:
             client.close()
         self._local = threading.local()
@@ -137,6 +155,20 @@ def _knock() -> None:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(10)
             probe.connect(path)
+
+
+def _share_connections(client: APIClient) -> None:
+    # The SDK's unix adapter keeps idle connections by URL, and nearly every URL names a
+    # container: 25 sockets per client that are never used again.
+    from docker.transport import UnixHTTPAdapter
+
+    adapter = client.adapters.get("http+docker://")
+    if isinstance(adapter, UnixHTTPAdapter):
+        adapter.pools.clear()  # the connection that asked for the version
+        get_connection = adapter.get_connection
+        adapter.get_connection = lambda url, proxies=None: get_connection(  # type: ignore[method-assign]
+            client.base_url, proxies
+        )
 
 
 def _environment() -> dict[str, Any]:

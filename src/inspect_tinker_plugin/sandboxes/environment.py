@@ -61,7 +61,7 @@ async def prewarm(
     """
     manager = pool_manager()
     parsed = parse_config(config, sample_variables(metadata or {}))
-    pool = await manager.engine.run(manager.prepare, parsed, refresh=True)
+    pool = await manager.prepare(parsed)
     await pool.prewarm(count)
 
 
@@ -92,7 +92,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
         manager = pool_manager()
-        pool = await manager.engine.run(manager.prepare, parse_config(config), refresh=True)
+        pool = await manager.prepare(parse_config(config))
         pool.tend()
 
     @classmethod
@@ -110,10 +110,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         manager = pool_manager()
         parsed = parse_config(config, sample_variables(metadata))
-        pool = manager.known(parsed)
-        if pool is None:
-            pool = await manager.engine.run(manager.prepare, parsed)
-        container = await pool.acquire()
+        pool, container = await manager.acquire(parsed)
         return {parsed.service: cls(manager, pool, container)}
 
     @classmethod

@@ -5,15 +5,25 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inspect_tinker_plugin.errors import SandboxConfigError, SandboxImageError
+from inspect_tinker_plugin.errors import (
+    SandboxConfigError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+)
 from inspect_tinker_plugin.sandboxes.config import Build, ContainerConfig
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
 from inspect_tinker_plugin.sandboxes.owner import Owner
 
 _LINKS = 8
+
+BUILD_SILENCE_SECONDS = 3600
+"""How long a step of a build may print nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,44 +40,136 @@ class Image:
     """The file behind ``/bin/sh``."""
 
 
+def reference_of(config: ContainerConfig) -> str:
+    """Give the name under which a configuration's image is known to the engine."""
+    if config.build is not None:
+        return config.image or f"inspect-pool/{_slug(config.build)}:latest"
+    return config.image or ""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One search for an image, shared by all who need it meanwhile."""
+
+    key: tuple[object, ...]
+    urgent: bool
+    result: Future[Image] = field(default_factory=Future)
+    job: Future[None] | None = None
+    """The build or pull, once it is known to be needed."""
+
+
 class Images:
-    """Images of one engine; each is examined once."""
+    """Images of one engine; each is made once, however many wait for it, and examined once.
+
+    What has to be built or pulled goes to the engine's build threads, a few at once and one
+    per image; what somebody waits for comes before what is made ahead of need.
+    """
 
     def __init__(self, engine: Engine, owner: Owner) -> None:
         self._engine = engine
         self._owner = owner
         self._known: dict[str, Image] = {}
+        self._flights: dict[tuple[object, ...], _Flight] = {}
+        self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
-    def resolve(self, config: ContainerConfig, *, refresh: bool = False) -> Image:
-        """Make sure that the image exists, in this thread.
+    def resolve(
+        self, config: ContainerConfig, *, refresh: bool = False, urgent: bool = True
+    ) -> Future[Image]:
+        """Make sure that the image exists; returns at once.
 
         Args:
             config: names the image or how to build it.
             refresh: build or pull again as the configuration says, as when a task starts.
+            urgent: whether somebody waits for it.
 
-        Raises:
-            SandboxImageError: missing and not to be pulled, or the build failed.
-            SandboxEngineError: the engine does not answer.
+        Returns:
+            The image to come, or a ``SandboxImageError`` (missing and not to be pulled, or
+            the build failed) or ``SandboxEngineError`` (the engine does not answer).
         """
+        key = (reference_of(config), config.build, config.pull, config.platform, refresh)
         with self._lock:
-            if config.build is not None:
-                reference = self._build(config, config.build, refresh=refresh)
-            else:
-                reference = config.image or ""
-                self._fetch(reference, config, refresh=refresh)
-            return self._examine(reference)
+            flight = self._flights.get(key)
+            if flight is not None:
+                if urgent and not flight.urgent:
+                    flight.urgent = True
+                    if flight.job is not None:
+                        self._engine.builds.hurry(flight.job)
+                return flight.result
+            flight = self._flights[key] = _Flight(key, urgent)
+            # Who waits may give up; the others still want it.
+            flight.result.set_running_or_notify_cancel()
+        try:
+            looking = self._engine.starts.submit(self._look, flight, config, refresh)
+        except RuntimeError as ex:  # the interpreter is shutting down
+            self._land(flight, SandboxEngineError(f"image: {ex}"))
+        else:
+            looking.add_done_callback(lambda job: self._dropped(flight, job))
+        return flight.result
 
-    def _build(self, config: ContainerConfig, build: Build, *, refresh: bool) -> str:
+    def _look(self, flight: _Flight, config: ContainerConfig, refresh: bool) -> None:
+        """See whether there is anything to make; else examine the image, in this thread."""
+        try:
+            if not self._must_make(config, refresh):
+                self._land(flight, self._examine(reference_of(config)))
+                return
+            with self._lock:
+                builds = self._engine.builds
+                submit = builds.submit if flight.urgent else builds.submit_later
+                flight.job = submit(self._make, flight, config)
+            flight.job.add_done_callback(lambda job: self._dropped(flight, job))
+        except BaseException as ex:  # the boundary: whoever waits gets it
+            self._land(flight, ex)
+
+    def _make(self, flight: _Flight, config: ContainerConfig) -> None:
+        reference = reference_of(config)
+        with self._lock:
+            making = self._making[reference]
+        try:
+            with making:  # another configuration may build or pull under the same name
+                if config.build is not None:
+                    self._build(config, config.build, reference)
+                else:
+                    self._pull(reference, config)
+                image = self._examine(reference)
+            self._land(flight, image)
+        except BaseException as ex:  # the boundary: whoever waits gets it
+            self._land(flight, ex)
+
+    def _dropped(self, flight: _Flight, job: Future[None]) -> None:
+        if job.cancelled():
+            self._land(flight, SandboxEngineError("the sandbox pools were closed"))
+
+    def _land(self, flight: _Flight, result: Image | BaseException) -> None:
+        with self._lock:
+            if self._flights.get(flight.key) is not flight:
+                return
+            del self._flights[flight.key]
+        if isinstance(result, Image):
+            flight.result.set_result(result)
+            return
+        error = result if isinstance(result, SandboxError) else typed(result, "image")
+        error.__cause__ = error.__cause__ or (None if error is result else result)
+        flight.result.set_exception(error)
+
+    def _must_make(self, config: ContainerConfig, refresh: bool) -> bool:
+        reference = reference_of(config)
+        missing = not self._exists(reference)
+        if config.build is not None:
+            return missing or refresh
+        if missing and config.pull == "never":
+            raise SandboxImageError(
+                f"{config.source}: image {reference!r} is not on the engine and may not be "
+                "pulled; build or load it first"
+            )
+        return missing or (refresh and config.pull == "always")
+
+    def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:
         import docker
 
-        tag = config.image or f"inspect-pool/{_slug(build)}:latest"
-        api = self._engine.api
-        if not refresh and self._exists(tag):
-            return tag
         log: list[str] = []
         try:
-            for event in api.build(
+            for event in self._engine.api.build(
                 path=build.context,
                 dockerfile=build.dockerfile,
                 buildargs=dict(build.args),
@@ -78,6 +180,7 @@ class Images:
                 rm=True,
                 forcerm=True,
                 decode=True,
+                timeout=BUILD_SILENCE_SECONDS,
             ):
                 log.append(str(event.get("stream") or event.get("error") or ""))
                 if "error" in event:
@@ -91,22 +194,19 @@ class Images:
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
         except docker.errors.DockerException as ex:
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
-        return tag
 
-    def _fetch(self, reference: str, config: ContainerConfig, *, refresh: bool) -> None:
+    def _pull(self, reference: str, config: ContainerConfig) -> None:
         import docker
 
-        missing = not self._exists(reference)
-        if not missing and not (refresh and config.pull == "always"):
-            return
-        if config.pull == "never":
-            raise SandboxImageError(
-                f"{config.source}: image {reference!r} is not on the engine and may not be "
-                "pulled; build or load it first"
-            )
         try:
             name, _, tag = reference.partition("@") if "@" in reference else (reference, "", "")
-            self._engine.api.pull(name, tag=tag or None, platform=config.platform)
+            for event in self._engine.api.pull(
+                name, tag=tag or None, platform=config.platform, stream=True, decode=True
+            ):
+                if "error" in event:
+                    raise SandboxImageError(
+                        f"{config.source}: pulling {reference!r} failed: {event['error']}"
+                    )
         except docker.errors.APIError as ex:
             raise SandboxImageError(
                 f"{config.source}: image {reference!r} is not on the engine and could not be "
@@ -135,11 +235,13 @@ class Images:
 
         try:
             facts = self._inspect(reference)
-            known = self._known.get(facts["Id"])
+            with self._lock:
+                known = self._known.get(facts["Id"])
             if known is None:
                 known = _describe(facts)
                 known = replace(known, shell=self._shell(known.id, reference))
-                self._known[known.id] = known
+                with self._lock:
+                    self._known[known.id] = known
             return known
         except (OSError, docker.errors.DockerException) as ex:
             raise typed(ex, f"image {reference!r}") from ex

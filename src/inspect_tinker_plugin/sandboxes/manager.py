@@ -6,70 +6,118 @@ import atexit
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from logging import getLogger
 
-from inspect_tinker_plugin.errors import SandboxError
+from inspect_tinker_plugin.errors import SandboxEngineError, SandboxError, SandboxStartError
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig
 from inspect_tinker_plugin.sandboxes.container import Container
-from inspect_tinker_plugin.sandboxes.engine import Engine, engine_address, typed
-from inspect_tinker_plugin.sandboxes.image import Images
+from inspect_tinker_plugin.sandboxes.engine import Engine, engine_address, settled, typed
+from inspect_tinker_plugin.sandboxes.guard import DiskGuard
+from inspect_tinker_plugin.sandboxes.image import Image, Images
 from inspect_tinker_plugin.sandboxes.owner import BEAT_SECONDS, Beat, Owner, reap
-from inspect_tinker_plugin.sandboxes.pool import Pool
+from inspect_tinker_plugin.sandboxes.pool import Pool, Waiter, served
+from inspect_tinker_plugin.sandboxes.threads import Ticker
+
+logger = getLogger(__name__)
 
 _TEND_SECONDS = 1.0
 _DISK_SECONDS = 5.0
 _CLOSE_SECONDS = 60.0
 
+MOST_WARM = 32
+"""Warm containers over all pools of a process that has many of them (one image per sample):
+the pools that were used last keep theirs. One pool alone keeps what it asks for."""
+
+
+@dataclass(eq=False)
+class _Use:
+    """One configuration, from its first caller on."""
+
+    config: ContainerConfig
+    pool: Pool | None = None
+    """Where its callers go, once the image is known."""
+    early: deque[Waiter] = field(default_factory=deque)
+    """Callers that came before."""
+
 
 class PoolManager:
-    """All pools of this process on one engine. Thread-safe."""
+    """All pools of this process on one engine.
+
+    Thread-safe; never waits for the engine in a caller's event loop.
+    """
 
     def __init__(self) -> None:
         self.engine = Engine()
         self.owner = Owner.current()
         self._images = Images(self.engine, self.owner)
         self._beat = Beat(self.engine, self.owner)
+        self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self._pools: dict[str, Pool] = {}
-        self._known: dict[ContainerConfig, Pool] = {}
+        self._uses: dict[ContainerConfig, _Use] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._opening = threading.Lock()
+        self._tickers: list[Ticker] = []
+        self._closed = False
         self._pid = os.getpid()
 
-    def prepare(self, config: ContainerConfig, *, refresh: bool = False) -> Pool:
-        """Find or build the image and give the pool for it, in this thread.
+    async def prepare(self, config: ContainerConfig, *, urgent: bool = True) -> Pool:
+        """Build or pull the image again, as when a task starts, and give the pool for it.
 
         Args:
             config: what the containers are.
-            refresh: build or pull again, as when a task starts.
+            urgent: whether somebody waits for it; what is made ahead of need is not.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
-        known = None if refresh else self.known(config)
-        if known is not None:
-            return known
-        self._open()
-        image = self._images.resolve(config, refresh=refresh)
-        key = config.key(image.id)
         with self._lock:
-            pool = self._pools.get(key)
+            use = self._uses.setdefault(config, _Use(config))
+        return await settled(self._resolve(use, refresh=True, urgent=urgent))
+
+    async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
+        """Wait for a container; first come, first served.
+
+        That holds from the first use on, while the image is still looked for.
+
+        Raises:
+            SandboxError: no image, or no container could be started for this caller.
+        """
+        waiter = Waiter()
+        with self._lock:
+            use = self._uses.setdefault(config, _Use(config))
+            pool = use.pool
             if pool is None:
-                pool = Pool(
-                    self.engine,
-                    config,
-                    lambda: Container.start(self.engine, self.owner, config, image),
-                )
-                self._pools[key] = pool
-            self._known[config] = pool
-        pool.grow(config.pool)
-        return pool
+                use.early.append(waiter)
+                first = len(use.early) == 1
+            else:
+                pool.join(waiter)
+        if pool is not None:
+            return pool, await pool.wait(waiter)
+        if first:
+            self._resolve(use, refresh=False, urgent=True)
+        container = await served(waiter, lambda waiter: self._withdraw(use, waiter))
+        assert use.pool is not None
+        return use.pool, container
+
+    def _withdraw(self, use: _Use, waiter: Waiter) -> None:
+        with self._lock:
+            if waiter in use.early:
+                use.early.remove(waiter)
+                waiter.future.cancel()
+            pool = use.pool
+        if pool is not None:
+            pool.withdraw(waiter)
 
     def known(self, config: ContainerConfig) -> Pool | None:
-        """Give the pool of a configuration that was prepared before, without waiting."""
+        """Give the pool of a configuration that was used before, without waiting."""
         with self._lock:
-            return self._known.get(config)
+            use = self._uses.get(config)
+            return use.pool if use is not None else None
 
     def pools(self) -> list[Pool]:
         with self._lock:
@@ -88,84 +136,145 @@ class PoolManager:
         """Remove every container, network and volume of this process and end its threads."""
         if os.getpid() != self._pid:
             return  # a forked child owns nothing
-        self._stop.set()
         with self._lock:
+            self._closed = True
             pools, self._pools = list(self._pools.values()), {}
-            self._known.clear()
-            keeper, self._keeper = self._keeper, None
-        rest = [container for pool in pools for container in pool.close()]
-        _remove_all(rest)
+            early = [waiter for use in self._uses.values() for waiter in use.early]
+            self._uses.clear()
+            tickers, self._tickers = self._tickers, []
+        for waiter in early:
+            waiter.fail(SandboxStartError("the sandbox pools were closed"))
+        for ticker in tickers:
+            ticker.stop(0)
         deadline = time.monotonic() + _CLOSE_SECONDS
+        rest = [container for pool in pools for container in pool.close()]
+        left = self._remove(rest, deadline)
         while any(p.state.starting or p.state.removing for p in pools):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join(timeout=30)
-        self._beat.stop()
+        left += self._remove([self._beat], deadline)
+        for ticker in tickers:
+            ticker.stop(max(1.0, deadline - time.monotonic()))
         self.engine.close()
+        if left:
+            logger.warning(
+                "docker_pool: the Docker engine at %s does not answer; what this process leaves "
+                "on it is removed by the next one, or by: inspect sandbox cleanup docker_pool",
+                engine_address(),
+            )
+
+    def _remove(self, things: Sequence[Container | Beat], deadline: float) -> int:
+        """Remove all at once; return how many are left at the deadline."""
+        try:
+            removals = [self.engine.removals.submit(thing.remove) for thing in things]
+        except RuntimeError:  # at interpreter exit there are no new threads
+            return sum(not thing.remove() for thing in things)
+        done, _ = wait(removals, max(0.0, deadline - time.monotonic()))
+        return len(removals) - sum(removal.result() for removal in done)
+
+    def _resolve(self, use: _Use, *, refresh: bool, urgent: bool) -> Future[Pool]:
+        """Find the image of a configuration and, with it, the pool; returns at once."""
+        found: Future[Pool] = Future()
+        found.set_running_or_notify_cancel()  # others wait for it when one caller gives up
+
+        def fail(ex: BaseException) -> None:
+            error = ex if isinstance(ex, SandboxError) else typed(ex, "start-up")
+            with self._lock:
+                early = list(use.early)
+                use.early.clear()
+            for waiter in early:
+                waiter.fail(error)
+            found.set_exception(error)
+
+        def look() -> None:
+            try:
+                self._open()
+                image = self._images.resolve(use.config, refresh=refresh, urgent=urgent)
+            except BaseException as ex:  # the boundary: whoever waits gets it
+                fail(ex)
+            else:
+                image.add_done_callback(arrived)
+
+        def arrived(image: Future[Image]) -> None:
+            try:
+                pool = self._publish(use, image.result())
+            except BaseException as ex:  # the boundary: whoever waits gets it
+                fail(ex)
+            else:
+                found.set_result(pool)
+
+        try:
+            self.engine.starts.submit(look)
+        except RuntimeError as ex:  # the interpreter is shutting down
+            fail(ex)
+        return found
+
+    def _publish(self, use: _Use, image: Image) -> Pool:
+        """Give the pool of a configuration whose image is there, to its early callers, too."""
+        config = use.config
+        key = config.key(image.id)
+        with self._lock:
+            if self._closed:
+                raise SandboxEngineError("the sandbox pools were closed")
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = Pool(
+                    self.engine,
+                    config,
+                    lambda snapshot: Container.start(
+                        self.engine, self.owner, config, snapshot or image
+                    ),
+                    self._forget,
+                )
+                pool.rest(sum(p.wanted_warm for p in self._pools.values()) >= MOST_WARM)
+                self._pools[key] = pool
+            pool.grow(config.pool)
+            use.pool = pool
+            while use.early:
+                pool.join(use.early.popleft())
+        return pool
+
+    def _forget(self, pool: Pool) -> None:
+        """Look for the image again at the next use: it is gone from the engine."""
+        with self._lock:
+            for use in self._uses.values():
+                if use.pool is pool:
+                    use.pool = None
 
     def _open(self) -> None:
-        with self._lock:
-            if self._keeper is not None:
+        with self._opening:
+            if self._tickers or self._closed:
                 return
             try:
                 # The proof of life comes before anything that could be taken for dead.
                 self._beat.renew()
+                self.reap()
             except SandboxError:
                 raise
             except Exception as ex:
                 raise typed(ex, "start-up") from ex
-            self._stop.clear()
-            self._keeper = threading.Thread(
-                target=self._keep, name="docker_pool_keeper", daemon=True
-            )
-            self._keeper.start()
-        self.reap()
+            tickers = [
+                Ticker("docker_pool_keeper", _TEND_SECONDS, self._tend),
+                Ticker("docker_pool_beat", BEAT_SECONDS, self._beat.renew),
+                Ticker("docker_pool_guard", _DISK_SECONDS, self._guard.look),
+            ]
+            with self._lock:
+                if self._closed:
+                    return
+                self._tickers = tickers
+            for ticker in tickers:
+                ticker.start()
 
-    def _keep(self) -> None:
-        beat = disk = time.monotonic()
-        while not self._stop.wait(_TEND_SECONDS):
-            now = time.monotonic()
-            for pool in self.pools():
-                pool.tend()
-            try:
-                if now - beat >= BEAT_SECONDS:
-                    beat = now
-                    self._beat.renew()
-                if now - disk >= _DISK_SECONDS:
-                    disk = now
-                    self._guard_disks()
-            except Exception:
-                continue  # the engine is away; callers get the typed error
+    def _tend(self) -> None:
+        places = MOST_WARM
+        for pool in sorted(self.pools(), key=lambda pool: pool.last_used, reverse=True):
+            pool.rest(places < pool.wanted_warm and places < MOST_WARM)
+            places -= pool.wanted_warm
+            pool.tend()
 
-    def _guard_disks(self) -> None:
-        """Stop containers whose layer outgrew its limit, where the engine cannot limit it."""
-        watched = {
-            container.id: container
-            for pool in self.pools()
-            for container in pool.containers()
-            if container.config.limits.disk is not None
-        }
-        if not watched or self.engine.storage_quota(next(iter(watched.values())).image.id):
-            return
-        filters = {"label": f"inspect-tinker-plugin.owner={self.owner.id}"}
-        for facts in self.engine.api.containers(filters=filters, size=True):
-            container = watched.get(facts["Id"])
-            if container is None:
-                continue
-            limit = container.config.limits.disk or 0
-            if facts.get("SizeRw", 0) > limit:
-                container.kill(f"its disk limit of {limit} bytes was exceeded")
-
-
-def _remove_all(containers: list[Container]) -> None:
-    try:
-        with ThreadPoolExecutor(8, thread_name_prefix="docker_pool_close") as threads:
-            list(threads.map(Container.remove, containers))
-    except RuntimeError:  # at interpreter exit there are no new threads
-        for container in containers:
-            container.remove()
+    def _in_use(self) -> list[Container]:
+        return [container for pool in self.pools() for container in pool.containers()]
 
 
 _managers: dict[tuple[int, str], PoolManager] = {}

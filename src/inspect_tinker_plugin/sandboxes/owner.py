@@ -9,6 +9,7 @@ and replaces it every ``BEAT_SECONDS``; its age is told by the engine's own cloc
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
@@ -86,21 +87,27 @@ class Beat:
         self._owner = owner
         self._count = 0
         self._volume: str | None = None
+        self._renewing = threading.Lock()
+        self._ended = False
 
     def renew(self) -> None:
         """Replace the beat volume; the new one exists before the old one goes."""
-        api = self._engine.api
-        self._count += 1
-        name = f"inspect-pool-{self._owner.id}-beat-{self._count}"
-        api.create_volume(name, labels=self._owner.labels())
-        previous, self._volume = self._volume, name
-        if previous is not None:
-            quietly(api.remove_volume, previous)
+        with self._renewing:
+            if self._ended:
+                return
+            api = self._engine.api
+            self._count += 1
+            name = f"inspect-pool-{self._owner.id}-beat-{self._count}"
+            api.create_volume(name, labels=self._owner.labels())
+            previous, self._volume = self._volume, name
+            if previous is not None:
+                quietly(api.remove_volume, previous)
 
-    def stop(self) -> None:
-        volume, self._volume = self._volume, None
-        if volume is not None:
-            quietly(lambda: self._engine.api.remove_volume(volume))
+    def remove(self) -> bool:
+        """Beat no more; tell whether nothing is left."""
+        with self._renewing:
+            self._ended = True
+            return self._volume is None or quietly(self._engine.api.remove_volume, self._volume)
 
 
 def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:

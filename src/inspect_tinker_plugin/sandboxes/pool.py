@@ -2,7 +2,8 @@
 
 A container serves one episode and is removed; there is no way back into the pool but for
 one that was never handed over. State is guarded by a lock and waiting is on futures, so
-that episodes in several event loops and threads share a pool.
+that episodes in several event loops and threads share a pool. Nothing here calls the
+engine in the caller's thread.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
-from inspect_tinker_plugin.errors import SandboxError, SandboxStartError
+from inspect_tinker_plugin.errors import SandboxError, SandboxImageError, SandboxStartError
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig, PoolSize
 from inspect_tinker_plugin.sandboxes.container import Container
 from inspect_tinker_plugin.sandboxes.engine import Engine, settled
+from inspect_tinker_plugin.sandboxes.image import Image
 from inspect_tinker_plugin.sandboxes.metrics import ACQUIRE, WARM_HITS, measure
 
 IDLE_SECONDS = 600.0
-"""Without an acquisition for so long a pool lets its warm containers go."""
+"""Idle seconds before a pool removes its warm containers."""
 
 MAX_BACKOFF_SECONDS = 60.0
 _REMOVE_ATTEMPTS = 3
+_NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -41,29 +44,86 @@ class PoolState:
     failures: int
 
 
+@dataclass(eq=False)
+class Waiter:
+    """A caller that waits for a container."""
+
+    image: Image | None = None
+    """A snapshot to start from; such a container is started for this caller alone."""
+    future: Future[Container] = field(default_factory=Future)
+    begun: float = field(default_factory=time.monotonic)
+    booked: bool = False
+    """Whether a start from ``image`` is on its way."""
+    hit: bool = False
+    """Whether the container was ready when the caller came."""
+
+    def give(self, container: Container) -> bool:
+        """Hand a container over; tell whether the caller still wanted it."""
+        if not self.future.set_running_or_notify_cancel():
+            return False
+        self.hit = container.ready_at <= self.begun
+        self.future.set_result(container)
+        return True
+
+    def fail(self, error: SandboxError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Container:
+    """Await what a caller is given.
+
+    Args:
+        waiter: the caller, in a queue.
+        withdraw: takes the caller out of its queue when it is cancelled.
+    """
+    try:
+        container = await settled(waiter.future)
+    except BaseException:
+        withdraw(waiter)
+        raise
+    if waiter.hit:
+        measure(WARM_HITS)
+    measure(ACQUIRE, time.monotonic() - waiter.begun)
+    return container
+
+
 class Pool:
-    """Containers of one key. ``start`` makes one, blocking, or raises."""
+    """Containers of one key.
+
+    Args:
+        engine: the engine that they run on.
+        config: what they are.
+        start: makes one from the pool's own image or from a snapshot, blocking, or raises.
+        lost: called when the pool's image is gone from the engine.
+    """
 
     def __init__(
         self,
         engine: Engine,
         config: ContainerConfig,
-        start: Callable[[], Container],
+        start: Callable[[Image | None], Container],
+        lost: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.config = config
         self._engine = engine
         self._start = start
+        self._lost = lost
         self._lock = threading.Lock()
         self._idle: deque[Container] = deque()
         self._leased: set[Container] = set()
-        self._waiters: deque[Future[Container]] = deque()
+        self._waiters: deque[Waiter] = deque()
+        self._checking = 0
         self._starting = 0
+        self._dedicated = 0  # of those that start, from a snapshot for one caller
         self._removing = 0
         self._failures = 0
+        self._last_error: SandboxError | None = None
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
         self._floor = 0
+        self._resting = False
         self._last_used = time.monotonic()
         self._closed = False
 
@@ -79,12 +139,24 @@ class Pool:
                 self._failures,
             )
 
+    @property
+    def last_used(self) -> float:
+        """Monotonic time of the last caller."""
+        return self._last_used
+
+    @property
+    def wanted_warm(self) -> int:
+        """How many containers the configurations of this pool want ready."""
+        return self._warm
+
     def grow(self, size: PoolSize) -> None:
-        """Take over the larger of the present and another configuration's wishes."""
+        """Keep as many containers ready as the more demanding of two configurations wants."""
         with self._lock:
             self._warm = max(self._warm, size.warm)
-            if self._max is not None:
-                self._max = None if size.max is None else max(self._max, size.max)
+
+    def rest(self, resting: bool) -> None:
+        """Keep nothing ready for now, although nobody has closed the pool, or do so again."""
+        self._resting = resting
 
     async def prewarm(self, count: int) -> None:
         """Wait until so many containers are ready (as far as ``max`` allows).
@@ -96,39 +168,69 @@ class Pool:
             self._last_used = time.monotonic()
             room = count if self._max is None else min(count, self._max - len(self._leased))
             self._floor = max(self._floor, room)
-        failures = self.state.failures
+            failures = self._failures
         self.tend()
         while True:
-            state = self.state
-            if state.idle >= room:
-                return
-            if state.failures > failures or self._closed:
-                raise self._last_error or SandboxStartError("the sandbox pool is closed")
+            with self._lock:
+                # Callers that come meanwhile take from the floor.
+                if len(self._idle) >= min(room, self._floor):
+                    return
+                if self._failures > failures or self._closed:
+                    raise self._last_error or SandboxStartError("the sandbox pool is closed")
             await anyio.sleep(0.02)
 
-    async def acquire(self) -> Container:
+    async def acquire(self, image: Image | None = None) -> Container:
         """Wait for a container of one's own; first come, first served.
+
+        Args:
+            image: a snapshot to start from, in place of the pool's own image.
 
         Raises:
             SandboxError: no container could be started for this caller.
         """
-        begun = time.monotonic()
-        waiter: Future[Container] = Future()
+        waiter = Waiter(image)
+        self.join(waiter)
+        return await self.wait(waiter)
+
+    def join(self, waiter: Waiter) -> None:
+        """Put a caller at the end of the queue.
+
+        Raises:
+            SandboxStartError: the pool is closed.
+        """
         with self._lock:
             if self._closed:
                 raise SandboxStartError("the sandbox pool is closed")
-            self._last_used = begun
+            self._last_used = time.monotonic()
+            self._resting = False
             self._waiters.append(waiter)
-        try:
-            hit = self._dispatch(waiter)
-            container = await settled(waiter)
-        except BaseException:
-            self._withdraw(waiter)
-            raise
-        if hit:
-            measure(WARM_HITS)
-        measure(ACQUIRE, time.monotonic() - begun)
-        return container
+        self.pump()
+
+    async def wait(self, waiter: Waiter) -> Container:
+        """Await what a caller in the queue is given; it leaves the queue when cancelled."""
+        return await served(waiter, self.withdraw)
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """Take a cancelled caller out; a container that was on its way to it is untouched."""
+        container: Container | None = None
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            if not (waiter.future.cancel() or waiter.future.cancelled()):
+                if waiter.future.exception() is None:
+                    container = waiter.future.result()
+                if container not in self._leased:
+                    container = None
+            if container is not None:
+                self._leased.discard(container)
+                if self._closed or waiter.image is not None:
+                    self._removing += 1
+                else:
+                    self._idle.appendleft(container)
+                    container = None  # back in the pool
+        if container is not None:
+            self._dispose(container)
+        self.pump()
 
     def release(self, container: Container) -> Future[None] | None:
         """Give a container up for removal in the background. Safe to call again."""
@@ -136,29 +238,21 @@ class Pool:
             if container not in self._leased:
                 return None
             self._leased.discard(container)
-            self._removing += 1
             if container.kept:
-                self._removing -= 1
                 return None
-        try:
-            return self._engine.submit(self._remove, container)
-        except RuntimeError:  # the interpreter is shutting down: no threads any more
-            self._remove(container)
-            return None
+            self._removing += 1
+        return self._dispose(container)
 
     def tend(self) -> None:
         """Refill, shrink and retry; called after every change and from time to time."""
         surplus: list[Container] = []
         with self._lock:
-            idle_since = time.monotonic() - self._last_used
-            if self._warm_now(idle_since) == 0 and not self._waiters:
-                surplus = [self._idle.popleft() for _ in range(len(self._idle))]
-            while len(self._idle) > max(self._warm_now(idle_since), len(self._waiters)):
+            while len(self._idle) > max(self._warm_now(), self._waiting()):
                 surplus.append(self._idle.popleft())
             self._removing += len(surplus)
         for container in surplus:
-            self._engine.submit(self._remove, container)
-        self._dispatch(None)
+            self._dispose(container)
+        self.pump()
 
     def containers(self) -> list[Container]:
         """List the containers in use."""
@@ -175,122 +269,194 @@ class Pool:
             waiters = list(self._waiters)
             self._waiters.clear()
         for waiter in waiters:
-            if waiter.set_running_or_notify_cancel():
-                waiter.set_exception(SandboxStartError("the sandbox pool was closed"))
+            waiter.fail(SandboxStartError("the sandbox pool was closed"))
         return rest
 
-    def _warm_now(self, idle_since: float) -> int:
-        return 0 if self._closed or idle_since > IDLE_SECONDS else max(self._warm, self._floor)
+    def pump(self) -> None:
+        """Serve those who wait, then start what is missing."""
+        while (container := self._next_idle()) is not None:
+            ready = container.looks_ready()
+            if ready is None:
+                try:
+                    self._engine.submit(self._check, container)
+                except RuntimeError:  # the interpreter is shutting down
+                    self._checked(container, ready=False)
+            else:
+                self._checked(container, ready=ready)
+        for waiter in self._book():
+            self._submit_start(waiter)
 
-    def _dispatch(self, caller: Future[Container] | None) -> bool:
-        """Serve waiters and start what is missing; tell whether ``caller`` was served."""
-        dead: list[Container] = []
-        served = False
-        while True:
-            with self._lock:
-                if not (self._waiters and self._idle):
-                    break
-                container = self._idle.popleft()
-            if not container.is_ready():
-                dead.append(container)
-                with self._lock:
-                    self._removing += 1
-                continue
-            with self._lock:
-                waiter = self._next_waiter()
-                if waiter is None:
+    # Under the lock -----------------------------------------------------------------
+
+    def _warm_now(self) -> int:
+        idle_since = time.monotonic() - self._last_used
+        if self._closed or idle_since > IDLE_SECONDS:
+            return 0
+        return max(0 if self._resting else self._warm, self._floor)
+
+    def _waiting(self) -> int:
+        """Callers that any container of the pool can serve."""
+        return sum(waiter.image is None for waiter in self._waiters)
+
+    def _total(self) -> int:
+        coming = self._starting + self._checking
+        return len(self._idle) + len(self._leased) + coming + self._removing
+
+    def _surplus(self) -> int:
+        """Containers ready or on their way that nobody waits for and no warm place is for."""
+        return self._supply() - self._waiting() - self._warm_now()
+
+    def _supply(self) -> int:
+        return len(self._idle) + self._checking + self._starting - self._dedicated
+
+    # Serving ------------------------------------------------------------------------
+
+    def _next_idle(self) -> Container | None:
+        with self._lock:
+            if not self._idle or self._waiting() <= self._checking:
+                return None
+            self._checking += 1
+            return self._idle.popleft()
+
+    def _check(self, container: Container) -> None:
+        self._checked(container, ready=container.is_ready())
+        self.pump()
+
+    def _checked(self, container: Container, *, ready: bool) -> None:
+        with self._lock:
+            self._checking -= 1
+            if ready and not self._closed:
+                if not self._hand_over(container):
                     self._idle.appendleft(container)
-                    break
+                return
+            self._removing += 1
+        self._dispose(container)
+
+    def _hand_over(self, container: Container) -> bool:
+        # Within the lock, so that callers wake in the order in which they came.
+        for waiter in list(self._waiters):
+            if waiter.image is None:
+                self._waiters.remove(waiter)
                 self._leased.add(container)
-                self._floor = max(0, self._floor - 1)
-                # Within the lock, so that callers wake in the order in which they came.
-                waiter.set_result(container)
-            served = served or waiter is caller
-        for container in dead:
-            self._engine.submit(self._remove, container)
-        for _ in range(self._reserve()):
-            try:
-                self._engine.submit_start(self._start_one)
-            except RuntimeError:  # the interpreter is shutting down
-                with self._lock:
-                    self._starting -= 1
-        return served
+                if waiter.give(container):
+                    self._floor = max(0, self._floor - 1)
+                    return True
+                self._leased.discard(container)
+        return False
 
-    def _next_waiter(self) -> Future[Container] | None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if waiter.set_running_or_notify_cancel():
-                return waiter
-        return None
+    # Starting -----------------------------------------------------------------------
 
-    def _reserve(self) -> int:
-        """Book as many starts as are wanted and allowed now."""
+    def _book(self) -> list[Waiter | None]:
+        """Book the starts that are wanted and allowed now, in the order of the callers."""
+        surplus: Container | None = None
         with self._lock:
             if self._closed:
-                return 0
-            now = time.monotonic()
-            warm = self._warm_now(now - self._last_used)
-            if now < self._retry_at:
-                warm = 0
-            wanted = len(self._waiters) + warm - len(self._idle) - self._starting
-            if self._max is not None:
-                total = len(self._idle) + len(self._leased) + self._starting + self._removing
-                wanted = min(wanted, self._max - total)
-            wanted = max(0, wanted)
-            self._starting += wanted
-            return wanted
+                return []
+            room = _NO_LIMIT if self._max is None else self._max - self._total()
+            supply = self._supply()
+            starts: list[Waiter | None] = []
+            for waiter in self._waiters:
+                if waiter.image is None and supply > 0:
+                    supply -= 1
+                elif not waiter.booked:
+                    if len(starts) >= room:
+                        break  # nobody overtakes
+                    waiter.booked = waiter.image is not None
+                    starts.append(waiter if waiter.booked else None)
+            else:
+                warm = self._warm_now() if time.monotonic() >= self._retry_at else 0
+                refill = min(max(0, warm - supply), room - len(starts))
+                starts.extend([None] * max(0, refill))
+            self._starting += len(starts)
+            self._dedicated += sum(waiter is not None for waiter in starts)
+            stuck = any(w.image is not None and not w.booked for w in self._waiters)
+            if stuck and self._idle:
+                # A warm container stands where one from a snapshot has to start.
+                surplus = self._idle.pop()
+                self._removing += 1
+        if surplus is not None:
+            self._dispose(surplus)
+        return starts
 
-    _last_error: SandboxError | None = None
-
-    def _start_one(self) -> None:
+    def _submit_start(self, waiter: Waiter | None) -> None:
+        starts = self._engine.starts
+        # What refills a pool waits until nobody's episode does.
+        submit = starts.submit if waiter or self._waiting() else starts.submit_later
         try:
-            container = self._start()
-        except BaseException as ex:
-            self._failed(ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
-            return
-        with self._lock:
-            self._starting -= 1
-            self._failures = 0
-            closed = self._closed
-            if not closed:
-                self._idle.append(container)
-        if closed:
-            container.remove()
-            return
-        self._dispatch(None)
+            submit(self._start_one, waiter)
+        except RuntimeError:  # the interpreter is shutting down
+            with self._lock:
+                self._ended_start(waiter)
 
-    def _failed(self, ex: SandboxError) -> None:
+    def _ended_start(self, waiter: Waiter | None) -> None:
+        self._starting -= 1
+        self._dedicated -= waiter is not None
+
+    def _start_one(self, waiter: Waiter | None) -> None:
         with self._lock:
-            self._starting -= 1
+            # Whoever wanted this container may be gone by now.
+            unwanted = waiter not in self._waiters if waiter else self._surplus() > 0
+            unwanted = unwanted or self._closed
+            if unwanted:
+                self._ended_start(waiter)
+        if unwanted:
+            self.pump()
+            return
+        try:
+            container = self._start(waiter.image if waiter else None)
+        except BaseException as ex:
+            self._failed(waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
+            return
+        with self._lock:
+            self._ended_start(waiter)
+            self._failures = 0
+            if waiter is None:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(container)
+            else:
+                keep = waiter in self._waiters
+                if keep:
+                    self._waiters.remove(waiter)
+                    self._leased.add(container)
+                    keep = waiter.give(container)
+                    if not keep:
+                        self._leased.discard(container)
+            if not keep:
+                self._removing += 1
+        if not keep:
+            self._remove(container)
+        self.pump()
+
+    def _failed(self, waiter: Waiter | None, ex: SandboxError) -> None:
+        with self._lock:
+            self._ended_start(waiter)
             self._failures += 1
             self._last_error = ex
             delay = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** min(self._failures, 10))
             self._retry_at = time.monotonic() + delay
             # A caller gets the error at once: to retry is the episode runner's decision.
-            waiter = self._next_waiter()
-        if waiter is not None:
-            waiter.set_exception(ex)
-        self._dispatch(None)
-
-    def _withdraw(self, waiter: Future[Container]) -> None:
-        """Take a cancelled caller out; a container that was on its way to it is untouched."""
-        with self._lock:
-            if waiter in self._waiters:
+            if waiter is None:
+                waiter = next((w for w in self._waiters if w.image is None), None)
+                gone = isinstance(ex, SandboxImageError)
+            else:
+                gone = False  # the snapshot is, not the pool's image
+            if waiter is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
-        if waiter.cancel() or waiter.cancelled():
-            return
-        if waiter.done() and waiter.exception() is None:
-            container = waiter.result()
-            with self._lock:
-                if container not in self._leased:
-                    return
-                self._leased.discard(container)
-                if not self._closed:
-                    self._idle.appendleft(container)
-                    container = None  # type: ignore[assignment]  # back in the pool
-            if container is not None:
-                container.remove()
-            self.tend()
+        if gone:
+            self._lost(self)
+        if waiter is not None:
+            waiter.fail(ex)
+        self.pump()
+
+    # Removing -----------------------------------------------------------------------
+
+    def _dispose(self, container: Container) -> Future[None] | None:
+        try:
+            return self._engine.removals.submit(self._remove, container)
+        except RuntimeError:  # the interpreter is shutting down: no threads any more
+            self._remove(container)
+            return None
 
     def _remove(self, container: Container) -> None:
         for attempt in range(_REMOVE_ATTEMPTS):
@@ -299,4 +465,4 @@ class Pool:
             time.sleep(0.2 * 2**attempt)
         with self._lock:
             self._removing -= 1
-        self._dispatch(None)
+        self.pump()
