@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,12 +15,15 @@ from inspect_tinker_plugin.cli.check import check
 
 TASKS = """
 import os
+import random
+import time
 
-from inspect_ai import Task, task
+from inspect_ai import Epochs, Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.solver import generate, solver
+from inspect_ai.solver import generate, solver, use_tools
+from inspect_ai.tool import tool
 
 # modules are loaded afresh for each run; what a task leaves behind elsewhere is not
 RUNS = os.environ
@@ -43,6 +50,77 @@ def counts():
 @task
 def drifting():
     return Task(dataset=samples(), solver=counts(), scorer=includes())
+
+@task
+def repeated():
+    return Task(dataset=samples(), scorer=includes(), epochs=Epochs(3, "mode"))
+
+class Odd:
+    pass
+
+@task
+def odd():
+    metadata = {"object": Odd(), "function": len, "half": "\\ud800", "nested": [{"at": Odd()}]}
+    return Task(dataset=[Sample(input="a", target="a", metadata=metadata)], scorer=includes())
+
+@task
+def shuffled():
+    return Task(dataset=random.sample(samples() * 20, 80), scorer=includes())
+
+@solver
+def raises(when):
+    async def solve(state, generate):
+        if when == "after":
+            await generate(state)
+        raise ValueError("no luck")
+    return solve
+
+@task
+def failing(when="before"):
+    return Task(dataset=samples(), solver=raises(when), scorer=includes())
+
+@solver
+def never_ends(how):
+    async def solve(state, generate):
+        while True:
+            if how == "sleeps":
+                await __import__("asyncio").sleep(0.01)
+                continue
+            try:
+                state = await generate(state)
+            except Exception:
+                pass
+    return solve
+
+@task
+def endless(how="asks"):
+    return Task(dataset=samples(), solver=never_ends(how), scorer=includes())
+
+@tool
+def look():
+    async def execute(at: str):
+        '''Look.
+
+        Args:
+            at: Where.
+        '''
+        return at
+    return execute
+
+@task
+def looking(word="a"):
+    return Task(
+        dataset=[Sample(id=name, input=name, target=word) for name in ("x", "y", "z")],
+        solver=[use_tools(look()), generate()],
+        scorer=includes(),
+    )
+
+@solver
+def shouts(loud=False):
+    async def solve(state, generate):
+        state.user_prompt.text = state.user_prompt.text.upper() + ("!" if loud else "")
+        return await generate(state)
+    return solve
 """
 
 
@@ -74,7 +152,7 @@ def test_a_task_that_drifts_is_shown_with_the_place(
     assert result.exit_code == 1
     assert "sample 1, messages: differs" in result.output
     assert "requests[0].messages[0].content: eval 'a (i)', episode 'a (ii)'" in result.output
-    assert "1 runs, 0 agree" in result.output
+    assert "1 run, 0 agree" in result.output
 
 
 def test_a_script_is_played(tasks: Path, tmp_path: Path) -> None:
@@ -104,3 +182,119 @@ def test_bad_input_is_one_line(tasks: Path, args: list[str], message: str) -> No
     assert result.output.startswith("Error: ")
     assert message in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def reports(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["repeated", "odd", "shuffled"])
+def test_what_an_eval_does_in_its_own_way_is_no_difference(tasks: Path, name: str) -> None:
+    result = run(f"{tasks}@{name}", "--limit", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("agrees (1 turn)") == 2
+
+
+@pytest.mark.parametrize(("when", "turns"), [("before", "0 turns"), ("after", "1 turn")])
+def test_two_sides_that_fail_alike_do_not_agree(tasks: Path, when: str, turns: str) -> None:
+    result = run(f"{tasks}@failing", "-T", f"when={when}", "--limit", "1")
+    assert result.exit_code == 1
+    for side in ("messages", "tokens"):
+        assert f"sample 1, {side}: both failed: ValueError('no luck') ({turns})" in result.output
+    assert result.output.endswith("2 runs, 0 agree\n")
+
+
+def test_a_task_that_neither_side_can_run_has_failed(tasks: Path) -> None:
+    result = run(f"{tasks}@plain", "--limit", "1", "--sandbox", "docker:missing.yaml")
+    assert result.exit_code == 1
+    assert "agrees" not in result.output
+    assert "missing.yaml" in result.output
+
+
+def test_a_solver_that_swallows_every_exception_is_ended(tasks: Path) -> None:
+    result = run(f"{tasks}@endless", "--limit", "1")
+    assert result.exit_code == 1
+    assert "sample 1, messages: inconclusive" in result.output
+    assert "after its script had run out" in result.output
+
+
+def test_a_solver_that_never_asks_is_ended(tasks: Path) -> None:
+    result = run(f"{tasks}@endless", "-T", "how=sleeps", "--limit", "1", "--timeout", "1")
+    assert result.exit_code == 1
+    assert "sample 1, messages: inconclusive" in result.output
+    assert "did not end within 1 seconds" in result.output
+
+
+def test_tools_that_were_never_called_are_named(tasks: Path, tmp_path: Path) -> None:
+    silent = run(f"{tasks}@looking", "--limit", "1", "--side", "messages")
+    assert silent.exit_code == 0
+    assert "tools never called, so not compared: look (--script FILE can call" in silent.output
+    script = tmp_path / "script.jsonl"
+    script.write_text('{"tool_calls": [{"name": "look", "arguments": {"at": "b"}}]}\n"a"\n')
+    calling = run(f"{tasks}@looking", "--limit", "1", "--script", script)
+    assert calling.exit_code == 0, calling.output
+    assert "never called" not in calling.output
+
+
+def test_json_has_a_line_per_run(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARITY_RUNS", "")
+    result = run(f"{tasks}@drifting", "--limit", "1", "--json")
+    first, second = reports(result)
+    assert (first["task"], first["sample_id"], first["side"]) == ("drifting", 1, "messages")
+    assert (first["verdict"], first["agrees"], first["turns"]) == ("differs", False, 1)
+    assert first["differences"][0] == {
+        "path": "requests[0].messages[0].content",
+        "eval": "a (i)",
+        "episode": "a (ii)",
+    }
+    assert second["side"] == "tokens"
+    [failed] = reports(run(f"{tasks}@failing", "--limit", "1", "--json", "--side", "tokens"))
+    assert (failed["verdict"], failed["both_failed"]) == ("both failed", "ValueError('no luck')")
+
+
+def test_samples_are_chosen_as_in_other_commands(tasks: Path) -> None:
+    chosen = run(f"{tasks}@looking", "--sample-id", "z,x", "--json", "--side", "messages")
+    assert [each["sample_id"] for each in reports(chosen)] == ["x", "z"]
+    ranged = run(f"{tasks}@looking", "--limit", "2-3", "--json", "--side", "messages")
+    assert [each["sample_id"] for each in reports(ranged)] == ["y", "z"]
+
+
+def test_task_arguments_and_a_solver_reach_both_sides(tasks: Path) -> None:
+    result = run(
+        f"{tasks}@looking", "-T", "word=q", "--limit", "1", "--json",
+        "--solver", f"{tasks}@shouts", "-S", "loud=true",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [each["turns"] for each in reports(result)] == [1, 1]
+    assert all(each["uncalled_tools"] == [] for each in reports(result))
+
+
+def test_a_sandbox_reaches_both_sides(tasks: Path) -> None:
+    result = run(f"{tasks}@agent", "--limit", "1", "--sandbox", "local")
+    assert result.exit_code == 0, result.output
+    unknown = run(f"{tasks}@agent", "--limit", "1", "--sandbox", "dokcer")
+    assert unknown.exit_code != 0
+    assert "dokcer" in unknown.output
+    assert len(unknown.output.splitlines()) == 1
+
+
+def test_a_solver_that_blocks_the_loop_does_not_hold_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "blocking.py"
+    file.write_text(
+        "import time\nfrom inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
+        "from inspect_ai.solver import solver\n"
+        "@solver\ndef blocks():\n    async def solve(state, generate):\n"
+        "        while True: time.sleep(0.1)\n    return solve\n"
+        "@task\ndef blocking():\n    return Task(dataset=[Sample(input='a')], solver=blocks())\n"
+    )
+    program = (
+        "import sys\nfrom inspect_tinker_plugin.cli import check as module\n"
+        "stream = module.stream_from_thread\n"
+        "module.stream_from_thread = lambda work, patience: stream(work, patience=3)\n"
+        f"module.check(['{file}@blocking', '--limit', '1'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "blocks the event loop" in done.stderr

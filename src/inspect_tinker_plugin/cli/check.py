@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from inspect_tinker_plugin.cli.options import parse_args
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, reported
+from inspect_tinker_plugin.cli.options import (
+    parse_args,
+    parse_sandbox,
+    sample_options,
+    task_options,
+)
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.supervision import stream_from_thread
 
 if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
 
     from inspect_tinker_plugin.testing import ParityReport, Script
+    from inspect_tinker_plugin.testing.sides import Overrides
 
 SIDES = ("messages", "tokens")
+SAMPLES = 3
+"""Samples that are checked when nothing chooses any."""
+
+_COUNT = click.IntRange(1)
 
 
 @click.command("check")
-@click.argument("task", metavar="TASK")
-@click.option("-T", "task_args", multiple=True, metavar="KEY=VALUE", help="Task arguments.")
-@click.option("--task-config", metavar="FILE", help="YAML or JSON file with task arguments.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=3, show_default=True, help="Samples to check."
-)
+@task_options
+@sample_options
 @click.option(
     "--side",
     type=click.Choice(SIDES),
@@ -42,31 +50,66 @@ SIDES = ("messages", "tokens")
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="JSON lines of replies, as for `inspect rl rollout`. Without one the policy thinks, "
-    "then answers with the sample's target.",
+    "then answers with the sample's target, and calls no tool but submit.",
 )
+@click.option("--message-limit", type=_COUNT, help="Messages in a conversation.")
+@click.option("--token-limit", type=_COUNT, help="Tokens of an episode.")
+@click.option("--time-limit", type=_COUNT, help="Seconds of an episode.")
 @click.option(
-    "--model-role", "model_roles", multiple=True, metavar="ROLE=MODEL", help="Model of a role."
+    "--timeout",
+    type=_COUNT,
+    default=600,
+    show_default=True,
+    help="Seconds that one run of a sample may take before it is given up.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run instead.")
 @reported
 def check(**choices: Any) -> None:
     """Run samples of TASK under `inspect eval` and as RL episodes, and compare them.
 
-    Both sides get the same scripted replies. What is compared: what the model saw and which
+    Both sides get the same scripted replies, and one epoch of the same sample; the first three
+    unless --limit or --sample-id says otherwise. What is compared: what the model saw and which
     tools it was offered at every turn, tool results, final messages, scores, the limit, the
-    error, the store. Exit codes: 0 they agree, 1 they do not, 2 wrong usage.
+    error, the store. Exit codes: 0 they agree; 1 they differ, or a run shows nothing since
+    both sides failed, the script ran out or the solver did not end; 2 wrong usage.
     """
-    reports = asyncio.run(_check(choices))
-    agree = sum(report.agrees for _, report in reports)
-    for side, report in reports:
-        _show(side, report)
-    click.echo(f"{len(reports)} runs, {agree} agree")
-    if agree < len(reports):
+    if choices["solver_args"] and choices["solver"] is None:
+        raise click.UsageError("-S needs --solver.")
+    runs = agreed = 0
+    interrupted = False
+    try:
+        # Two runs per report, each with its clean-up; a thread that does not even answer then
+        # is given up, and its solver with it.
+        for run in stream_from_thread(
+            lambda: _check(choices), patience=2 * choices["timeout"] + 60
+        ):
+            runs += 1
+            agreed += run.report.agrees
+            _show(run, as_json=choices["as_json"])
+    except KeyboardInterrupt:
+        interrupted = True
+    if not choices["as_json"]:
+        click.echo(f"{runs} run{'' if runs == 1 else 's'}, {agreed} agree")
+    if interrupted:
+        sys.exit(EXIT_INTERRUPTED)
+    if agreed < runs:
         sys.exit(EXIT_ERROR)
 
 
-async def _check(choices: dict[str, Any]) -> list[tuple[str, ParityReport]]:
+@dataclass(frozen=True)
+class Run:
+    """One sample on one side, compared with its eval."""
+
+    task: str
+    sample_id: int | str | None
+    side: str
+    report: ParityReport
+
+
+async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     from inspect_tinker_plugin.episode.types import EpisodeOptions
     from inspect_tinker_plugin.errors import TaskError
+    from inspect_tinker_plugin.export.selection import SelectedSamples, Selection
     from inspect_tinker_plugin.tasks import resolve_task
     from inspect_tinker_plugin.testing import check_parity_async
 
@@ -75,19 +118,50 @@ async def _check(choices: dict[str, Any]) -> list[tuple[str, ParityReport]]:
     )
     # a new task for each run, where there is a way to make one: tasks may keep state
     source: Task | Callable[[], Task] = resolved.ref.resolve if resolved.ref else resolved.task
-    samples = resolved.task.dataset
-    if len(samples) == 0:
-        raise TaskError(f"task {resolved.task.name!r} has no samples")
-    options = EpisodeOptions(model_roles=parse_args(choices["model_roles"]))
-    reports = []
-    for position in range(min(choices["limit"], len(samples))):
-        script = _script(choices["script"], samples[position], position)
+    name = resolved.task.name
+    if len(resolved.task.dataset) == 0:
+        raise TaskError(f"task {name!r} has no samples")
+    shuffle, ids = choices["sample_shuffle"], choices["sample_id"]
+    selection = Selection(
+        limit=choices["limit"] if choices["limit"] or ids else SAMPLES,
+        sample_ids=ids,
+        shuffle=shuffle is not None,
+        seed=None if shuffle is True else shuffle,
+    )
+    options = EpisodeOptions(
+        model_roles=parse_args(choices["model_roles"]),
+        message_limit=choices["message_limit"],
+        token_limit=choices["token_limit"],
+        time_limit=choices["time_limit"],
+    )
+    overrides = _overrides(choices)
+    for position, sample in enumerate(SelectedSamples(resolved.task.dataset, selection)):
+        script = _script(choices["script"], sample, position)
         for side in choices["side"]:
             [report] = await check_parity_async(
-                source, script=script, samples=[position], options=options, side=side
+                source,
+                script=script,
+                samples=[sample],
+                options=options,
+                side=side,
+                overrides=overrides,
+                timeout=choices["timeout"],
             )
-            reports.append((side, report))
-    return reports
+            yield Run(name, sample.id, side, report)
+
+
+def _overrides(choices: dict[str, Any]) -> Overrides:
+    from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+    from inspect_tinker_plugin.task_loading import create_solver
+    from inspect_tinker_plugin.testing.sides import Overrides
+
+    sandbox = parse_sandbox(choices["sandbox"])
+    resolve_sandbox(sandbox)  # raises for a name that nobody knows
+    solver, solver_args = choices["solver"], parse_args(choices["solver_args"])
+    if solver is None:
+        return Overrides(sandbox=sandbox)
+    create_solver(solver, solver_args)  # raises, here once, for one that does not work
+    return Overrides(solver=lambda: create_solver(solver, solver_args), sandbox=sandbox)
 
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
@@ -101,16 +175,41 @@ def _script(path: Path | None, sample: Sample, position: int) -> Script:
     return episodes[position % len(episodes)]
 
 
-def _show(side: str, report: ParityReport) -> None:
+def _show(run: Run, *, as_json: bool) -> None:
     from inspect_tinker_plugin.testing.parity import describe
 
-    turns = len(report.eval_side.requests) if report.eval_side else 0
-    verdict = "agrees" if report.agrees else "differs" if report.differences else "inconclusive"
-    click.echo(f"{report.name}, {side}: {verdict} ({turns} turn{'' if turns == 1 else 's'})")
-    if not report.agrees:
-        _echo_all(describe(report)[1:])
-
-
-def _echo_all(lines: Sequence[str]) -> None:
-    for line in lines:
+    report = run.report
+    if as_json:
+        click.echo(json.dumps(_as_json(run), ensure_ascii=False))
+        return
+    turns = f"{report.turns} turn{'' if report.turns == 1 else 's'}"
+    failed = "" if report.both_failed is None else f": {report.both_failed}"
+    click.echo(f"{report.name}, {run.side}: {report.verdict}{failed} ({turns})")
+    for line in describe(report, failure=False)[1:]:
         click.echo(line)
+    if report.uncalled_tools:
+        names = ", ".join(report.uncalled_tools)
+        click.echo(f"  tools never called, so not compared: {names} (--script FILE can call them)")
+
+
+def _as_json(run: Run) -> dict[str, Any]:
+    report = run.report
+    return {
+        "task": run.task,
+        "sample_id": run.sample_id,
+        "side": run.side,
+        "verdict": report.verdict,
+        "agrees": report.agrees,
+        "turns": report.turns,
+        "both_failed": report.both_failed,
+        "faults": list(report.faults),
+        "differences": [_difference(asdict(each)) for each in report.differences],
+        "uncalled_tools": report.uncalled_tools,
+    }
+
+
+def _difference(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out a value that one side does not have; null is a value."""
+    from inspect_tinker_plugin.testing.compare import ABSENT
+
+    return {name: value for name, value in fields.items() if value is not ABSENT}

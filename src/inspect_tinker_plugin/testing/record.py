@@ -94,9 +94,26 @@ class Names:
 
 
 def jsonable(value: Any) -> Json:
-    """A value as it looks after a round trip through a log file."""
-    plain = to_jsonable_python(value, exclude_none=True, inf_nan_mode="constants", fallback=repr)
-    return json.loads(json.dumps(plain))
+    """A value as it looks after a round trip through a log file.
+
+    As there, what JSON cannot say (an object, a function) is ``None``, and half a surrogate
+    pair is spelt out.
+    """
+    plain = to_jsonable_python(
+        value, exclude_none=True, inf_nan_mode="constants", fallback=lambda _: None
+    )
+    return _spelt_out(json.loads(json.dumps(plain)))
+
+
+def _spelt_out(value: Json) -> Json:
+    """Replace half surrogate pairs, which no log can hold, as Inspect does."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list):
+        return [_spelt_out(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _spelt_out(item) for key, item in value.items()}
+    return value
 
 
 def dump_message(message: ChatMessage, names: Names) -> Json:
@@ -213,7 +230,8 @@ def script_faults(players: Mapping[str, Player]) -> list[str]:
     faults = []
     for name, player in players.items():
         if player.exhausted:
-            faults.append(f"the script of {name!r} ran out after {len(player.requests) - 1} turns")
+            played = len(player.requests) - max(1, player.refusals)
+            faults.append(f"the script of {name!r} ran out after {played} turns")
         if player.unused:
             faults.append(f"the script of {name!r} has {player.unused} unused replies")
     return faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ Turn: TypeAlias = (
 
 Script: TypeAlias = Sequence[Turn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
 """Replies in order, or one function that answers every request."""
+
+
+MOST_REFUSALS = 20
+"""A solver that has been told so often that the script ran out is not going to end by itself."""
 
 
 class ScriptExhausted(RuntimeError):
@@ -90,6 +95,9 @@ class Player:
     name: str = "policy"
     requests: list[TurnRequest] = field(default_factory=list)
     exhausted: bool = False
+    overrun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the solver goes on asking although the script ran out long ago."""
+    refusals: int = 0
 
     @property
     def unused(self) -> int:
@@ -110,17 +118,25 @@ class Player:
             reply = reply(request)
         if inspect.isawaitable(reply):
             reply = await reply
+        if isinstance(reply, ScriptExhausted):
+            await self._refuse()
         if isinstance(reply, Exception):
-            self.exhausted = self.exhausted or isinstance(reply, ScriptExhausted)
             raise reply
         return _played(reply, f"{self.name}_{turn}", request)
+
+    async def _refuse(self) -> None:
+        """Note that there is no reply; a solver that swallows it for ever waits to be cancelled."""
+        self.exhausted = True
+        self.refusals += 1
+        if self.refusals > MOST_REFUSALS:
+            self.overrun.set()
+            await asyncio.get_running_loop().create_future()
 
     def _reply(self, turn: int) -> Turn:
         if callable(self.script):
             return self.script
         if turn >= len(self.script):
-            self.exhausted = True
-            raise ScriptExhausted(f"the script has {len(self.script)} replies, turn {turn} asked")
+            return ScriptExhausted(f"the script has {len(self.script)} replies, turn {turn} asked")
         return self.script[turn]
 
 

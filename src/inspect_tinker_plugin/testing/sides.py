@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 from inspect_ai import Task, eval_async
-from inspect_ai.dataset import Sample
-from inspect_ai.log import read_eval_log_async
-from inspect_ai.util import display_type
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.log import EvalLog, read_eval_log_async
+from inspect_ai.solver import Solver
+from inspect_ai.util import SandboxEnvironmentType, display_type
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.task import with_ids
 from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult
+from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
 from inspect_tinker_plugin.testing.record import Trace, trace_of_log, trace_of_result
 from inspect_tinker_plugin.testing.scripted import ScriptedAPI, recording, scripted_model
 from inspect_tinker_plugin.testing.scripts import Player, Script
@@ -23,8 +29,35 @@ TaskSource: TypeAlias = Task | Callable[[], Task]
 """A task, or what makes it: state that a task keeps must not leak between the sides."""
 
 
+T = TypeVar("T")
+
+TIMEOUT = 600.0
+"""Seconds that one run of a sample may take."""
+
+GRACE = 20.0
+"""Seconds that a run which is cancelled has for its clean-up."""
+
+
 class ParityError(RuntimeError):
-    """A side could not be run at all, so that there is nothing to compare."""
+    """A side could not be run, or not to its end, so that there is nothing to compare."""
+
+
+class StuckError(ParityError):
+    """A run did not even end when it was cancelled; it still runs, and holds what it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """What replaces parts of the task on both sides, as the options of ``eval`` do."""
+
+    solver: Callable[[], Solver] | None = None
+    """Makes the solver, anew for each run: solvers may keep state."""
+
+    sandbox: SandboxEnvironmentType | None = None
+    """A type that Inspect knows, or the name of a plugin's sandbox provider."""
+
+
+NO_OVERRIDES = Overrides()
 
 
 def make_task(source: TaskSource) -> Task:
@@ -32,25 +65,57 @@ def make_task(source: TaskSource) -> Task:
     return source if isinstance(source, Task) else source()
 
 
+def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
+    """A task whose only sample is the chosen one; the original is left as it is.
+
+    Both sides get the very same sample, also of a task whose dataset is in another order
+    each time that it is made.
+    """
+    task = copy.copy(make_task(source))
+    if isinstance(sample, int):
+        sample = with_ids(task.dataset[sample], sample)
+    task.dataset = MemoryDataset(
+        [copy.deepcopy(sample)], name=task.dataset.name, location=task.dataset.location
+    )
+    return task
+
+
+def make_runner(task: Task, options: EpisodeOptions | None, overrides: Overrides) -> EpisodeRunner:
+    """Make the runner of a side's episode."""
+    mapping = resolve_sandbox(overrides.sandbox)
+    return EpisodeRunner(
+        task,
+        options=options or EpisodeOptions(),
+        solver=None if overrides.solver is None else overrides.solver(),
+        sandbox=overrides.sandbox if mapping is None else None,
+        sandbox_mapping=mapping,
+        keep_log=True,
+    )
+
+
 async def run_eval(
     source: TaskSource,
     script: Script,
     *,
-    sample: int = 0,
+    sample: int | Sample = 0,
     options: EpisodeOptions | None = None,
     ordered: bool = True,
+    overrides: Overrides = NO_OVERRIDES,
+    timeout: float | None = TIMEOUT,
 ) -> Trace:
-    """One sample through ``inspect_ai.eval``, its log written and read back.
+    """One sample, one epoch of it, through ``inspect_ai.eval``, its log written and read back.
 
     Args:
         source: The task.
         script: What the model says.
-        sample: Position of the sample in the task's dataset.
+        sample: The sample, or its position in the task's dataset.
         options: The same options that the episode gets, as ``eval`` arguments.
         ordered: Whether the model calls come in a fixed order.
+        overrides: What replaces parts of the task.
+        timeout: Seconds that it may take.
 
     Raises:
-        ParityError: The eval ended before the sample was run.
+        ParityError: The eval ended before the sample was run, or did not end.
     """
     options = options or EpisodeOptions()
     if options.max_turns is not None:
@@ -58,18 +123,39 @@ async def run_eval(
             "max_turns has no counterpart in an eval (its turn limit makes one call more and "
             "drops the answer): compare with Task(turn_limit=...) instead"
         )
-    os.environ.setdefault("INSPECT_DISPLAY", "none")
-    display_type()
     policy_script = scripted_model(script, name="policy")
     api = policy_script.api
     assert isinstance(api, ScriptedAPI)
     assert api.player is not None
-    with recording() as others, tempfile.TemporaryDirectory(prefix="parity-") as log_dir:
+    with recording() as others:
+        task = one_sample_task(source, sample)
+        log = await bounded(
+            _eval(task, policy_script, options, overrides), api.player, timeout=timeout
+        )
+    if not log.samples:
+        reason = log.error.message if log.error else f"status {log.status}"
+        raise ParityError(f"inspect_ai.eval ran no sample of task {log.eval.task!r}: {reason}")
+    return trace_of_log(log.samples[0], policy=api.player, others=others, ordered=ordered)
+
+
+async def _eval(task: Task, model: Any, options: EpisodeOptions, overrides: Overrides) -> EvalLog:
+    os.environ.setdefault("INSPECT_DISPLAY", "none")
+    display_type()
+    mapping = resolve_sandbox(overrides.sandbox)
+    if mapping is not None:
+        # an eval knows nothing of the sandbox providers of plugins
+        spec = internals.resolve_task_sandbox(task, None)
+        task.sandbox = None if spec is None else mapping(spec)
+        for each in task.dataset:
+            each.sandbox = None if each.sandbox is None else mapping(each.sandbox)
+    with tempfile.TemporaryDirectory(prefix="parity-") as log_dir:
         [written] = await eval_async(
-            make_task(source),
-            model=policy_script,
+            task,
+            model=model,
             model_roles=dict(options.model_roles) or None,
-            limit=(sample, sample + 1),
+            solver=None if overrides.solver is None else overrides.solver(),
+            sandbox=overrides.sandbox if mapping is None else None,
+            epochs=1,
             log_dir=log_dir,
             log_realtime=False,
             fail_on_error=False,
@@ -80,36 +166,70 @@ async def run_eval(
             cost_limit=options.cost_limit,
             score_on_error=options.score_on_error or None,
         )
-        log = await read_eval_log_async(written.location, resolve_attachments="full")
-    if not log.samples:
-        reason = log.error.message if log.error else f"status {log.status}"
-        raise ParityError(f"inspect_ai.eval ran no sample of task {log.eval.task!r}: {reason}")
-    return trace_of_log(log.samples[0], policy=api.player, others=others, ordered=ordered)
+        return await read_eval_log_async(written.location, resolve_attachments="full")
 
 
 async def run_episode(
     source: TaskSource,
     script: Script,
     *,
-    sample: int = 0,
+    sample: int | Sample = 0,
     options: EpisodeOptions | None = None,
     ordered: bool = True,
+    overrides: Overrides = NO_OVERRIDES,
+    timeout: float | None = TIMEOUT,
 ) -> Trace:
     """One sample as an episode, its model calls answered with messages (no tokens).
 
     Args:
         source: The task.
         script: What the policy says.
-        sample: Position of the sample in the task's dataset.
+        sample: The sample, or its position in the task's dataset.
         options: How the episode is run.
         ordered: Whether the model calls come in a fixed order.
+        overrides: What replaces parts of the task.
+        timeout: Seconds that it may take.
+
+    Raises:
+        ParityError: The episode did not end.
     """
     with recording() as others:
-        task = make_task(source)
-        runner = EpisodeRunner(task, options=options or EpisodeOptions(), keep_log=True)
+        task = one_sample_task(source, sample)
+        runner = make_runner(task, options, overrides)
         player = Player(script)
-        result = await play(runner, with_id(task.dataset[sample], sample), player)
+        work = play(runner, task.dataset[0], player)
+        result = await bounded(work, player, timeout=timeout)
         return trace_of_result(result, policy=player, others=others, ordered=ordered)
+
+
+async def bounded(work: Coroutine[Any, Any, T], player: Player, *, timeout: float | None) -> T:
+    """Wait for a run, unless it takes too long or goes on asking when its script ran out.
+
+    Raises:
+        ParityError: It was cancelled for that.
+        StuckError: It went on although it was cancelled.
+    """
+    run = asyncio.ensure_future(work)
+    overrun = asyncio.ensure_future(player.overrun.wait())
+    try:
+        await asyncio.wait({run, overrun}, timeout=timeout, return_when="FIRST_COMPLETED")
+        if run.done():
+            return run.result()
+        problem = (
+            f"the solver asked {player.refusals} more times after its script had run out, and "
+            "would have gone on: it swallows every exception"
+            if player.overrun.is_set()
+            else f"it did not end within {timeout:g} seconds"
+        )
+        run.cancel()
+        await asyncio.wait({run}, timeout=GRACE)
+        if not run.done():
+            raise StuckError(f"{problem}, nor when it was cancelled")
+        raise ParityError(problem)
+    finally:
+        overrun.cancel()
+        if not run.done():
+            run.cancel()
 
 
 async def play(runner: EpisodeRunner, sample: Sample, player: Player) -> EpisodeResult:
@@ -129,8 +249,3 @@ async def play(runner: EpisodeRunner, sample: Sample, player: Player) -> Episode
         return outcome
     finally:
         await episode.close()
-
-
-def with_id(sample: Sample, position: int) -> Sample:
-    """The sample with the id that an eval gives to samples that have none."""
-    return sample if sample.id is not None else sample.model_copy(update={"id": position + 1})

@@ -12,10 +12,19 @@ from inspect_tinker_plugin.testing.policy import ScriptedPolicy
 from inspect_tinker_plugin.testing.record import Trace, trace_of_result
 from inspect_tinker_plugin.testing.scripted import recording
 from inspect_tinker_plugin.testing.scripts import Player, Script, ScriptExhausted
-from inspect_tinker_plugin.testing.sides import TaskSource, make_task, with_id
+from inspect_tinker_plugin.testing.sides import (
+    NO_OVERRIDES,
+    TIMEOUT,
+    Overrides,
+    TaskSource,
+    bounded,
+    make_runner,
+    one_sample_task,
+)
 from inspect_tinker_plugin.testing.tokenizer import load_renderer
 
 if TYPE_CHECKING:
+    from inspect_ai.dataset import Sample
     from tinker_cookbook.renderers import Renderer
 
 
@@ -23,27 +32,35 @@ async def run_rollout_side(
     source: TaskSource,
     script: Script,
     *,
-    sample: int = 0,
+    sample: int | Sample = 0,
     options: EpisodeOptions | None = None,
     ordered: bool = True,
     renderer: Renderer | None = None,
+    overrides: Overrides = NO_OVERRIDES,
+    timeout: float | None = TIMEOUT,
 ) -> Trace:
     """One sample through the env and the cookbook's rollout runner, the script in tokens.
 
     Args:
         source: The task.
         script: What the policy says.
-        sample: Position of the sample in the task's dataset.
+        sample: The sample, or its position in the task's dataset.
         options: How the episode is run.
         ordered: Whether the model calls come in a fixed order.
         renderer: The renderer; Qwen3's over the shipped tokenizer by default.
+        overrides: What replaces parts of the task.
+        timeout: Seconds that it may take.
+
+    Raises:
+        ParityError: The episode did not end.
     """
     renderer = renderer or load_renderer()
     with recording() as others:
-        task = make_task(source)
-        runner = EpisodeRunner(task, options=options or EpisodeOptions(), keep_log=True)
+        task = one_sample_task(source, sample)
+        runner = make_runner(task, options, overrides)
         player = Player(script)
-        result = await _roll(runner, with_id(task.dataset[sample], sample), player, renderer)
+        work = _roll(runner, task.dataset[0], player, renderer)
+        result = await bounded(work, player, timeout=timeout)
         return trace_of_result(result, policy=player, others=others, ordered=ordered)
 
 
