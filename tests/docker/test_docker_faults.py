@@ -244,6 +244,62 @@ async def test_what_a_killed_process_left_is_reaped_by_the_next(
     await DockerPoolSandboxEnvironment.sample_cleanup("test", None, alive, False)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize("busy", [True, False], ids=["in-a-command", "idle"])
+async def test_a_process_that_is_asked_to_end_leaves_nothing(
+    image: str, left_behind: Any, number: signal.Signals, busy: bool
+) -> None:
+    program = _OWNER if busy else _OWNER.replace('exec(["sleep", "600"])', 'exec(["sleep", "0"])')
+    program = program if busy else program + "\nimport time; time.sleep(600)\n"
+    ended = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, image, "tail -f /dev/null"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with ended:
+        assert ended.stdout is not None
+        owner = (await asyncio.to_thread(ended.stdout.readline)).strip()
+        await asyncio.sleep(0.5)
+        assert left_behind(owner)
+        ended.send_signal(number)
+        assert await asyncio.to_thread(ended.wait, 40) == -number
+    assert left_behind(owner) == []
+
+
+async def test_a_program_with_a_handler_of_its_own_keeps_it(image: str, left_behind: Any) -> None:
+    program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n" + _OWNER
+    ended = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", "import sys\n" + program, image, "tail -f /dev/null"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with ended:
+        assert ended.stdout is not None
+        owner = (await asyncio.to_thread(ended.stdout.readline)).strip()
+        ended.terminate()
+        assert await asyncio.to_thread(ended.wait, 40) == 7
+    assert left_behind(owner) == []
+
+
+@pytest.mark.parametrize("command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own"])
+async def test_what_a_killed_process_left_is_removed_without_another_process(
+    image: str, command: str, left_behind: Any
+) -> None:
+    killed = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", _OWNER, image, command],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with killed:
+        assert killed.stdout is not None
+        owner = (await asyncio.to_thread(killed.stdout.readline)).strip()
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    await _until(lambda: left_behind(owner) == [], 30)
+
+
 async def test_the_interpreters_exit_releases_all(image: str, left_behind: Any) -> None:
     program = _OWNER.replace('await environments["default"].exec(["sleep", "600"])', "return")
     done = await asyncio.to_thread(

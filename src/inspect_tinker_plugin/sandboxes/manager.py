@@ -21,6 +21,7 @@ from inspect_tinker_plugin.sandboxes.image import Image, Images
 from inspect_tinker_plugin.sandboxes.owner import BEAT_SECONDS, Beat, Owner, reap
 from inspect_tinker_plugin.sandboxes.pool import Pool, Waiter, served
 from inspect_tinker_plugin.sandboxes.threads import Ticker
+from inspect_tinker_plugin.sandboxes.watch import Watch, close_before_signals_end_it
 
 logger = getLogger(__name__)
 
@@ -61,6 +62,7 @@ class PoolManager:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._tickers: list[Ticker] = []
+        self._watch: Watch | None = None
         self._closed = False
         self._pid = os.getpid()
 
@@ -157,6 +159,8 @@ class PoolManager:
         for ticker in tickers:
             ticker.stop(max(1.0, deadline - time.monotonic()))
         self.engine.close()
+        if self._watch is not None and not left:
+            self._watch.stop()
         if left:
             logger.warning(
                 "docker_pool: the Docker engine at %s does not answer; what this process leaves "
@@ -249,6 +253,8 @@ class PoolManager:
             try:
                 # The proof of life comes before anything that could be taken for dead.
                 self._beat.renew()
+                if self._watch is None:
+                    self._watch = Watch(self.owner)
                 self.reap()
             except SandboxError:
                 raise
@@ -286,9 +292,10 @@ def pool_manager() -> PoolManager:
     key = (os.getpid(), engine_address())
     with _guard:
         manager = _managers.get(key)
+        if not _managers:
+            atexit.register(close_all)
+        close_before_signals_end_it(close_all)
         if manager is None:
-            if not _managers:
-                atexit.register(close_all)
             manager = PoolManager()
             _managers[key] = manager
         return manager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,6 +32,9 @@ PROVIDER = "docker_pool"
 BEAT_SECONDS = 30.0
 DEAD_AFTER_SECONDS = 180.0
 """Age of the newest beat from which an owner on another host counts as dead."""
+
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.3
 
 KEPT = "-kept"
 """End of the name of a container that its owner left on purpose."""
@@ -136,10 +140,16 @@ def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
     api = engine.api
     filters = {"label": f"{OWNER}={owner}"}
     removed = 0
-    for container in api.containers(all=True, filters=filters):
-        if keep_kept and any(name.endswith(KEPT) for name in container["Names"] or []):
-            continue
-        removed += quietly(api.remove_container, container["Id"], force=True, v=True)
+    for _ in range(_ATTEMPTS):
+        containers = [
+            container["Id"]
+            for container in api.containers(all=True, filters=filters)
+            if not (keep_kept and any(name.endswith(KEPT) for name in container["Names"] or []))
+        ]
+        if all([quietly(api.remove_container, id, force=True, v=True) for id in containers]):
+            removed += len(containers)
+            break
+        time.sleep(_PAUSE_SECONDS)  # somebody else is removing one, too
     for network in api.networks(filters=filters):
         quietly(api.remove_network, network["Id"])
     for volume in api.volumes(filters=filters)["Volumes"] or []:
