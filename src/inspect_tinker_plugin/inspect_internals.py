@@ -72,6 +72,9 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.agent._acp.transport:_acp_live_active": (
         "marks the live operator session as taken, which saves most of a sample's start-up"
     ),
+    "inspect_ai.agent._bridge.util:in_bridge_model_generate": (
+        "whether a model call came in by an agent bridge, which loses parts of messages"
+    ),
     "inspect_ai.agent._handoff:AgentTool": "a handoff is no tool call that can be carried out",
     "inspect_ai.log._log:eval_error": "error of an `EvalSample`",
     "inspect_ai.log._samples:ActiveSample": (
@@ -198,6 +201,7 @@ from inspect_ai._util.registry import (
 )
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.agent._bridge.util import in_bridge_model_generate
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event
@@ -251,6 +255,7 @@ __all__ = [
     "_acp_live_active",
     "_lifecycle_state",
     "_sample_active",
+    "bridge_dialect",
     "capture_task_input_media",
     "chdir",
     "check_inspect_version",
@@ -324,6 +329,31 @@ PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
 def record_event(event: Event) -> None:
     """Append an event to the transcript of the running episode."""
     transcript()._event(event)
+
+
+_DIALECTS = {
+    "inspect_ai.agent._bridge.completions": "chat",
+    "inspect_ai.agent._bridge.responses_impl": "responses",
+    "inspect_ai.agent._bridge.anthropic_api_impl": "anthropic",
+    "inspect_ai.agent._bridge.google_api_impl": "google",
+}
+
+
+def bridge_dialect() -> str | None:
+    """Return the model API that a call came in by through the agent bridge, if it did.
+
+    Inspect translates all of them into the same call and keeps no note of which it was; the
+    translator's module is among the callers.
+    """
+    if not in_bridge_model_generate():
+        return None
+    frame = inspect.currentframe()
+    while frame is not None:
+        dialect = _DIALECTS.get(frame.f_globals.get("__name__", ""))
+        if dialect is not None:
+            return dialect
+        frame = frame.f_back
+    return "unknown"
 
 
 def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.rl.branches import in_branch_order
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
 
@@ -135,8 +136,9 @@ class Rollout:
         return self.tokens.parse(sampled, stop_reason=stop_reason, request=asked)
 
     def data(self) -> list[tinker.Datum]:
-        """Return what the trainer makes of the episode."""
-        trajectory = Trajectory(transitions=self.transitions, final_ob=tinker.ModelInput.empty())
+        """Return what the trainer makes of the episode, ordered as its group would."""
+        transitions = in_branch_order(self.transitions, self.tokens.turns)
+        trajectory = Trajectory(transitions=transitions, final_ob=tinker.ModelInput.empty())
         return trajectory_to_data(trajectory, 1.0)
 
 

@@ -105,7 +105,7 @@ async def test_a_tool_loop_of_generate_is_one_datum() -> None:
     assert len(rollout.data()) == 1
 
 
-async def test_a_sub_agent_as_a_tool_costs_two_more_segments_and_no_sampled_token() -> None:
+async def test_a_sub_agent_as_a_tool_costs_one_more_segment_and_no_sampled_token() -> None:
     sub = react(name="sub", description="Helps.", tools=[bash()])
     texts = [
         call("sub", input="go"),
@@ -115,8 +115,8 @@ async def test_a_sub_agent_as_a_tool_costs_two_more_segments_and_no_sampled_toke
         call("submit", answer="x"),
     ]
     rollout, _ = await play(react(tools=[as_tool(sub)]), texts)
-    assert len(rollout.data()) == 3
-    assert rollout.tokens.metrics["tokens/segments"] == 3
+    assert len(rollout.data()) == 2
+    assert rollout.tokens.metrics["tokens/segments"] == 2
     assert rollout.tokens.metrics["tokens/resampled"] == 0
 
 

@@ -261,13 +261,12 @@ def test_interleaved_conversations_each_continue_their_own() -> None:
     for earlier, later in zip(range(6), range(3, 9), strict=True):
         start = [*prompts[earlier], *rollout.transitions[earlier].ac.tokens]
         assert prompts[later][: len(start)] == start
-    # Each turn follows another conversation's, so the trainer cannot join any of them.
-    assert len(rollout.data()) == 9
+    assert len(rollout.data()) == 3
     assert rollout.tokens.metrics["tokens/resampled"] == 0
     assert_honest(rollout)
 
 
-def test_a_sub_agent_in_between_does_not_split_what_comes_after_for_long() -> None:
+def test_a_sub_agent_in_between_does_not_split_what_comes_after() -> None:
     rollout = Rollout(context("qwen3_instruct"), tools=[BASH])
     main = opening()
     output = rollout.turn(main, compact_call("ask"))
@@ -276,7 +275,7 @@ def test_a_sub_agent_in_between_does_not_split_what_comes_after_for_long() -> No
     for _ in range(3):
         output = rollout.turn(main, compact_call("ls"))
         main += [output.message, *tool_results(output, "ok")]
-    assert len(rollout.data()) == 3
+    assert len(rollout.data()) == 2
     assert rollout.tokens.metrics["tokens/resampled"] == 0
     assert_honest(rollout)
 
@@ -313,18 +312,18 @@ def test_the_same_prompt_twice_is_two_segments_with_equal_prompts() -> None:
     assert_honest(rollout)
 
 
-def test_no_more_than_a_few_conversations_are_remembered() -> None:
+@pytest.mark.parametrize("conversations", [16, 64])
+def test_every_conversation_of_a_wide_fan_is_remembered(conversations: int) -> None:
     rollout = Rollout(context("qwen3_instruct"))
-    outputs = [
-        rollout.turn([ChatMessageUser(content=f"Talk {number}.")], "Yes.") for number in range(20)
+    talks: list[list[ChatMessage]] = [
+        [ChatMessageUser(content=f"Talk {number}.")] for number in range(conversations)
     ]
-    talk: list[ChatMessage] = [
-        ChatMessageUser(content="Talk 0."),
-        outputs[0].message,
-        ChatMessageUser(content="More?"),
-    ]
-    rollout.turn(talk, "No.")
-    assert rollout.tokens.metrics["tokens/resampled"] > 0
+    for turn in range(3):
+        for talk in talks:
+            talk.append(rollout.turn(talk, f"Yes {turn}.").message)
+            talk.append(ChatMessageUser(content="More?"))
+    assert rollout.tokens.metrics["tokens/resampled"] == 0
+    assert len(rollout.data()) == conversations
     assert_honest(rollout)
 
 
@@ -429,17 +428,59 @@ def test_text_beyond_a_stop_sequence_never_reaches_the_solver() -> None:
     assert_honest(rollout)
 
 
-def test_a_cut_reply_costs_no_sampled_token_of_the_turns_before() -> None:
+@pytest.mark.parametrize(
+    ("stop", "cut"),
+    [("Observation:", "Action: read\nObservation: made up"), ("\n", "Action: read\n")],
+    ids=["several-tokens", "one-token"],
+)
+def test_the_trainer_gets_what_the_solver_saw_of_a_cut_reply(stop: str, cut: str) -> None:
     rollout = Rollout(context("qwen3_instruct"))
-    config = GenerateConfig(stop_seqs=["Observation:"])
+    config = GenerateConfig(stop_seqs=[stop])
     messages = opening()
-    for text in ("Action: look", "Action: read\nObservation: made up", "Done."):
-        output = rollout.turn(messages, text, config=config)
+    for text in ("Action: look", cut, "Done."):
+        output = rollout.turn(messages, text, stop=text != cut, config=config)
         messages += [output.message, ChatMessageUser(content="Observation: real")]
-    first, cut, last = rollout.transitions
-    start = [*first.ob.to_ints(), *first.ac.tokens]
-    assert last.ob.to_ints()[: len(start)] == start
-    assert rollout.tokens.metrics["tokens/resampled"] == len(cut.ac.tokens)
+    seen = cut[: cut.index(stop)]
+    assert messages[4].text == seen
+    (datum,) = rollout.data()
+    whole = EpisodeTokens(rollout.context, task="t", sample_id=1).prompt(request(messages[:-2]))
+    text = tokenizer().decode(datum.model_input.to_ints())
+    assert text.startswith(tokenizer().decode(whole.to_ints()))
+    assert "made up" not in text
+    mask = sum(datum.loss_fn_inputs["mask"].data)
+    unseen = rollout.tokens.metrics["tokens/unseen"]
+    assert unseen == len(rollout.transitions[1].ac.tokens) - len(tokenizer().encode(seen)) > 0
+    assert mask == rollout.tokens.metrics["tokens/sampled"] - unseen
+    assert rollout.tokens.metrics["tokens/resampled"] == 0
+    assert_honest(rollout)
+
+
+def test_a_token_that_a_stop_sequence_begins_within_is_not_trained_on() -> None:
+    rollout = Rollout(context("qwen3_instruct"))
+    encoded = tokenizer().encode("a = print")
+    inside = next(
+        word for token in encoded if len(word := str(tokenizer().decode([token])).strip()) > 3
+    )
+    config = GenerateConfig(stop_seqs=[inside[2:]])
+    output = rollout.turn(opening(), "a = print", config=config)
+    assert output.completion.endswith(inside[:2])
+    rollout.turn(
+        [*opening(), output.message, ChatMessageUser(content="Go on.")], "Done.", config=config
+    )
+    prompt = tokenizer().decode(rollout.transitions[1].ob.to_ints())
+    assert f"{output.completion}<|im_end|>" in prompt
+    trained = [
+        token
+        for datum in rollout.data()
+        for token, mask in zip(
+            datum.loss_fn_inputs["target_tokens"].data,
+            datum.loss_fn_inputs["mask"].data,
+            strict=True,
+        )
+        if mask
+    ]
+    assert inside not in tokenizer().decode(trained)
+    assert "Done." in tokenizer().decode(trained)
     assert_honest(rollout)
 
 
@@ -477,7 +518,8 @@ def test_tokens_after_the_end_of_turn_are_not_replayed() -> None:
     messages += [output.message, ChatMessageUser(content="And?")]
     rollout.turn(messages, "Fine.")
     assert "More." not in tokenizer().decode(rollout.transitions[-1].ob.to_ints())
-    assert rollout.tokens.metrics["tokens/segments"] == 2
+    assert rollout.tokens.metrics["tokens/segments"] == 1
+    assert rollout.tokens.metrics["tokens/unseen"] == len(rollout.sample("More."))
 
 
 def test_a_prompt_that_is_never_answered_does_not_count() -> None:

@@ -25,7 +25,7 @@ from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.inspect_internals import record_event
+from inspect_tinker_plugin.inspect_internals import bridge_dialect, record_event
 
 POLICY_PROVIDER = "rl"
 POLICY_NAME = "policy"
@@ -137,6 +137,7 @@ class PolicyAPI(ModelAPI):
             tools=tools,
             tool_choice=tool_choice,
             config=config,
+            dialect=bridge_dialect(),
         )
         self.asked += 1
         reply = await self._mailbox.ask(request)

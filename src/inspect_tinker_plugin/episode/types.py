@@ -38,6 +38,10 @@ class TurnRequest:
     config: GenerateConfig
     """Generation options of this call after all of Inspect's merging."""
 
+    dialect: str | None = None
+    """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call came in by
+    through Inspect's agent bridge; ``None`` when no program translated its messages."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from inspect_tinker_plugin.rl.abandonment import close_with_rollout, stop_in_bac
 from inspect_tinker_plugin.rl.ending import Ending, Outcomes
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 from inspect_tinker_plugin.rl.turn_rules import TurnRules
+from inspect_tinker_plugin.rl.turns import Turn
 
 T = TypeVar("T")
 
@@ -159,6 +160,11 @@ class InspectEnv(Env):
         return self._request
 
     # for the group
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The answered turns of the episode, in time."""
+        return self._tokens.turns
 
     async def settle(self) -> Ending:
         """End an episode that the trainer stopped stepping, and score what is there.

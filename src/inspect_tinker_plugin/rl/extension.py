@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tinker
-from inspect_ai.tool import ToolCall
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -77,7 +76,7 @@ class Extension:
         self._heads: dict[bool, FlatPrompt] = {}
 
     def after_reply(
-        self, *, calls: Sequence[ToolCall], follows_user: bool, new: Sequence[Message]
+        self, *, calls: Sequence[RendererToolCall], follows_user: bool, new: Sequence[Message]
     ) -> Tail | None:
         """Render what follows a reply.
 
@@ -129,10 +128,12 @@ class Extension:
             self._heads[user] = flatten(self._renderer.build_generation_prompt([anchor]).chunks)
         return self._heads[user]
 
-    def _stub_length(self, anchor: Message, stub: Message, calls: Sequence[ToolCall]) -> int | None:
+    def _stub_length(
+        self, anchor: Message, stub: Message, calls: Sequence[RendererToolCall]
+    ) -> int | None:
         """Return where the stub ends when the usual messages follow it."""
         usual = [
-            Message(role="tool", content=_STUB, tool_call_id=call.id, name=call.function)
+            Message(role="tool", content=_STUB, tool_call_id=call.id or "", name=call.function.name)
             for call in calls
         ] or [Message(role="user", content=_STUB)]
         chunks = self._renderer.build_generation_prompt([anchor, stub, *usual]).chunks
@@ -177,13 +178,13 @@ class Extension:
         return None
 
 
-def _stub_reply(calls: Sequence[ToolCall]) -> Message:
+def _stub_reply(calls: Sequence[RendererToolCall]) -> Message:
     stub = Message(role="assistant", content=_STUB)
     if calls:
         stub["tool_calls"] = [
             RendererToolCall(
                 id=call.id,
-                function=RendererToolCall.FunctionBody(name=call.function, arguments="{}"),
+                function=RendererToolCall.FunctionBody(name=call.function.name, arguments="{}"),
             )
             for call in calls
         ]

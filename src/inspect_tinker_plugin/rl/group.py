@@ -13,6 +13,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward
+from inspect_tinker_plugin.rl.branches import arrange
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache
@@ -90,12 +91,16 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
         A rollout that the cookbook's runner stopped (token budget, time-out, its own turn
         cap) has seen no scorer. Its episode is ended here as by a limit and scored, and the
-        reward is added as the group's part of the total.
+        reward is added as the group's part of the total. Each trajectory's transitions are put
+        in the order of the episode's branches, of which the trainer makes one datum each.
 
         Returns:
             One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
         """
         rewards = await self._group_rewards(trajectory_group, env_group)
+        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+            if isinstance(env, InspectEnv):
+                arrange(trajectory, env.turns)
         if self._recording is not None:
             self._recording.graded(env_group, trajectory_group, rewards)
         return rewards

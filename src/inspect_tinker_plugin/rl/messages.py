@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -30,6 +29,7 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
 from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.rl.identity import arguments_json
 
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
@@ -89,39 +89,46 @@ def _tool_prefix(renderer: Renderer, tools: Sequence[ToolInfo], system: str) -> 
         ) from error
 
 
-def renderer_message(message: ChatMessage, *, images: bool) -> Message:
+def renderer_message(
+    message: ChatMessage, *, images: bool, call_ids: Mapping[str, str] | None = None
+) -> Message:
     """Return one message as the renderer takes it.
 
     Args:
         message: any message of a conversation.
         images: whether the renderer can carry images.
+        call_ids: what the policy itself called its tool calls, by their ids.
 
     Raises:
         RendererError: A content type, or an image, that the renderer cannot carry.
     """
     if isinstance(message, ChatMessageTool):
-        return _tool_message(message, images=images)
+        return _tool_message(message, images=images, call_ids=call_ids or {})
     if isinstance(message, ChatMessageAssistant):
         converted = Message(
             role="assistant", content=_content(message, images=images, reasoning=True)
         )
         if message.tool_calls:
-            converted["tool_calls"] = [renderer_tool_call(call) for call in message.tool_calls]
+            converted["tool_calls"] = [
+                renderer_tool_call(call, call_ids or {}) for call in message.tool_calls
+            ]
         return converted
     return Message(role=message.role, content=_content(message, images=images, reasoning=False))
 
 
-def renderer_tool_call(call: ToolCall) -> RendererToolCall:
-    """Return a tool call with its arguments as JSON."""
+def renderer_tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererToolCall:
+    """Return a tool call with its arguments as JSON, under the policy's own id."""
     return RendererToolCall(
-        id=call.id,
+        id=call_ids.get(call.id, call.id),
         function=RendererToolCall.FunctionBody(
-            name=call.function, arguments=json.dumps(call.arguments, ensure_ascii=False)
+            name=call.function, arguments=arguments_json(call.arguments)
         ),
     )
 
 
-def _tool_message(message: ChatMessageTool, *, images: bool) -> Message:
+def _tool_message(
+    message: ChatMessageTool, *, images: bool, call_ids: Mapping[str, str]
+) -> Message:
     if message.error is not None:
         # What Inspect's own providers tell the model.
         content: str | list[ContentPart] = f"Error: {message.error.message}"
@@ -129,7 +136,8 @@ def _tool_message(message: ChatMessageTool, *, images: bool) -> Message:
         content = _content(message, images=images, reasoning=False)
     converted = Message(role="tool", content=content)
     if message.tool_call_id is not None:
-        converted["tool_call_id"] = message.tool_call_id
+        call_id = message.tool_call_id
+        converted["tool_call_id"] = call_ids.get(call_id, call_id)
     if message.function is not None:
         converted["name"] = message.function
     return converted

@@ -29,14 +29,22 @@ class ParsedReply:
     rendering: Message
     """The same for the renderer, in case it has to be rendered again."""
 
+    call_ids: dict[str, str]
+    """What the policy called its tool calls, by the ids that the solver knows them by."""
+
     truncated: bool
     """The sampler's token limit cut the reply off."""
 
     stop_seq: str | None
     """The solver's stop sequence that the text was cut at."""
 
+    kept: int
+    """Sampled tokens that the solver saw: those before a stop sequence of its own, and up to the
+    end of the turn."""
+
     continues: bool
-    """Whether the solver saw all that was sampled, so that it may stand in the next prompt."""
+    """Whether those tokens say just what the solver saw, so that they may stand in the next
+    prompt. They do not where a stop sequence begins within a token."""
 
 
 class ReplyParser:
@@ -74,6 +82,7 @@ class ReplyParser:
         tokens: Sequence[int],
         *,
         at_limit: bool,
+        stop_stated: bool,
         stop_seqs: Sequence[str],
         tools: Sequence[ToolInfo],
     ) -> ParsedReply:
@@ -82,59 +91,84 @@ class ReplyParser:
         Args:
             tokens: all sampled tokens, with the stop token if there was one.
             at_limit: whether the sampler said that it ran into its token limit.
+            stop_stated: whether it said that it came to a stop. Then the reply is complete, even
+                when the stop token itself is left out.
             stop_seqs: the solver's stop sequences; the text ends before the first of them.
             tools: tools on offer. Without any, a tool call is text, as with a provider
                 that was given none.
         """
-        body, stop, overrun = self._body(list(tokens))
-        body, stop_seq, beyond = self._before(body, stop_seqs)
+        body, stop, ended_at = self._body(list(tokens))
+        kept, stop_seq, exact = self._before(body, stop_seqs)
+        if stop_seq is None:
+            kept, exact = ended_at, True
+        elif exact:
+            body, stop = body[:kept], None
         rendering, ended = self._parse(body, stop)
-        if stop_seq is not None:
+        if stop_seq is not None and not exact:
             _cut_text(rendering, stop_seq)
-        truncated = (at_limit or not ended) and stop_seq is None
+        truncated = (at_limit or not (ended or stop_stated)) and stop_seq is None
         content, calls = self._contents(rendering, body, tools, truncated=truncated)
+        call_ids = _own_ids(rendering, calls)
         return ParsedReply(
             message=ChatMessageAssistant(
                 content=content, tool_calls=calls or None, source="generate", model=self._model
             ),
             rendering=_replayable(rendering),
+            call_ids=call_ids,
             truncated=truncated,
             stop_seq=stop_seq,
-            continues=not (overrun or beyond),
+            kept=kept,
+            continues=exact,
         )
 
-    def _body(self, tokens: list[int]) -> tuple[list[int], int | None, bool]:
-        """Return the tokens before the stop token, that token, and whether more came after.
+    def _body(self, tokens: list[int]) -> tuple[list[int], int | None, int]:
+        """Return the tokens before the stop token, that token, and how many the turn has.
 
-        A stop string is left in the tokens: they need not be cut where it begins.
+        A stop string is left in the tokens: they need not be cut where it begins. Whatever a
+        sampler sent after the end of the turn is no part of it.
         """
         for index, token in enumerate(tokens):
             if token in self._stop_ids:
-                return tokens[:index], token, index + 1 < len(tokens)
-        if not self._stop_texts:
-            return tokens, None, False
-        text = str(self._tokenizer.decode(tokens))
-        return tokens, None, any(text.count(stop) > 1 for stop in self._stop_texts)
-
-    def _before(
-        self, body: list[int], stop_seqs: Sequence[str]
-    ) -> tuple[list[int], str | None, bool]:
-        """Cut behind the token that completes the first of the solver's stop sequences."""
-        if not stop_seqs:
-            return body, None, False
-        text = str(self._tokenizer.decode(body))
-        found = [(at, seq) for seq in stop_seqs if seq and (at := text.find(seq)) >= 0]
+                return tokens[:index], token, index + 1
+        text = str(self._tokenizer.decode(tokens)) if self._stop_texts else ""
+        found = [stop for stop in self._stop_texts if stop in text]
         if not found:
-            return body, None, False
-        _, seq = min(found)
-        low, high = 1, len(body)
+            return tokens, None, len(tokens)
+        first = min(found, key=text.index)
+        end = self._first_with(tokens, first)
+        return tokens[:end], None, end
+
+    def _first_with(self, tokens: list[int], text: str) -> int:
+        """Return how many tokens it takes to say a text that stands in them."""
+        low, high = 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
-            if seq in str(self._tokenizer.decode(body[:middle])):
+            if text in str(self._tokenizer.decode(tokens[:middle])):
                 high = middle
             else:
                 low = middle + 1
-        return body[:low], seq, low < len(body)
+        return low
+
+    def _before(self, body: list[int], stop_seqs: Sequence[str]) -> tuple[int, str | None, bool]:
+        """Find the first of the solver's stop sequences.
+
+        Returns:
+            How many tokens stand wholly before it, the sequence, and whether they say all of the
+            text before it.
+        """
+        if not stop_seqs:
+            return len(body), None, True
+        text = str(self._tokenizer.decode(body))
+        found = [(at, seq) for seq in stop_seqs if seq and (at := text.find(seq)) >= 0]
+        if not found:
+            return len(body), None, True
+        at, seq = min(found)
+        kept = self._first_with(body, seq) - 1
+        while kept and len(said := str(self._tokenizer.decode(body[:kept]))) >= at:
+            if said == text[:at]:
+                return kept, seq, True
+            kept -= 1
+        return kept, seq, at == 0
 
     def _parse(self, body: list[int], stop: int | None) -> tuple[Message, bool]:
         """Return the renderer's message, and whether the reply came to an end."""
@@ -166,6 +200,23 @@ class ReplyParser:
             parts = _open_thinking(parts, begun=self._opens_thinking)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
+
+
+def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
+    """Pair the ids of calls with the policy's own; a call that it gave none gets the solver's."""
+    own: dict[str, str] = {}
+    if not calls:
+        return own
+    renamed = []
+    for said, call in zip(rendering.get("tool_calls", []), calls, strict=False):
+        if said.id:
+            own[call.id] = said.id
+            renamed.append(said)
+        else:
+            renamed.append(said.model_copy(update={"id": call.id}))
+    if renamed:
+        rendering["tool_calls"] = renamed
+    return own
 
 
 def _parts(message: Message) -> list[ContentPart]:

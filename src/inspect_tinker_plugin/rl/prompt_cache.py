@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tinker
 
-from inspect_tinker_plugin.rl.turns import MessageKey
+from inspect_tinker_plugin.rl.identity import MessageKey
 
 
 class PromptCache:

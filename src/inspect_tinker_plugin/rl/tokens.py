@@ -13,48 +13,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import tinker
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
+    ChatMessageAssistant,
     ModelOutput,
     ModelUsage,
     StopReason,
 )
-from inspect_ai.tool import ToolCall, ToolInfo
+from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.rl.context import ONE_AT_A_TIME, RenderContext
-from inspect_tinker_plugin.rl.extension import Tail, merged
+from inspect_tinker_plugin.rl.extension import Tail, flatten, merged
+from inspect_tinker_plugin.rl.identity import Seen, message_key, tools_key
 from inspect_tinker_plugin.rl.ledger import Ledger
-from inspect_tinker_plugin.rl.messages import conversation_prefix, renderer_message
+from inspect_tinker_plugin.rl.messages import (
+    conversation_prefix,
+    renderer_message,
+    renderer_tool_call,
+)
 from inspect_tinker_plugin.rl.prompt_cache import PromptCache, prompt_key
 from inspect_tinker_plugin.rl.sampling import stop_condition, warn_of_ignored
-from inspect_tinker_plugin.rl.turns import (
-    Match,
-    MessageKey,
-    Turn,
-    Turns,
-    frozen,
-    message_key,
-    tools_key,
-)
+from inspect_tinker_plugin.rl.transport import DIALECTS, Dialect
+from inspect_tinker_plugin.rl.turns import Match, Place, Reply, Turn, Turns, is_reply
 
 __all__ = ["EpisodeTokens", "PromptCache", "RenderContext"]
 
 
-class _Reply(NamedTuple):
-    """A reply of the policy, to be recognised in later requests."""
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt that waits for its reply."""
 
-    key: MessageKey
-    rendering: Message
-    sampled: int
+    turn: Turn
+    lossy: bool = False
+    """It goes on from a reply that came back changed by its transport."""
+
+    rendered: bool = False
+    """It holds earlier turns as text that was encoded again, or goes another way than they did."""
+
+    resampled: int = 0
+    """Sampled tokens of the replies among them."""
 
 
 class EpisodeTokens:
@@ -85,10 +91,9 @@ class EpisodeTokens:
         self._epoch = epoch
         self._shared = shared_prompts
         self._turns = Turns()
-        self._replies: dict[str, _Reply] = {}
         self._ledger = Ledger()
-        self._asked: Turn | None = None
-        self._reencoded = 0
+        self._call_ids: dict[str, str] = {}
+        self._asked: _Asked | None = None
 
     def prompt(self, request: TurnRequest) -> tinker.ModelInput:
         """Return the prompt for a request.
@@ -102,18 +107,20 @@ class EpisodeTokens:
         warn_of_ignored(self._context, request, self._task)
         messages = list(request.messages)
         tools = _offered(request)
-        keys = [message_key(message) for message in messages]
         offer = tools_key(tools)
-        match = self._turns.find(offer, keys, messages)
+        dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
+        match = self._turns.find(offer, messages, dialect)
         with self._named():
-            turn = self._continued(match, messages, keys, tools) if match else None
-            if turn is None:
-                turn = self._fresh(messages, keys, tools, offer)
-        self._turns.add(turn)
-        self._asked = turn
-        rendered = messages[len(messages) - len(turn.keys) :]
-        self._reencoded = self._sampled_in(rendered)
-        return tinker.ModelInput(chunks=turn.all_chunks())
+            asked = (
+                self._repeated(match, messages)
+                or self._continued(match, messages, tools, dialect)
+                or self._fresh(match, messages, tools, dialect)
+            )
+        self._turns.add(asked.turn, match, messages)
+        if asked.turn.parent is not None:
+            asked.turn.parent.continued = True
+        self._asked = asked
+        return asked.turn.prompt
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
         """Return what ends a reply: the renderer's stop sequences and the solver's.
@@ -137,25 +144,34 @@ class EpisodeTokens:
         Returns:
             One choice with stop reason ``stop``, ``tool_calls`` or ``max_tokens``, and usage.
         """
-        turn = self._asked
-        if turn is None:
+        asked = self._asked
+        if asked is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once a turn")
         with self._named():
             reply = self._context.parser.parse(
                 tokens,
                 at_limit=stop_reason == "length",
+                stop_stated=stop_reason == "stop",
                 stop_seqs=request.config.stop_seqs or (),
                 tools=_offered(request),
             )
-        turn.sampled = tuple(tokens)
-        turn.reply = frozen(message_key(reply.message))
-        turn.reply_id = reply.message.id
-        turn.continues = reply.continues
-        if reply.message.id is not None:
-            self._replies[reply.message.id] = _Reply(turn.reply, reply.rendering, len(tokens))
+        turn = asked.turn
+        turn.sampled, turn.kept = tuple(tokens), reply.kept
+        self._turns.answer(
+            turn,
+            Reply(
+                message=reply.message.model_copy(deep=True),
+                key=message_key(reply.message),
+                rendering=reply.rendering,
+                continues=reply.continues,
+            ),
+        )
+        self._call_ids.update(reply.call_ids)
         self._ledger.replied(
             turn,
-            reencoded=self._reencoded,
+            resampled=asked.resampled,
+            rendered=asked.rendered,
+            lossy=asked.lossy,
             truncated=reply.truncated,
             cut=reply.stop_seq is not None,
         )
@@ -179,96 +195,174 @@ class EpisodeTokens:
     def metrics(self) -> Metrics:
         """Figures about the episode so far.
 
-        ``tokens/segments``: datums that the trainer will make of the trajectory.
-        ``tokens/first_divergence``: turn of the first prompt that did not continue all that
-        came before; absent when there was none. ``tokens/resampled``: sampled tokens that
-        such prompts hold as text encoded again. ``tokens/prompt``: length of the last prompt.
-        ``tokens/sampled``: tokens sampled in all turns. ``tokens/trained``: tokens of all
-        segments together. ``tokens/truncated_replies`` and ``tokens/stop_seq_cuts``: replies
-        that the token limit, or a stop sequence of the solver, cut short.
+        ``tokens/segments``: datums that the trainer will make of the trajectory, one for each
+        branch of the episode. ``tokens/first_divergence``: turn that began the second of them;
+        absent when there is one.
+
+        What became of the prompts after the first of a conversation: ``tokens/continued`` go on
+        with the sampled tokens themselves, ``tokens/continued_lossy`` too, although a model API
+        changed the reply on its way, and ``tokens/rerendered`` hold earlier turns as text that
+        was encoded again, or go another way. ``tokens/resampled``: sampled tokens that prompts
+        hold encoded again.
+
+        ``tokens/prompt``: length of the last prompt. ``tokens/sampled``: tokens sampled in all
+        turns. ``tokens/trained``: tokens of all segments together. ``tokens/truncated_replies``
+        and ``tokens/stop_seq_cuts``: replies that the token limit, or a stop sequence of the
+        solver, cut short; ``tokens/unseen``: sampled tokens behind such ends, not trained on.
         """
         return self._ledger.metrics()
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The answered turns so far, in time."""
+        return self._ledger.answered
+
+    def _repeated(self, match: Match, messages: Sequence[ChatMessage]) -> _Asked | None:
+        """Return the prompt of an equal request, if there was one."""
+        if match.known < len(messages) or not match.place.asked:
+            return None
+        first = match.place.asked[-1]
+        turn = replace(first, sampled=(), kept=0, reply=None, behind=Place(), continued=False)
+        return _Asked(turn)
 
     def _continued(
         self,
         match: Match,
-        messages: list[ChatMessage],
-        keys: list[MessageKey],
+        messages: Sequence[ChatMessage],
         tools: Sequence[ToolInfo],
-    ) -> Turn | None:
-        """Return the prompt that continues an earlier one, if there can be one."""
+        dialect: Dialect | None,
+    ) -> _Asked | None:
+        """Return the prompt that goes on from an earlier reply, if there can be one."""
         base = match.turn
-        if match.repeats:
-            return Turn(base.tools, base.keys, base.chunks, base.length, base.parent)
-        if not self._context.extends:
+        if base is None or base.reply is None or not self._context.extends:
             return None
-        new = [self._convert(m, key) for m, key in _pairs(messages, keys, match.position)]
-        calls = list(getattr(messages[match.position - 1], "tool_calls", None) or [])
-        before = keys[: match.position - 1]
-        follows_user = any(key.role == "user" for key in before)
-        tail = self._context.extension.after_reply(calls=calls, follows_user=follows_user, new=new)
-        if tail is None or not self._verified(tail, calls, messages, keys, tools, match.position):
+        new = messages[match.position :]
+        again = self._turns.replies_among(new, dialect)
+        calls = [
+            renderer_tool_call(call, self._call_ids) for call in base.reply.message.tool_calls or []
+        ]
+        tail = self._context.extension.after_reply(
+            calls=calls,
+            follows_user=base.has_user,
+            new=self._converted(new, again, dialect),
+        )
+        if tail is None or not self._verified(tail, calls, match, messages, tools, dialect):
             return None
-        chunks = merged([*self._context.extension.spoken(base.sampled, tail), *tail.chunks])
-        return Turn(
-            tools=base.tools,
-            keys=tuple(map(frozen, keys[match.position :])),
-            chunks=chunks,
-            length=base.length + sum(chunk.length for chunk in chunks),
-            parent=base,
+        spoken = self._context.extension.spoken(base.spoken, tail)
+        turn = self._turn(
+            match, messages, base.offer, [*base.prompt.chunks, *merged([*spoken, *tail.chunks])]
+        )
+        turn.parent = base
+        return _Asked(
+            turn,
+            lossy=match.lossy,
+            rendered=bool(again) or match.departs(messages),
+            resampled=_sampled(again.values()),
         )
 
     def _verified(
         self,
         tail: Tail,
-        calls: list[ToolCall],
-        messages: list[ChatMessage],
-        keys: list[MessageKey],
+        calls: Sequence[object],
+        match: Match,
+        messages: Sequence[ChatMessage],
         tools: Sequence[ToolInfo],
-        position: int,
+        dialect: Dialect | None,
     ) -> bool:
-        new_roles = dict.fromkeys(message.role for message in messages[position:])
+        new_roles = dict.fromkeys(message.role for message in messages[match.position :])
         roles = ("calls" if calls else "text", *new_roles)
         if not self._context.check_is_due(roles):
             return True
-        return self._context.verify(tail, self._whole(messages, keys, tools))
+        return self._context.verify(tail, self._whole(messages, tools, dialect))
 
     def _fresh(
         self,
-        messages: list[ChatMessage],
-        keys: list[MessageKey],
+        match: Match,
+        messages: Sequence[ChatMessage],
         tools: Sequence[ToolInfo],
-        offer: str,
-    ) -> Turn:
+        dialect: Dialect | None,
+    ) -> _Asked:
         """Return the prompt of a conversation that is rendered as a whole."""
-        shared = None if self._replies else self._shared
-        cache_key = prompt_key(offer, keys) if shared is not None else b""
+        offer = tools_key(tools)
+        shared = None if self._ledger.answered else self._shared
+        cache_key = b""
+        if shared is not None:
+            cache_key = prompt_key(offer, [message_key(message) for message in messages])
         chunks = shared.get(cache_key) if shared is not None else None
         if chunks is None:
-            whole = self._whole(messages, keys, tools)
+            whole = self._whole(messages, tools, dialect)
             chunks = merged(self._context.renderer.build_generation_prompt(whole).chunks)
             if shared is not None:
                 shared.put(cache_key, chunks)
-        length = sum(chunk.length for chunk in chunks)
-        return Turn(offer, tuple(map(frozen, keys)), chunks, length)
+        turn = self._turn(match, messages, offer, chunks)
+        if self._ledger.answered:
+            turn.parent = self._ledger.branch_before(flatten(chunks))
+        if turn.parent is not None:
+            return _Asked(turn)
+        again = self._turns.replies_among(messages, dialect)
+        return _Asked(
+            turn,
+            rendered=bool(again) or match.departs(messages),
+            resampled=_sampled(again.values()),
+        )
+
+    def _turn(
+        self,
+        match: Match,
+        messages: Sequence[ChatMessage],
+        offer: str,
+        chunks: list[tinker.ModelInputChunk],
+    ) -> Turn:
+        """Make a turn, which shares what it has seen with the turn that it follows."""
+        base = match.turn
+        seen: list[Seen] = []
+        if base is not None:
+            seen = base.seen if len(base.seen) == base.count else base.seen[: base.count]
+        new = messages[len(seen) :]
+        seen.extend(Seen(message, message_key(message)) for message in new)
+        return Turn(
+            offer=offer,
+            place=match.place,
+            seen=seen,
+            count=len(messages),
+            has_user=(base is not None and base.has_user)
+            or any(message.role == "user" for message in new),
+            prompt=tinker.ModelInput.model_construct(chunks=chunks),
+            length=sum(chunk.length for chunk in chunks),
+        )
 
     def _whole(
-        self, messages: list[ChatMessage], keys: list[MessageKey], tools: Sequence[ToolInfo]
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolInfo],
+        dialect: Dialect | None,
     ) -> list[Message]:
         prefix, consumed = conversation_prefix(self._context.renderer, messages, tools)
-        return [*prefix, *(self._convert(m, key) for m, key in _pairs(messages, keys, consumed))]
+        rest = messages[consumed:]
+        again = self._turns.replies_among(rest, dialect)
+        return [*prefix, *self._converted(rest, again, dialect)]
 
-    def _convert(self, message: ChatMessage, key: MessageKey) -> Message:
-        """Convert a message; a reply of the policy is taken as the renderer parsed it."""
-        reply = self._replies.get(message.id or "")
-        if reply is not None and reply.key == key:
-            return reply.rendering
-        return renderer_message(message, images=self._context.images)
-
-    def _sampled_in(self, messages: list[ChatMessage]) -> int:
-        """Return how many tokens were sampled for the replies among messages."""
-        replies = (self._replies.get(message.id or "") for message in messages)
-        return sum(reply.sampled for reply in replies if reply is not None)
+    def _converted(
+        self,
+        messages: Sequence[ChatMessage],
+        replies: Mapping[int, Turn],
+        dialect: Dialect | None,
+    ) -> list[Message]:
+        """Convert messages; a reply of the policy is taken as the renderer parsed it."""
+        converted = []
+        for index, message in enumerate(messages):
+            turn = replies.get(index)
+            if (
+                turn is not None
+                and turn.reply is not None
+                and isinstance(message, ChatMessageAssistant)
+                and is_reply(turn, message, dialect)
+            ):
+                converted.append(turn.reply.rendering)
+            else:
+                images, call_ids = self._context.images, self._call_ids
+                converted.append(renderer_message(message, images=images, call_ids=call_ids))
+        return converted
 
     def _check_choices(self, request: TurnRequest) -> None:
         choices = request.config.num_choices
@@ -298,7 +392,6 @@ def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
     return () if request.tool_choice == "none" else request.tools
 
 
-def _pairs(
-    messages: list[ChatMessage], keys: list[MessageKey], start: int
-) -> Iterator[tuple[ChatMessage, MessageKey]]:
-    return zip(messages[start:], keys[start:], strict=True)
+def _sampled(turns: Iterable[Turn]) -> int:
+    """Return how many tokens were sampled for the replies of turns."""
+    return sum(len(turn.sampled) for turn in turns)

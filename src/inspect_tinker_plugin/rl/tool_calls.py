@@ -24,20 +24,20 @@ def read_calls(
     unparsed: Sequence[UnparsedToolCall],
     tools: Sequence[ToolInfo],
 ) -> list[ToolCall]:
-    """Return the calls of a reply; those that did not parse come last, with ``parse_error``."""
-    calls: list[ToolCall] = []
-    for call in parsed:
-        function = call.function
-        calls.append(
-            parse_tool_call(_unique(call.id, calls), function.name, function.arguments, list(tools))
-        )
+    """Return the calls of a reply; those that did not parse come last, with ``parse_error``.
+
+    Their ids are new, whatever the reply says: models number their calls from zero in every
+    reply, and a program that keeps its own history is known again by these ids alone.
+    """
+    calls = [
+        parse_tool_call(_new_id(), call.function.name, call.function.arguments, list(tools))
+        for call in parsed
+    ]
     calls.extend(_read_unparsed(call, tools) for call in unparsed)
     return calls
 
 
-def _unique(proposed: str | None, calls: Sequence[ToolCall]) -> str:
-    if proposed and all(call.id != proposed for call in calls):
-        return proposed
+def _new_id() -> str:
     return f"call_{uuid4().hex[:16]}"
 
 
@@ -60,16 +60,16 @@ def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCal
     if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
         arguments = value.get("arguments")
         given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
-        return parse_tool_call(_unique(None, ()), value["name"], given, list(tools))
+        return parse_tool_call(_new_id(), value["name"], given, list(tools))
     if named and (at := _ARGUMENTS.search(inner)):
         raw = inner[at.end() :].strip()
         raw = raw[:-1].rstrip() if raw.endswith("}") else raw
-        attempt = parse_tool_call(_unique(None, ()), name, raw, list(tools))
+        attempt = parse_tool_call(_new_id(), name, raw, list(tools))
         if attempt.parse_error:
             return attempt
     error = call.error.removeprefix("Invalid JSON: ")
     return ToolCall(
-        id=_unique(None, ()),
+        id=_new_id(),
         function=name,
         arguments={},
         parse_error=tool_parse_error_message(inner, ValueError(error)),

@@ -1,158 +1,287 @@
-"""Which earlier prompt a request continues: the turns of an episode, as a tree.
+"""Which earlier reply a request continues: the turns of an episode, as a tree.
 
 A solver may run several conversations at once (sub-agents, forks) or go back to an earlier
-turn. Each model call is a turn; a turn whose prompt begins with the prompt and the sampled
-tokens of another is its child. Messages are compared by what reaches the tokens, so that
-copies, and messages that were built again with a new id, still match.
+turn. Each model call is a turn; a turn whose prompt begins with the prompt and the reply of
+another is its child. Conversations are kept as a tree of messages (:class:`Place`), in which a
+request is looked up from its newest known reply, so that a turn costs what is new in it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import tinker
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, Content
-from inspect_ai.tool import ToolCall, ToolInfo
+from inspect_ai.model import ChatMessage, ChatMessageAssistant
+from tinker_cookbook.renderers import Message
 
-MAX_CONVERSATIONS = 8
-"""Conversations of one episode that are remembered; the least recently used is forgotten."""
+from inspect_tinker_plugin.rl.identity import MessageKey, Seen, message_key
+from inspect_tinker_plugin.rl.transport import Dialect, spoken_letters
 
-
-class MessageKey(NamedTuple):
-    """All of a message that decides about its tokens. Equal keys, equal tokens."""
-
-    role: str
-    content: str | tuple[tuple[str, str], ...]
-    calls: tuple[tuple[str, str, dict[str, Any], str | None], ...] = ()
-    tool: tuple[str | None, str | None, str | None] | None = None
+_MISSES = 3
+"""Replies of an edited request that are tried before it is looked up from its start."""
 
 
-def message_key(message: ChatMessage) -> MessageKey:
-    """Return what identifies a message; it refers to live arguments, see :func:`frozen`."""
-    content = message.content
-    key = content if isinstance(content, str) else tuple(map(_content_key, content))
-    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
-        return MessageKey(message.role, key, tuple(map(_call_key, message.tool_calls)))
-    if isinstance(message, ChatMessageTool):
-        error = message.error.message if message.error else None
-        return MessageKey(message.role, key, (), (message.tool_call_id, message.function, error))
-    return MessageKey(message.role, key)
+class Place:
+    """A conversation up to some message: what may follow there."""
+
+    __slots__ = ("asked", "following")
+
+    def __init__(self) -> None:
+        self.following: dict[MessageKey, Place] = {}
+        """Behind messages that are no replies of the policy."""
+
+        self.asked: list[Turn] = []
+        """Turns whose request ends here; a reply of theirs may come next."""
 
 
-def frozen(key: MessageKey) -> MessageKey:
-    """Return the key cut off from arguments that a solver may change in place."""
-    return key._replace(calls=copy.deepcopy(key.calls)) if key.calls else key
+@dataclass(eq=False)
+class Reply:
+    """A reply of the policy, to be recognised in later requests."""
 
+    message: ChatMessageAssistant
+    """A copy, out of the solver's reach."""
 
-def tools_key(tools: Sequence[ToolInfo]) -> str:
-    """Return what identifies the tools on offer."""
-    return "\n".join(tool.model_dump_json(exclude={"options"}) for tool in tools)
+    key: MessageKey
+    rendering: Message
+    """The same for the renderer, in case it has to be rendered again."""
 
-
-def _call_key(call: ToolCall) -> tuple[str, str, dict[str, Any], str | None]:
-    return (call.id, call.function, call.arguments, call.parse_error)
-
-
-def _content_key(content: Content) -> tuple[str, str]:
-    if content.type == "text":
-        return ("text", content.text)
-    if content.type == "image":
-        return ("image", content.image)
-    return (content.type, content.model_dump_json(exclude={"internal"}))
+    continues: bool
+    """Whether the kept tokens stand for what the solver saw, so that a prompt may go on."""
 
 
 @dataclass(eq=False)
 class Turn:
     """One prompt, and the reply to it once there is one."""
 
-    tools: str
-    keys: tuple[MessageKey, ...]
-    """The request's messages that the parent's prompt and reply do not hold already."""
+    offer: str
+    """The tools on offer."""
 
-    chunks: list[tinker.ModelInputChunk]
-    """What follows the parent's prompt: its sampled tokens first, then the new messages."""
+    place: Place
+    seen: list[Seen]
+    """The request's messages, shared by the turns of a conversation: the first ``count``."""
 
+    count: int
+    has_user: bool
+    """Whether a user message stands anywhere in the request."""
+
+    prompt: tinker.ModelInput
     length: int
-    """Tokens of the whole prompt."""
+    """Tokens of the prompt."""
 
     parent: Turn | None = None
     sampled: tuple[int, ...] = ()
-    reply: MessageKey | None = None
-    reply_id: str | None = None
-    continues: bool = False
-    """Whether the sampled tokens may stand in a later prompt as they are."""
+    kept: int = 0
+    """Sampled tokens that the solver saw; what is behind them is not trained on."""
 
-    def path(self) -> list[Turn]:
-        """Return the turns from the root to this one."""
-        turns = [self]
-        while (parent := turns[-1].parent) is not None:
-            turns.append(parent)
-        turns.reverse()
-        return turns
+    reply: Reply | None = None
+    behind: Place = field(default_factory=Place)
+    """The conversation with the reply."""
 
-    def all_chunks(self) -> list[tinker.ModelInputChunk]:
-        """Return the chunks of the whole prompt."""
-        return [chunk for turn in self.path() for chunk in turn.chunks]
+    continued: bool = False
+    """Whether a later prompt was made that begins with this prompt and its reply."""
+
+    @property
+    def spoken(self) -> tuple[int, ...]:
+        """The sampled tokens that the solver saw."""
+        return self.sampled[: self.kept]
 
 
 class Match(NamedTuple):
-    """An earlier turn that a request builds on."""
+    """How far a request is known, and the reply that it continues."""
 
-    turn: Turn
+    turn: Turn | None
+    """The turn whose reply is the last one recognised."""
+
     position: int
-    """Messages of the request that are covered; the reply of ``turn`` is the last of them."""
+    """Messages up to and with that reply."""
 
-    repeats: bool
-    """Whether the request asks for the very prompt of ``turn`` once more."""
+    place: Place
+    """Where the known part ends."""
 
-    same_id: bool
+    known: int
+    """Messages of the known part."""
+
+    lossy: bool
+    """Whether the newest reply was recognised only up to what its transport loses."""
+
+    def departs(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether a request goes on with another reply than the policy's own."""
+        return (
+            self.known < len(messages)
+            and messages[self.known].role == "assistant"
+            and any(turn.reply is not None for turn in self.place.asked)
+        )
 
 
 class Turns:
-    """The turns of one episode, newest conversation last."""
+    """The turns of one episode."""
 
     def __init__(self) -> None:
-        self._leaves: list[Turn] = []
+        self._roots: dict[str, Place] = {}
+        self._by_reply: dict[str, Turn] = {}
+        self._by_wording: dict[str, list[Turn]] = {}
 
-    def add(self, turn: Turn) -> None:
-        """Remember a turn; it takes the place of the conversation that it continues."""
-        self._leaves = [leaf for leaf in self._leaves if leaf is not turn.parent]
-        self._leaves.append(turn)
-        del self._leaves[:-MAX_CONVERSATIONS]
+    def find(self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+        """Look a request up.
 
-    def find(
-        self, tools: str, keys: Sequence[MessageKey], messages: Sequence[ChatMessage]
+        Args:
+            offer: the tools on offer.
+            messages: the request's messages.
+            dialect: the API that the request came in by; ``None`` when no message was translated.
+        """
+        start = self._newest_reply(offer, messages, dialect)
+        if start is None:
+            start = Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)
+        return _follow(start, messages, dialect)
+
+    def _newest_reply(
+        self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
     ) -> Match | None:
-        """Return the turn that covers most of a request, the most recent of equals."""
-        best: Match | None = None
-        for leaf in reversed(self._leaves):
-            match = _match(leaf, tools, keys, messages) if leaf.tools == tools else None
-            if match and (best is None or _rank(match) > _rank(best)):
-                best = match
-        return best
+        """Find the newest reply that a request names and that all before it leads to."""
+        misses = 0
+        for index in range(len(messages) - 1, -1, -1):
+            turn = self._named_in(messages[index])
+            if turn is None:
+                continue
+            if turn.offer == offer and turn.count == index:
+                how = recognise(turn, messages[index], dialect)
+                if how is not None and _begins(messages, turn):
+                    return Match(turn, index + 1, turn.behind, index + 1, how == "lossy")
+            misses += 1
+            if misses == _MISSES:
+                break
+        return None
+
+    def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
+        """Put a turn where its request ends."""
+        place = match.place
+        for seen in turn.seen[match.known :]:
+            place = place.following.setdefault(seen.key, Place())
+        place.asked.append(turn)
+        turn.place = place
+        # what came back under another id, or none of ours, is looked up by that next time
+        if match.turn is not None:
+            self._name(match.turn, messages[match.position - 1])
+
+    def answer(self, turn: Turn, reply: Reply) -> None:
+        """Give a turn its reply."""
+        turn.reply = reply
+        self._name(turn, reply.message)
+        if not reply.message.tool_calls and (wording := spoken_letters(reply.message)):
+            self._by_wording.setdefault(wording, []).append(turn)
+
+    def _name(self, turn: Turn, reply: ChatMessage) -> None:
+        for name in _names(reply):
+            self._by_reply[name] = turn
+
+    def replies_among(
+        self, messages: Sequence[ChatMessage], dialect: Dialect | None
+    ) -> dict[int, Turn]:
+        """Return the turns whose replies stand among messages, by index, wherever they stand.
+
+        A reply that was changed still counts when it goes by its own name.
+        """
+        found: dict[int, Turn] = {}
+        for index, message in enumerate(messages):
+            if not isinstance(message, ChatMessageAssistant):
+                continue
+            turn = self._named_in(message)
+            if turn is None and (wording := spoken_letters(message)):
+                taken = set(map(id, found.values()))
+                turn = next(
+                    (
+                        each
+                        for each in self._by_wording.get(wording, ())
+                        if id(each) not in taken and is_reply(each, message, dialect)
+                    ),
+                    None,
+                )
+            if turn is not None:
+                found[index] = turn
+        return found
+
+    def _named_in(self, message: ChatMessage) -> Turn | None:
+        if message.role != "assistant":
+            return None
+        return next((turn for name in _names(message) if (turn := self._by_reply.get(name))), None)
 
 
-def _rank(match: Match) -> tuple[int, bool]:
-    return (match.position, match.same_id)
+def recognise(turn: Turn, message: ChatMessage, dialect: Dialect | None) -> str | None:
+    """Return ``"exact"`` or ``"lossy"`` when a message is the reply of a turn."""
+    reply = turn.reply
+    if reply is None or not reply.continues or not isinstance(message, ChatMessageAssistant):
+        return None
+    if message_key(message) == reply.key:
+        return "exact"
+    if dialect is None or message.id == reply.message.id:
+        return None  # nothing was translated, so what differs was changed
+    return "lossy" if dialect.carried(reply.message, message) else None
 
 
-def _match(
-    leaf: Turn, tools: str, keys: Sequence[MessageKey], messages: Sequence[ChatMessage]
-) -> Match | None:
-    """Follow a conversation from its start for as long as the request agrees with it."""
-    found: Match | None = None
-    position = 0
-    for turn in leaf.path():
-        end = position + len(turn.keys)
-        if turn.tools != tools or tuple(keys[position:end]) != turn.keys:
-            break
-        if end == len(keys):
-            return Match(turn, end, True, False)
-        if not turn.continues or keys[end] != turn.reply:
-            break
-        position = end + 1
-        found = Match(turn, position, False, messages[end].id == turn.reply_id)
-    return found
+def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None) -> bool:
+    """Return whether a message says what a turn's reply said, whether it may continue or not."""
+    reply = turn.reply
+    return reply is not None and (
+        message_key(message) == reply.key
+        or (dialect is not None and dialect.carried(reply.message, message))
+    )
+
+
+def _follow(start: Match, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+    """Follow a request for as long as it is known; of several ways, the one to the last reply."""
+    best = start
+    ways = [start]
+    while ways:
+        match = ways.pop()
+        if (match.position, match.known) > (best.position, best.known):
+            best = match
+        if match.known < len(messages):
+            ways += _onwards(match, messages[match.known], dialect)
+    return best
+
+
+def _onwards(match: Match, message: ChatMessage, dialect: Dialect | None) -> list[Match]:
+    """Return where a message leads, the likeliest way last."""
+    ways = []
+    next_known = match.known + 1
+    following = match.place.following
+    if following and (place := following.get(message_key(message))) is not None:
+        ways.append(match._replace(place=place, known=next_known))
+    if message.role == "assistant":
+        ways += [
+            Match(turn, next_known, turn.behind, next_known, how == "lossy")
+            for turn, how in _replies(match.place, message, dialect)
+        ]
+    return ways
+
+
+def _replies(place: Place, message: ChatMessage, dialect: Dialect | None) -> list[tuple[Turn, str]]:
+    """Return the turns whose reply a message may be, the likeliest last."""
+    matches = [(turn, how) for turn in place.asked if (how := recognise(turn, message, dialect))]
+    if len(matches) > 1:
+        named = [each for each in matches if _has_id(each[0], message)]
+        matches = named or [each for each in matches if each[1] == "exact"] or matches
+        # Twins with the same reply take turns: one that nothing continues yet comes first.
+        matches.sort(key=lambda each: not each[0].continued)
+    return matches
+
+
+def _has_id(turn: Turn, message: ChatMessage) -> bool:
+    return turn.reply is not None and turn.reply.message.id == message.id
+
+
+def _begins(messages: Sequence[ChatMessage], turn: Turn) -> bool:
+    """Return whether a request begins with that of a turn."""
+    return all(
+        seen.is_unchanged(message)
+        for seen, message in zip(turn.seen, messages[: turn.count], strict=False)
+    )
+
+
+def _names(message: ChatMessage) -> list[str]:
+    names = [f"id:{message.id}"] if message.id is not None else []
+    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
+        names.append(f"call:{message.tool_calls[0].id}")
+    return names
