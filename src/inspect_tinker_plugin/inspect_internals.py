@@ -76,6 +76,7 @@ PRIVATE_NAMES: dict[str, str] = {
         "whether a model call came in by an agent bridge, which loses parts of messages"
     ),
     "inspect_ai.agent._handoff:AgentTool": "a handoff is no tool call that can be carried out",
+    "inspect_ai.event._model:LIMIT_CANCEL_ERROR": "a model call that a limit has cut off",
     "inspect_ai.log._log:eval_error": "error of an `EvalSample`",
     "inspect_ai.log._samples:ActiveSample": (
         "react(), limits and background() ask for the running sample"
@@ -204,7 +205,8 @@ from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.agent._bridge.util import in_bridge_model_generate
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.dataset import Sample
-from inspect_ai.event import Event
+from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
+from inspect_ai.event._model import LIMIT_CANCEL_ERROR
 from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
@@ -219,7 +221,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._solver import SolverSpec
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
-from inspect_ai.tool import ToolCall, ToolDef
+from inspect_ai.tool import ToolCall, ToolCallError, ToolDef
 from inspect_ai.util import Limit, SandboxEnvironment
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
@@ -318,6 +320,7 @@ __all__ = [
 
 PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
     (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
+    (Transcript, "_event_updated"): "a call that a limit has cut off is no longer pending",
     (Transcript, "_event"): "appends an event; the public methods only add info events",
     (TaskState, "_message_limit"): "the limit object that the sample runs under",
     (TaskState, "_token_limit"): "the limit object that the sample runs under",
@@ -407,9 +410,33 @@ def running_sample(
         sample_uuid=state.uuid,
     )
     active.live_state = state
+    active.on_interrupt = lambda cause: _record_interrupt(transcript)
     _sample_active.set(active)
     _acp_live_active.set(True)
     return active
+
+
+def _record_interrupt(transcript: Transcript) -> None:
+    """Record what a limit cuts off as cancelled, which in an eval the operator's session does."""
+    calls = [e for e in transcript.events if isinstance(e, ToolEvent | ModelEvent) and e.pending]
+    tools = [call for call in calls if isinstance(call, ToolEvent)]
+    models = [call for call in calls if isinstance(call, ModelEvent)]
+    for tool in tools:
+        tool.error = ToolCallError(type="cancelled", message="Tool call cancelled by limit.")
+        tool.failed = True
+    for model in models:
+        model.error = LIMIT_CANCEL_ERROR
+    transcript._event(
+        InterruptEvent(
+            source="limit",
+            interrupted="tool_call" if tools else "generate" if models else "between_turns",
+            interrupted_tool_call_id=tools[0].id if tools else None,
+            interrupted_model_event_id=models[-1].uuid if models and not tools else None,
+        )
+    )
+    for call in calls:
+        call.pending = None
+        transcript._event_updated(call)
 
 
 def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:

@@ -15,6 +15,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import SampleScore
 
+from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics, TurnRequest
 from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.plugins import Plugins, default_plugins
@@ -163,10 +164,14 @@ class Observers:
                 if inspect.isawaitable(answer):
                     async with asyncio.timeout(TIMEOUT):
                         await answer
+            except asyncio.CancelledError as ex:
+                if being_cancelled():
+                    raise
+                self._complain(observer, method, ex)
             except Exception as ex:
                 self._complain(observer, method, ex)
 
-    def _complain(self, observer: EpisodeObserver, method: str, ex: Exception) -> None:
+    def _complain(self, observer: EpisodeObserver, method: str, ex: BaseException) -> None:
         if (id(observer), method) in self._complained:
             return
         self._complained.add((id(observer), method))

@@ -66,9 +66,7 @@ async def test_building_a_dataset_starts_its_containers() -> None:
 
 
 def kill_sandbox(env: InspectEnv) -> None:
-    run = env._episode._run
-    assert run is not None
-    [sandbox] = run._sandboxes.environments.values()
+    [sandbox] = env._episode.sandboxes.values()
     inner = inspect_internals.unproxied(sandbox)
     assert isinstance(inner, DockerPoolSandboxEnvironment)
     subprocess.run(["docker", "kill", inner.container.id], check=True, capture_output=True)

@@ -9,6 +9,17 @@ from dataclasses import dataclass
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply, TurnRequest
 
 
+class PolicyDoneError(RuntimeError):
+    """The model under training was asked for output after the solver had ended."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model under training was asked for output after the solver had ended (by the "
+            "task's cleanup, or by work that the solver left behind). Such a reply would be no "
+            "part of what was scored, so it is not sampled; name another model there."
+        )
+
+
 @dataclass(frozen=True)
 class _Parked:
     request: TurnRequest
@@ -25,30 +36,47 @@ class Mailbox:
     def __init__(self) -> None:
         self._waiting: deque[_Parked] = deque()
         self._shown: _Parked | None = None
-        self._result: EpisodeResult | None = None
-        self._failure: BaseException | None = None
+        self._outcome: EpisodeResult | BaseException | None = None
+        self._open = True
         self._changed = asyncio.Event()
 
     # the solver's side
 
     async def ask(self, request: TurnRequest) -> Reply:
-        """Park a model call until the environment answers it."""
+        """Park a model call until the environment answers it.
+
+        Raises:
+            PolicyDoneError: The solver has ended.
+        """
+        if not self._open:
+            raise PolicyDoneError
         parked = _Parked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(parked)
         self._changed.set()
         return await parked.answer
 
-    def finish(self, result: EpisodeResult) -> None:
-        """Hand over the result; whatever is still parked will not be shown."""
-        self._result = result
-        self._changed.set()
+    def close(self) -> None:
+        """Take no more model calls: the solver has ended. What is parked is refused."""
+        self._open = False
+        refused = [*self._waiting, *([self._shown] if self._shown is not None else [])]
+        self._waiting.clear()
+        self._shown = None
+        for parked in refused:
+            if not parked.answer.done():
+                parked.answer.set_exception(PolicyDoneError())
 
-    def fail(self, error: BaseException) -> None:
-        """Report that the episode ended without a result (cancelled, or a fault of ours)."""
-        self._failure = error
-        self._changed.set()
+    def finish(self, outcome: EpisodeResult | BaseException) -> None:
+        """Hand over how the episode ended, or why it has no result; the first time counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._changed.set()
 
     # the environment's side
+
+    @property
+    def outcome(self) -> EpisodeResult | BaseException | None:
+        """How the episode ended, once it has."""
+        return self._outcome
 
     def answer(self, reply: Reply) -> None:
         """Answer the call that was shown last; does nothing when it is gone."""
@@ -63,14 +91,30 @@ class Mailbox:
             EpisodeClosedError: The episode was closed.
         """
         while True:
-            if self._result is not None:
-                return self._result
-            if self._failure is not None:
-                raise self._failure
-            while self._waiting:
-                parked = self._waiting.popleft()
-                if not parked.answer.done():
-                    self._shown = parked
-                    return parked.request
+            if self._outcome is None and (request := self._show()) is not None:
+                return request
+            if self._outcome is not None:
+                return await self.end()
             self._changed.clear()
             await self._changed.wait()
+
+    async def end(self) -> EpisodeResult:
+        """Wait for the end of the episode, past model calls that nobody will answer.
+
+        Raises:
+            EpisodeClosedError: The episode was closed.
+        """
+        while self._outcome is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def _show(self) -> TurnRequest | None:
+        while self._waiting:
+            parked = self._waiting.popleft()
+            if not parked.answer.done():
+                self._shown = parked
+                return parked.request
+        return None

@@ -10,37 +10,50 @@ from contextlib import asynccontextmanager
 
 
 class Places:
-    """Counts places for the whole process, first come first served.
+    """Counts the sandboxes of one provider that are alive, for the whole process.
+
+    There is one count per provider, whoever asks. Each comer brings the bound of its own
+    dataset and is let in when fewer than so many are alive, first come first served: a
+    training set with eight places and a test set with four have eight at most between them,
+    and an episode of the test set starts when fewer than four are alive.
 
     Inspect's ``concurrency()`` belongs to one event loop and is reset whenever an eval
     starts: waiters of another thread's loop would never be woken, and an eval in the same
     process would lift the bound. Here a place is handed over from loop to loop.
 
     Args:
-        count: Places in all.
+        count: The bound of a comer that brings none; ``None`` lets it in at once.
     """
 
-    def __init__(self, count: int) -> None:
-        self._free = count
+    def __init__(self, count: int | None = None) -> None:
+        self._count = count
+        self._alive = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._bounds: dict[asyncio.Future[None], int | None] = {}
         self._lock = threading.Lock()
 
+    @property
+    def alive(self) -> int:
+        """Places that are held now."""
+        return self._alive
+
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place."""
-        await self._acquire()
+    async def place(self, bound: int | None = None) -> AsyncIterator[None]:
+        """Hold a place, among fewer than ``bound`` others when it is given."""
+        await self._acquire(self._count if bound is None else bound)
         try:
             yield
         finally:
             self._release()
 
-    async def _acquire(self) -> None:
+    async def _acquire(self, bound: int | None) -> None:
         with self._lock:
-            if self._free > 0:
-                self._free -= 1
+            if bound is None or (not self._waiting and self._alive < bound):
+                self._alive += 1
                 return
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
+            self._bounds[turn] = bound
         try:
             await turn
         except asyncio.CancelledError:
@@ -48,20 +61,31 @@ class Places:
                 still_waiting = turn in self._waiting
                 if still_waiting:
                     self._waiting.remove(turn)
+                    self._let_in()  # whoever stood behind may have a wider bound
             if not still_waiting:
                 self._release()  # the place was on its way already
             raise
+        finally:
+            self._bounds.pop(turn, None)
 
     def _release(self) -> None:
         with self._lock:
-            while self._waiting:
-                turn = self._waiting.popleft()
-                try:
-                    turn.get_loop().call_soon_threadsafe(_grant, turn)
-                except RuntimeError:
-                    continue  # that loop is closed, and whoever waited is gone with it
+            self._alive -= 1
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Give places to those who wait, in order, up to the first whose bound is reached."""
+        while self._waiting:
+            bound = self._bounds.get(self._waiting[0], self._count)
+            if bound is not None and self._alive >= bound:
                 return
-            self._free += 1
+            turn = self._waiting.popleft()
+            try:
+                turn.get_loop().call_soon_threadsafe(_grant, turn)
+            except RuntimeError:
+                self._bounds.pop(turn, None)
+                continue  # that loop is closed, and whoever waited is gone with it
+            self._alive += 1
 
 
 def _grant(turn: asyncio.Future[None]) -> None:
@@ -70,11 +94,11 @@ def _grant(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-_places: dict[tuple[str, int], Places] = {}
+_places: dict[str, Places] = {}
 _lock = threading.Lock()
 
 
-def sandbox_places(provider: str, count: int) -> Places:
-    """Return this process's places for a provider under a bound."""
+def sandbox_places(provider: str) -> Places:
+    """Return this process's places for a provider."""
     with _lock:
-        return _places.setdefault((provider, count), Places(count))
+        return _places.setdefault(provider, Places())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from contextvars import Context, copy_context
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample
-from inspect_ai.util import SandboxEnvironmentType
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType
 
-from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.sample_run import SampleRun
+from inspect_tinker_plugin.episode.machine import EpisodeMachine, _running
+from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping, SolverLike
 from inspect_tinker_plugin.episode.types import (
     EpisodeOptions,
@@ -21,11 +21,8 @@ from inspect_tinker_plugin.episode.types import (
     Outcome,
     Reply,
 )
-from inspect_tinker_plugin.errors import EpisodeClosedError
 
-# asyncio itself holds tasks only weakly; a parked episode must not be collected before
-# it has released its sandbox.
-_running: set[asyncio.Task[None]] = set()
+__all__ = ["Episode", "EpisodeRunner", "_running"]
 
 
 class EpisodeRunner:
@@ -66,52 +63,54 @@ class EpisodeRunner:
 
 
 class Episode:
-    """One rollout of one sample.
+    """One rollout of one sample: the handle that its owner holds.
 
     ``start()`` runs the task's own solver up to its first model call; ``reply()`` answers
     the call and runs on to the next, or to the scored end. Failures are in the result's
     ``error``. ``close()`` ends it at any point; an episode that is simply dropped is
-    closed too.
+    closed too. What each call does in which state is the table of ``docs/design/episodes.md``.
     """
 
     def __init__(
         self, prepared: PreparedTask, sample: Sample, *, epoch: int, keep_log: bool
     ) -> None:
+        # What runs holds the machine, never the handle: so a dropped handle is noticed.
+        self._machine = EpisodeMachine(prepared, sample, epoch=epoch, keep_log=keep_log)
         self.prepared = prepared
         self.sample = sample
         self.epoch = epoch
-        self._keep_log = keep_log
-        self._mailbox = Mailbox()
-        self._run: SampleRun | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._context: Context | None = None
+
+    @property
+    def state(self) -> EpisodeState:
+        """Where the episode is."""
+        return self._machine.state
 
     @property
     def started(self) -> bool:
-        """Whether ``start()`` was called."""
-        return self._task is not None
+        """Whether anything of the episode has ever run."""
+        return self._machine.task is not None
+
+    @property
+    def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
+        """The sandboxes that the episode holds, by name, once they have started."""
+        return self._machine.sandboxes
+
+    def require_new(self) -> None:
+        """Raise what ``start()`` would raise."""
+        self._machine.require_new()
 
     async def start(self) -> Outcome:
-        """Run to the first model call, or to the end when the solver makes none."""
-        if self._task is not None:
-            raise RuntimeError("an episode is started once; make another one")
-        run = self._run = SampleRun(
-            self.prepared,
-            self.sample,
-            epoch=self.epoch,
-            mailbox=self._mailbox,
-            keep_log=self._keep_log,
-        )
-        self._context = copy_context()
-        self._task = asyncio.get_running_loop().create_task(
-            _drive(run, self._mailbox),
-            name=f"episode {self.prepared.name}/{self.sample.id}",
-            context=self._context,
-        )
-        _running.add(self._task)
-        self._task.add_done_callback(_running.discard)
-        weakref.finalize(self, _cancel, self._task).atexit = False
-        return await self._mailbox.next()
+        """Run to the first model call, or to the end when the solver makes none.
+
+        Raises:
+            EpisodeClosedError: It was closed, before or meanwhile.
+            RuntimeError: It was started before, and goes on undisturbed.
+        """
+        if self._machine.state is EpisodeState.NEW:
+            dropped = weakref.finalize(self, _drop, self._machine)
+            dropped.atexit = False
+            self._machine.at_end(lambda: _forget(dropped))
+        return await self._machine.start()
 
     async def reply(self, reply: Reply) -> Outcome:
         """Answer the parked model call; an exception is raised inside the solver.
@@ -119,31 +118,49 @@ class Episode:
         Returns:
             The next model call, or the result. When the episode has ended in the
             meantime (a time limit, say), the answer is dropped and the result returned.
+
+        Raises:
+            EpisodeClosedError: It was closed, before or meanwhile.
+            RuntimeError: It has not got so far; nothing changes.
         """
-        self._mailbox.answer(reply)
-        return await self._mailbox.next()
+        return await self._machine.reply(reply)
+
+    def halt(self, reason: str) -> None:
+        """End the episode as ``stop()`` does, without waiting for the result."""
+        self._machine.halt(reason)
 
     async def stop(self, reason: str) -> EpisodeResult:
         """End the episode now, as a limit would, and score what is there.
 
         Whatever runs is cancelled (a tool, a parked model call). Use it for budgets that
-        only the trainer knows.
+        only the trainer knows. Scorers and clean-up have ``EpisodeOptions.stop_timeout``.
 
         Args:
             reason: What the log says, e.g. ``"rollout timeout"``.
 
         Returns:
-            The result, with a limit of type ``custom``.
+            The result, with a limit of type ``custom``; with an error when no solver had
+            begun, or when it did not end in time.
 
         Raises:
-            EpisodeClosedError: The episode was closed, or its solver had not started yet.
+            EpisodeClosedError: It was closed, before or meanwhile.
         """
-        if self._run is None or not self._run.stop(reason):
-            await self.close()
-        while True:
-            outcome = await self._mailbox.next()
-            if isinstance(outcome, EpisodeResult):
-                return outcome
+        return await self._machine.stop(reason)
+
+    def shut(self) -> None:
+        """End the episode as ``close()`` does, without waiting for the release."""
+        self._machine.shut()
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait until it has released everything.
+
+        A cancellation of the caller does not stop the release; it goes on in its own task.
+        """
+        await self._machine.close()
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call back once nothing of the episode runs any more, and everything is released."""
+        self._machine.at_end(callback)
 
     def build_log(self) -> EvalSample | None:
         """Build the log of an episode that does not run any more, however it ended.
@@ -151,35 +168,18 @@ class Episode:
         Returns:
             The log up to where it got; ``None`` when it was never started or keeps no log.
         """
-        if self._run is None or self._context is None or not self._keep_log:
-            return None
-        return self._context.copy().run(self._run._eval_sample)
-
-    async def close(self) -> None:
-        """Cancel what still runs and wait until it has released everything.
-
-        A cancellation of the caller does not stop the release; it goes on in its own task.
-        """
-        task = self._task
-        if task is None or task.done():
-            return
-        task.cancel()
-        await asyncio.shield(asyncio.wait([task]))
+        return self._machine.build_log()
 
 
-async def _drive(run: SampleRun, mailbox: Mailbox) -> None:
-    try:
-        mailbox.finish(await run.run())
-    except asyncio.CancelledError:
-        mailbox.fail(EpisodeClosedError("the episode was closed before it ended"))
-    except Exception as error:
-        mailbox.fail(error)
+def _forget(dropped: weakref.finalize[[EpisodeMachine], Episode]) -> None:
+    dropped.detach()
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel an episode whose owner is gone; the owner may have lived in another thread."""
-    if task.done():
+def _drop(machine: EpisodeMachine) -> None:
+    """Close an episode whose owner is gone; the owner may have lived in another thread."""
+    task = machine.task
+    if task is None or task.done():
         return
-    loop = task.get_loop()
+    loop: asyncio.AbstractEventLoop = task.get_loop()
     if not loop.is_closed():
-        loop.call_soon_threadsafe(task.cancel)
+        loop.call_soon_threadsafe(machine.shut)

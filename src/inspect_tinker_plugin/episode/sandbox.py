@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
@@ -16,120 +15,20 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.episode.providers import prepare_provider
 from inspect_tinker_plugin.episode.types import Metrics
 
 logger = getLogger(__name__)
 
+START_GRACE = 60.0
+"""Seconds that a sandbox whose episode has been cancelled has to come up, to be released then.
 
-@dataclass(frozen=True)
-class _Startup:
-    """What one provider has to set up once a process before its first sandbox."""
-
-    spec: SandboxEnvironmentSpec
-    run_dir: str
-    env: tuple[tuple[str, str], ...]
-
-
-class SandboxLifecycle:
-    """Provider state of this process: started once, cleaned up at interpreter exit.
-
-    Inspect keeps what a provider must clean up (running compose projects, generated
-    files) on a state object that an eval owns. Episodes have no eval around them, so one
-    such object serves the process; each process of a pool has its own.
-    """
-
-    def __init__(self) -> None:
-        self.state = internals.SandboxLifecycleState()
-        self._started: dict[_Startup, asyncio.Future[None]] = {}
-        self._pid = os.getpid()
-        atexit.register(self.shutdown)
-
-    async def ensure_started(self, startup: _Startup) -> None:
-        """Run a provider's ``task_init`` once; concurrent callers wait for the first."""
-        pending = self._started.get(startup)
-        if pending is not None and (pending.done() or _same_loop(pending)):
-            await asyncio.shield(pending)
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._started[startup] = future
-        try:
-            await self._start(startup)
-        except BaseException as error:
-            del self._started[startup]
-            if isinstance(error, Exception):
-                future.set_exception(error)
-                future.exception()
-            else:
-                future.cancel()
-            raise
-        future.set_result(None)
-
-    async def _start(self, startup: _Startup) -> None:
-        provider = internals.registry_find_sandboxenv(startup.spec.type)
-        with internals.chdir(startup.run_dir), internals.environ_vars(dict(startup.env)):
-            await provider.task_init("startup", startup.spec.config)
-
-    def shutdown(self) -> None:
-        """Run every provider's ``task_cleanup``; at exit nothing may be left behind."""
-        started, self._started = self._started, {}
-        if os.getpid() != self._pid:
-            return
-        for startup, future in started.items():
-            if not future.done() or future.cancelled() or future.exception() is not None:
-                continue
-            try:
-                asyncio.run(self._cleanup(startup))
-            except Exception as error:
-                logger.warning("could not clean up sandbox %r: %s", startup.spec.type, error)
-
-    async def _cleanup(self, startup: _Startup) -> None:
-        internals._lifecycle_state.set(self.state)
-        provider = internals.registry_find_sandboxenv(startup.spec.type)
-        with internals.chdir(startup.run_dir):
-            await provider.task_cleanup("shutdown", startup.spec.config, True)
-
-
-def _same_loop(future: asyncio.Future[None]) -> bool:
-    return future.get_loop() is asyncio.get_running_loop()
-
-
-_lifecycle: SandboxLifecycle | None = None
-
-
-def sandbox_lifecycle() -> SandboxLifecycle:
-    """Return the lifecycle of this process, made on first use (and again after a fork)."""
-    global _lifecycle
-    if _lifecycle is None or _lifecycle._pid != os.getpid():
-        _lifecycle = SandboxLifecycle()
-    return _lifecycle
-
-
-async def settle(work: Callable[[], Awaitable[object]]) -> None:
-    """Run cleanup to its end although the caller is being cancelled.
-
-    The work runs in a task of its own. A cancellation that hits that task itself (the loop
-    is shutting down) starts it once more; cleanup is idempotent.
-    """
-
-    async def run() -> None:
-        try:
-            await work()
-        except asyncio.CancelledError:
-            await work()
-
-    task = asyncio.ensure_future(run())
-    interrupted: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            interrupted = error
-        except Exception:
-            break
-    if interrupted is not None:
-        raise interrupted
-    task.result()
+Cancelled half-way, a start leaves what the engine goes on creating after its client is gone:
+``docker compose`` is killed, its last request is carried out all the same, and nobody knows
+of the container or network that it makes.
+"""
 
 
 @dataclass(frozen=True)
@@ -143,6 +42,81 @@ class SampleSandboxes:
 NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
 
 
+class SandboxHolder:
+    """The sandboxes of one sample, from their start to their one release.
+
+    Inspect is handed this in the place of the provider. It starts the sandboxes in a task of
+    their own, which no cancellation reaches, and ignores Inspect's own clean-up after failed
+    files or set-up: that says ``interrupted``, on which the ``docker`` provider leaves its
+    containers to the end of an eval, and an episode has none around it.
+    """
+
+    def __init__(self, provider: type[SandboxEnvironment]) -> None:
+        self.__name__ = provider.__name__  # Inspect names the provider in its errors
+        self._provider = provider
+        self._arguments: tuple[str, Any] = ("", None)
+        self._starting: asyncio.Task[dict[str, SandboxEnvironment]] | None = None
+        self._released = False
+        self._lock = asyncio.Lock()
+
+    async def sample_init(
+        self, task_name: str, config: Any, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Start the sandboxes; a cancelled caller leaves them to ``release()``."""
+        self._arguments = (task_name, config)
+        context = copy_context()
+        self._starting = asyncio.get_running_loop().create_task(
+            _started(self._provider, task_name, config, metadata), context=context
+        )
+        environments = await asyncio.shield(self._starting)
+        for variable, value in context.items():  # what a provider binds is for its sample
+            if variable.get(None) is not value:
+                variable.set(value)
+        return environments
+
+    async def sample_cleanup(self, *_: object) -> None:
+        """Do nothing: ``release()`` does it."""
+
+    async def release(self) -> None:
+        """Release what was started, once; again only when it was cancelled half-way.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        async with self._lock:
+            if self._released:
+                return
+            try:
+                await self._release()
+            except Exception:
+                self._released = True
+                raise
+            self._released = True
+
+    async def _release(self) -> None:
+        starting = self._starting
+        if starting is None:
+            return
+        if not starting.done():
+            await asyncio.wait([starting], timeout=START_GRACE)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+        if starting.cancelled() or starting.exception() is not None:
+            return  # a provider cleans up after a start of its own that failed
+        task_name, config = self._arguments
+        cleanup: Callable[..., Any] = self._provider.sample_cleanup
+        await cleanup(task_name, config, starting.result(), False)
+
+
+async def _started(
+    provider: type[SandboxEnvironment], task_name: str, config: Any, metadata: dict[str, str]
+) -> dict[str, SandboxEnvironment]:
+    start: Callable[..., Any] = provider.sample_init
+    environments: dict[str, SandboxEnvironment] = await start(task_name, config, metadata)
+    return environments
+
+
 @asynccontextmanager
 async def sample_sandboxes(
     task_name: str,
@@ -152,65 +126,53 @@ async def sample_sandboxes(
     *,
     max_sandboxes: int | None,
     metrics: Metrics,
+    doing: Callable[[str], None] = lambda stage: None,
 ) -> AsyncIterator[SampleSandboxes]:
     """Start the sandboxes of a sample, with its files and set-up script, and release them.
 
     Follows ``sandboxenv_context`` of Inspect in what it does, with three differences: no
     random delay before the start (it spreads tasks of one eval; here it would only cost),
-    release is never skipped or interrupted, and a provider's one-time set-up happens on
+    start and release are never interrupted, and a provider's one-time set-up happens on
     first use.
+
+    Args:
+        task_name: Name of the task.
+        run_dir: The folder that the task's relative paths start from.
+        spec: The sandbox.
+        sample: The sample, with its files and set-up script.
+        max_sandboxes: Sandboxes of this provider that may be alive at once; the provider's
+            own default when not given.
+        metrics: Takes ``sandbox/acquire_s``.
+        doing: Is told what is waited for, in words.
     """
-    lifecycle = sandbox_lifecycle()
-    internals._lifecycle_state.set(lifecycle.state)
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
-    await lifecycle.ensure_started(await _startup_of(provider, spec, sample, run_dir))
-    async with _places(provider, spec.type, max_sandboxes):
+    doing(f"preparing sandbox {spec.type!r}")
+    await prepare_provider(provider, spec, sample, run_dir)
+    bound = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
+    places = sandbox_places(spec.type)
+    doing(
+        f"waiting for a place for its sandbox ({spec.type!r}, max_sandboxes={bound}, "
+        f"{places.alive} alive)"
+    )
+    async with places.place(bound):
+        doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
-        environments = await internals.init_sandbox_environments_sample(
-            sandboxenv_type=provider,
-            task_name=internals.unqualified_name(task_name),
-            config=spec.config,
-            files=files,
-            setup=setup,
-            metadata={**(sample.metadata or {}), "__sample_id__": sample.id},
-        )
-        metrics["sandbox/acquire_s"] = time.perf_counter() - started
+        holder = SandboxHolder(provider)
+        provider_like: Any = holder
         try:
+            environments = await internals.init_sandbox_environments_sample(
+                sandboxenv_type=provider_like,
+                task_name=internals.unqualified_name(task_name),
+                config=spec.config,
+                files=files,
+                setup=setup,
+                metadata={**(sample.metadata or {}), "__sample_id__": sample.id},
+            )
+            metrics["sandbox/acquire_s"] = time.perf_counter() - started
             yield SampleSandboxes(environments, _modules_of(environments))
         finally:
-
-            async def release() -> None:
-                # `interrupted` would make the docker provider leave its containers
-                # running until the end of an eval, which an episode does not have.
-                await internals.cleanup_sandbox_environments_sample(
-                    type=spec.type,
-                    task_name=task_name,
-                    config=spec.config,
-                    environments=environments,
-                    interrupted=False,
-                )
-
-            await settle(release)
-
-
-async def _startup_of(
-    provider: type[SandboxEnvironment], spec: SandboxEnvironmentSpec, sample: Sample, run_dir: str
-) -> _Startup:
-    # The working directory is the process's own, so it is changed only when it has to be.
-    relative = isinstance(spec.config, str) and not os.path.isabs(spec.config)
-    with internals.chdir(run_dir) if relative else nullcontext():
-        env = await provider.task_init_environment(spec.config, sample.metadata or {})
-    return _Startup(spec=spec, run_dir=run_dir, env=tuple(sorted(env.items())))
-
-
-def _places(
-    provider: type[SandboxEnvironment], name: str, max_sandboxes: int | None
-) -> AbstractAsyncContextManager[Any]:
-    limit = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
-    if limit is None:
-        return nullcontext()
-    return sandbox_places(name, limit).place()
+            await uninterrupted(holder.release)
 
 
 async def _sample_files(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:

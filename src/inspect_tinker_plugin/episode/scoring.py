@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
@@ -9,10 +11,13 @@ from inspect_ai.dataset import Sample
 from inspect_ai.event import ScoreEvent
 from inspect_ai.scorer import SampleScore, Score, Target
 from inspect_ai.solver import TaskState
-from inspect_ai.util import span
+from inspect_ai.util import span, time_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
+from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.task import NamedScorer
+from inspect_tinker_plugin.errors import Cause
 
 
 class EpisodeTranscript:
@@ -42,17 +47,39 @@ class Scoring:
         self.scores: dict[str, SampleScore] = {}
         self._transcript = transcript
 
-    async def run(self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample) -> None:
+    async def run(self, record: SampleRecord) -> None:
+        """Score where the solver has left the sample; a failure goes into the record."""
+        state, sample = record.state, record.sample
+        state.completed = True
+        internals.set_sample_state(state)
+        if state.scores is None:
+            state.scores = {}
+        if record.error is not None and not record.task.score_on_error:
+            self._keep(list(state.scores), state, sample)
+            return
+        started = time.perf_counter()
+        # Half of the sample's time is left for scoring, as in an eval.
+        budget = record.task.limits.time
+        try:
+            with time_limit(budget / 2 if budget else None):
+                await self._run_scorers(record.task.scorers, state, sample)
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                raise
+            record.fail(stray("the scorer", error), Cause.SCORER)
+        except Exception as error:
+            record.fail(error, Cause.SCORER)
+        record.metrics["time/scoring_s"] = time.perf_counter() - started
+
+    async def _run_scorers(
+        self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample
+    ) -> None:
         """Run the scorers in order, then take over the solver's own scores."""
         of_solver = list(state.scores or {})
         async with self._transcript.span("scorers"):
             for named in scorers:
                 await self._score_with(named, state, sample)
         self._keep(of_solver, state, sample)
-
-    def keep_solver_scores(self, state: TaskState, sample: Sample) -> None:
-        """Take over the scores that the solver itself wrote to ``state.scores``."""
-        self._keep(list(state.scores or {}), state, sample)
 
     async def _score_with(self, named: NamedScorer, state: TaskState, sample: Sample) -> None:
         assert state.scores is not None

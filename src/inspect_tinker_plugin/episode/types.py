@@ -69,7 +69,12 @@ class EpisodeOptions:
     """Score the partial state of a sample whose solver raised."""
 
     max_sandboxes: int | None = None
-    """Sandboxes alive at once for one provider; ``None`` takes the provider's default."""
+    """Sandboxes of one provider that may be alive in the process when an episode starts its own,
+    whoever started them; ``None`` takes the provider's default."""
+
+    stop_timeout: float = 300.0
+    """Seconds that an episode has for scorers and clean-up once the trainer has stopped stepping
+    it; then it has failed. ``Task.cleanup`` is cut off after as long in every episode."""
 
     model_roles: Mapping[str, str | Model | list[str | Model]] = field(default_factory=dict)
     """Models by role (``grader`` …), over the task's own."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Logs, Metrics, StopReason
 
 from inspect_tinker_plugin.config import ErrorPolicy
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
@@ -81,6 +83,10 @@ class Outcomes:
         if error is None:
             try:
                 return Ending(result, await self.aggregator(result), None)
+            except asyncio.CancelledError as cancelled:
+                if being_cancelled():
+                    raise
+                error = _reward_error(result, stray("the reward", cancelled))
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
         penalty = self.errors.penalty(error.cause)
@@ -95,7 +101,7 @@ def stop_reason(result: EpisodeResult) -> str:
     return StopReason.MAX_TOKENS if result.truncated else StopReason.COMPLETED
 
 
-def _reward_error(result: EpisodeResult, fault: UnscoredError | AggregatorError) -> EpisodeError:
+def _reward_error(result: EpisodeResult, fault: Exception) -> EpisodeError:
     error = EpisodeError(
         str(fault),
         cause=Cause.UNSCORED if isinstance(fault, UnscoredError) else Cause.REWARD,

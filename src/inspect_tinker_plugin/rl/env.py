@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import tinker
 from inspect_ai.model import ModelOutput
@@ -18,25 +18,31 @@ from tinker_cookbook.rl.types import (
     InitialObservationOverflow,
     StepResult,
     StopReason,
+    Trajectory,
 )
 
+from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.runner import Episode
+from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.hooks import EpisodeHooks
-from inspect_tinker_plugin.rl.abandonment import close_with_rollout, stop_in_background
+from inspect_tinker_plugin.rewards import Reward
+from inspect_tinker_plugin.rl.abandonment import close_with_rollout
 from inspect_tinker_plugin.rl.ending import Ending, Outcomes
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 from inspect_tinker_plugin.rl.turn_rules import TurnRules
 from inspect_tinker_plugin.rl.turns import Turn
 
-T = TypeVar("T")
+CLOSE_GRACE = 60.0
+"""Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy is shown: a prompt, and what ends its reply."""
+    """What the policy is shown: a model call as a prompt, and what ends its reply."""
 
+    request: TurnRequest
     prompt: tinker.ModelInput
     stop: StopCondition
 
@@ -48,9 +54,22 @@ class InspectEnv(Env):
     ``step()`` answers the call with the sampled tokens. A failed episode raises
     :class:`EpisodeError`, or ends with the penalty that ``on_error`` states for its cause.
 
+    That an episode is scored, that its reward reached the trainer, and that it is logged are
+    three facts. The first is ``ending``. The second is known only from the trajectory that the
+    trainer kept (``unpaid()``): a step may be cancelled after the score was there.
+
+    Args:
+        episode: The episode.
+        tokens: Renders its prompts and parses its replies.
+        outcomes: Turns its result into a reward.
+        hooks: Tool executor and observers.
+        rollout_limits: Budgets that the env advertises.
+        pays_in_steps: Whether the last step carries the reward; otherwise all of it comes from
+            the group (``group_share()``).
+
     Attributes:
         rollout_limits: Budgets for the cookbook's rollout runner, which reads them here.
-        ending: How the episode ended, once it has.
+        ending: How the episode ended, once it is scored.
     """
 
     def __init__(
@@ -61,6 +80,7 @@ class InspectEnv(Env):
         *,
         hooks: EpisodeHooks | None = None,
         rollout_limits: RolloutLimits | None = None,
+        pays_in_steps: bool = True,
     ) -> None:
         self.rollout_limits = rollout_limits
         self.ending: Ending | None = None
@@ -68,8 +88,14 @@ class InspectEnv(Env):
         self._tokens = tokens
         self._outcomes = outcomes
         self._hooks = hooks or EpisodeHooks()
+        self._pays_in_steps = pays_in_steps
         self._rules = TurnRules()
+        self._entered = False
         self._request: TurnRequest | None = None
+        self._refused: EpisodeError | None = None
+        self._conclusion: asyncio.Task[Ending] | None = None
+        self._returned = 0
+        self._delivered = False
         self._environment_s = 0.0
 
     # the cookbook's contract
@@ -86,22 +112,31 @@ class InspectEnv(Env):
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
+            EpisodeClosedError: It was closed, before or meanwhile.
+            RuntimeError: It was called before; the episode goes on undisturbed.
         """
-        close_with_rollout(self._episode)
-        observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
-        if isinstance(observed, Observation):
-            limits = self.rollout_limits
-            budget = None if limits is None else limits.max_trajectory_tokens
-            if budget is None or observed.prompt.length <= budget:
-                return observed.prompt, observed.stop
-            self._rules.stop = StopReason.MAX_TOKENS
-            observed = await self._end(
-                f"the first prompt has {observed.prompt.length} tokens, over {budget}"
+        self._episode.require_new()
+        if self._entered:
+            raise RuntimeError("initial_observation() is called once; make another env")
+        self._entered = True
+        async with self._guarded():
+            close_with_rollout(self._episode)
+            observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
+            if isinstance(observed, Observation):
+                limits = self.rollout_limits
+                budget = None if limits is None else limits.max_trajectory_tokens
+                if budget is None or observed.prompt.length <= budget:
+                    self._request = observed.request
+                    return observed.prompt, observed.stop
+                self._rules.stop = StopReason.MAX_TOKENS
+                observed = await self._end(
+                    f"the first prompt has {observed.prompt.length} tokens, over {budget}"
+                )
+            ending = await self._conclude(observed)
+            final = self._final_step(ending)
+            return InitialObservationOverflow(
+                reward=final.reward, metrics=final.metrics, logs=final.logs
             )
-        final = await self._finish(observed)
-        return InitialObservationOverflow(
-            reward=final.reward, metrics=final.metrics, logs=final.logs
-        )
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Answer the parked model call and run on to the next one, or to the scored end.
@@ -112,30 +147,34 @@ class InspectEnv(Env):
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
-            EpisodeClosedError: The episode was closed before.
+            EpisodeClosedError: It was closed, before or meanwhile.
+            RuntimeError: No prompt waits for an action; nothing changes.
         """
-        request, self._request = self._request, None
-        if request is None:
-            raise RuntimeError("step() needs a running episode: call initial_observation() first")
-        reply = await self._parse(action, extra, request)
-        await self._hooks.turn(request, reply)
-        metrics = self._rules.count(reply)
-        refused = self._rules.refuse(reply)
-        if refused is not None:
-            observed: Observation | EpisodeResult = await self._end(refused)
-        else:
-            observed = await self._observe(await self._timed(self._episode.reply(reply)))
-        if isinstance(observed, Observation):
-            return StepResult(
-                reward=self._rules.turn_reward(metrics),
-                episode_done=False,
-                next_observation=observed.prompt,
-                next_stop_condition=observed.stop,
-                metrics=metrics,
-            )
-        final = await self._finish(observed)
-        final.metrics = metrics | final.metrics
-        return final
+        request = self._take_request()
+        async with self._guarded():
+            reply = self._parse(action, extra, request)
+            await self._hooks.turn(request, reply)
+            metrics = self._rules.count(reply)
+            refused = self._rules.refuse(reply)
+            if refused is not None:
+                observed: Observation | EpisodeResult = await self._end(refused)
+            else:
+                observed = await self._observe(await self._timed(self._episode.reply(reply)))
+            if isinstance(observed, Observation):
+                self._request = observed.request
+                self._returned += 1
+                return StepResult(
+                    reward=self._rules.turn_reward(metrics),
+                    episode_done=False,
+                    next_observation=observed.prompt,
+                    next_stop_condition=observed.stop,
+                    metrics=metrics,
+                )
+            ending = await self._conclude(observed)
+            # No await from here on: what is marked as delivered is returned.
+            final = self._final_step(ending)
+            final.metrics = metrics | final.metrics
+            return final
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Stop the episode once it has made so many tool calls.
@@ -169,19 +208,65 @@ class InspectEnv(Env):
     async def settle(self) -> Ending:
         """End an episode that the trainer stopped stepping, and score what is there.
 
+        An episode that is scored already keeps its score, whoever asks again.
+
         Raises:
             EpisodeError: It failed and ``on_error`` says to raise.
+            EpisodeClosedError: It was closed before it was scored.
         """
-        if self.ending is None:
-            stopped = self._episode.stop("the rollout ended before the episode")
-            self.ending = await self._conclude(await self._guard(stopped))
-        return self.ending
+        if self._conclusion is None:
+            result = await self._episode.stop("the rollout ended before the episode")
+            return await self._conclude(result)
+        return _rewarded(await self._concluded(self._conclusion))
+
+    def unpaid(self, trajectory: Trajectory) -> float:
+        """Give what the steps of a settled episode should have paid, and have not.
+
+        Args:
+            trajectory: What the trainer keeps of the episode. A step that was cancelled, or
+                whose result got lost on its way, is not in it, and neither is its reward.
+        """
+        return 0.0 if self.reported_in(trajectory) else self._step_reward()
+
+    def reported_in(self, trajectory: Trajectory) -> bool:
+        """Whether a trajectory holds the last step of the episode, with its reward and figures."""
+        return self._delivered and len(trajectory.transitions) >= self._returned
+
+    def group_share(self, final: Reward | None) -> float:
+        """Give what the group pays: its own reward, or the episode's when it has none for it."""
+        if final is not None:
+            return final.value
+        if self._pays_in_steps or self._rules.flat_reward() is not None:
+            return 0.0
+        return self._own_reward()
+
+    def lost_replies(self, trajectory: Trajectory) -> int:
+        """Count replies that the scored state holds and the trainer's trajectory does not."""
+        taken = 0 if self.ending is None else self.ending.result.turns
+        kept = sum(bool(transition.ac.tokens) for transition in trajectory.transitions)
+        return max(0, taken - kept)
 
     async def close(self) -> None:
         """Release everything; idempotent, and safe at any point."""
         await self._episode.close()
+        conclusion = self._conclusion
+        if conclusion is not None and not conclusion.done():
+            conclusion.cancel()
+            await asyncio.wait([conclusion], timeout=CLOSE_GRACE)
 
     # parts of a step
+
+    def _take_request(self) -> TurnRequest:
+        request, self._request = self._request, None
+        state = self._episode.state
+        if state is EpisodeState.CLOSED:
+            raise EpisodeClosedError("step(): the episode was closed before")
+        if request is not None:
+            return request
+        raise RuntimeError(
+            f"step(): no prompt waits for an action, the episode is {state}. Call "
+            "initial_observation() first, then step() once per observation"
+        )
 
     async def _observe(self, outcome: Outcome) -> Observation | EpisodeResult:
         """Render a model call; the end of an episode passes through."""
@@ -193,33 +278,62 @@ class InspectEnv(Env):
             prompt = self._tokens.prompt(outcome)
         except EpisodeError as error:
             # the solver asked for what a sampler cannot give; the policy of errors decides
-            return replace(await self._end(str(error)), error=error)
-        except Exception:
-            await self._episode.close()
-            raise
-        self._request = outcome
-        return Observation(prompt, self._tokens.stop_condition(outcome))
+            self._refused = error
+            return await self._end(str(error))
+        return Observation(outcome, prompt, self._tokens.stop_condition(outcome))
 
-    async def _parse(
+    def _parse(
         self, action: list[int], extra: ActionExtra | None, request: TurnRequest
     ) -> ModelOutput:
         stop_reason = (extra or {}).get("stop_reason")
-        try:
-            return self._tokens.parse(action, stop_reason=stop_reason, request=request)
-        except Exception:
-            await self._episode.close()
-            raise
+        return self._tokens.parse(action, stop_reason=stop_reason, request=request)
 
     async def _end(self, reason: str) -> EpisodeResult:
         result = await self._timed(self._episode.stop(reason))
         assert isinstance(result, EpisodeResult)
         return result
 
-    async def _finish(self, result: EpisodeResult) -> StepResult:
-        ending = await self._conclude(result)
-        assert ending.reward is not None
+    async def _timed(self, work: Awaitable[Outcome]) -> Outcome:
+        started = time.perf_counter()
+        try:
+            return await work
+        finally:
+            self._environment_s += time.perf_counter() - started
+
+    # the end
+
+    async def _conclude(self, result: EpisodeResult) -> Ending:
+        """Turn a result into a reward or a penalty, once, whoever asks and is cancelled.
+
+        Raises:
+            EpisodeError: The episode failed and ``on_error`` says to raise.
+        """
+        if self._conclusion is None:
+            self._conclusion = asyncio.ensure_future(self._score(result))
+        return _rewarded(await self._concluded(self._conclusion))
+
+    async def _score(self, result: EpisodeResult) -> Ending:
+        if self._refused is not None:
+            result = replace(result, error=self._refused)
+        self.ending = ending = await self._outcomes.ending(result)
+        reward = None if ending.reward is None else ending.reward.value
+        await self._hooks.ended(replace(result, error=ending.error), reward)
+        return ending
+
+    async def _concluded(self, conclusion: asyncio.Task[Ending]) -> Ending:
+        try:
+            return await asyncio.shield(conclusion)
+        except asyncio.CancelledError:
+            if conclusion.cancelled() and not being_cancelled():
+                raise EpisodeClosedError("the episode was closed while it was scored") from None
+            raise
+
+    def _final_step(self, ending: Ending) -> StepResult:
+        """Make the step that carries the reward; it counts as delivered from here on."""
+        self._returned += 1
+        self._delivered = True
         return StepResult(
-            reward=self._rules.final_reward(ending.reward.value),
+            reward=self._step_reward(),
             episode_done=True,
             next_observation=tinker.ModelInput.empty(),
             next_stop_condition=[],
@@ -231,41 +345,40 @@ class InspectEnv(Env):
             logs=ending.logs(),
         )
 
-    async def _conclude(self, result: EpisodeResult) -> Ending:
-        """Turn a result into a reward or a penalty.
+    def _step_reward(self) -> float:
+        flat = self._rules.flat_reward()
+        if flat is not None:
+            return flat
+        return self._own_reward() if self._pays_in_steps else 0.0
 
-        Raises:
-            EpisodeError: The episode failed and ``on_error`` says to raise.
-        """
-        self.ending = ending = await self._outcomes.ending(result)
-        reward = None if ending.reward is None else ending.reward.value
-        await self._hooks.ended(replace(result, error=ending.error), reward)
-        if ending.reward is None and ending.error is not None:
-            raise ending.error
-        return ending
+    def _own_reward(self) -> float:
+        assert self.ending is not None
+        assert self.ending.reward is not None
+        return self.ending.reward.value
 
     # failure and cancellation
 
-    async def _timed(self, work: Awaitable[Outcome]) -> Outcome:
-        started = time.perf_counter()
-        try:
-            return await self._guard(work)
-        finally:
-            self._environment_s += time.perf_counter() - started
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncIterator[None]:
+        """Close the episode when a call fails.
 
-    async def _guard(self, work: Awaitable[T]) -> T:
-        """Close the episode when the work fails.
-
-        A cancelled step is different: the cookbook keeps a rollout that ran into its
-        time-out and grades it, so the episode is ended as by a limit and scored in the
-        background; ``settle()`` picks the score up, ``close()`` ends it for good.
+        A cancelled call is different: the cookbook keeps a rollout that ran into its
+        time-out and grades it, so the episode is ended as by a limit and scored in its own
+        task; ``settle()`` picks the score up, ``close()`` ends it for good.
         """
         try:
-            return await work
+            yield
         except asyncio.CancelledError:
-            self._rules.stop = StopReason.ROLLOUT_TIMEOUT
-            stop_in_background(self._episode)
+            if self._conclusion is None:
+                self._rules.stop = StopReason.ROLLOUT_TIMEOUT
+                self._episode.halt("the rollout was cancelled")
             raise
         except Exception:
             await self._episode.close()
             raise
+
+
+def _rewarded(ending: Ending) -> Ending:
+    if ending.reward is None and ending.error is not None:
+        raise ending.error
+    return ending

@@ -10,7 +10,8 @@ from typing import Any
 from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
+from inspect_tinker_plugin.episode.cancellation import uninterrupted
+from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward
 from inspect_tinker_plugin.rl.branches import arrange
@@ -77,6 +78,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 parts.outcomes,
                 hooks=hooks.episode(self.sample, epoch=epoch),
                 rollout_limits=limits,
+                pays_in_steps=parts.group_reward is None,
             )
             envs.append(env)
             if self._recording is not None:
@@ -91,11 +93,16 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
         A rollout that the cookbook's runner stopped (token budget, time-out, its own turn
         cap) has seen no scorer. Its episode is ended here as by a limit and scored, and the
-        reward is added as the group's part of the total. Each trajectory's transitions are put
-        in the order of the episode's branches, of which the trainer makes one datum each.
+        reward is added as the group's part of the total. With a group aggregator nothing is
+        paid in steps and everything here, so that equal rewards are equal to the last bit.
+        Each trajectory's transitions are put in the order of the episode's branches, of which
+        the trainer makes one datum each.
 
         Returns:
             One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
+
+        Raises:
+            EpisodeError: A member failed and ``on_error`` says to raise.
         """
         rewards = await self._group_rewards(trajectory_group, env_group)
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
@@ -109,29 +116,34 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
         envs = [env for env in env_group if isinstance(env, InspectEnv)]
-        late = [env.ending is None for env in envs]
-        endings = await asyncio.gather(*[env.settle() for env in envs])
-        own = [
-            (ending.reward.value, dict(ending.reward.metrics))
-            if is_late and ending.reward is not None
-            else (0.0, {})
-            for ending, is_late in zip(endings, late, strict=True)
-        ]
+        settled = await asyncio.gather(*[env.settle() for env in envs], return_exceptions=True)
+        for outcome in settled:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        endings = [outcome for outcome in settled if isinstance(outcome, Ending)]
+        finals = await self._final_rewards(endings)
+        result: list[tuple[float, Metrics]] = []
+        for env, ending, final, trajectory in zip(
+            envs, endings, finals, trajectory_group, strict=True
+        ):
+            value = env.unpaid(trajectory) + env.group_share(final)
+            metrics: Metrics = {}
+            if not env.reported_in(trajectory) and ending.reward is not None:
+                metrics |= ending.reward.metrics
+            if lost := env.lost_replies(trajectory):
+                metrics["tokens/lost_replies"] = lost
+            result.append((value, metrics if final is None else {**metrics, **final.metrics}))
+        return result
+
+    async def _final_rewards(self, endings: Sequence[Ending]) -> Sequence[Reward | None]:
+        """Ask the group aggregator, if there is one; ``None`` leaves a member its own reward."""
         aggregate = self.handle.parts().group_reward
         if aggregate is None:
-            return own
+            return [None] * len(endings)
         try:
-            finals: Sequence[Reward | None] = await aggregate([_member(e) for e in endings])
+            return await aggregate([_member(ending) for ending in endings])
         except AggregatorError as fault:
-            finals = self._penalised(endings, fault)
-        result: list[tuple[float, Metrics]] = []
-        for (value, metrics), final, trajectory in zip(own, finals, trajectory_group, strict=True):
-            if final is None:
-                result.append((value, metrics))
-                continue
-            of_steps = sum(transition.reward for transition in trajectory.transitions)
-            result.append((final.value - of_steps, {**metrics, **final.metrics}))
-        return result
+            return self._penalised(endings, fault)
 
     def _penalised(self, endings: Sequence[Ending], fault: AggregatorError) -> list[Reward]:
         """Give every member the penalty that ``on_error`` states for a failed reward.
@@ -147,16 +159,19 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0}) for _ in endings]
 
     async def cleanup(self) -> None:
-        """Close every episode that was ever made here. Never raises; safe to call again."""
-        try:
-            closing = [env.close() for env in self._envs]
-            results = await asyncio.gather(*closing, return_exceptions=True)
-        finally:  # cancelled or not
-            self._envs = []
-            if self._recording is not None:
-                await self._recording.write()
+        """Close every episode that was ever made here. Never raises; safe to call again.
+
+        It runs to its end although the caller is cancelled, once or more often.
+        """
+        await uninterrupted(self._release)
+
+    async def _release(self) -> None:
+        envs, self._envs = self._envs, []
+        results = await asyncio.gather(*[env.close() for env in envs], return_exceptions=True)
+        if self._recording is not None:
+            await self._recording.write()
         for result in results:
-            if isinstance(result, Exception) and not isinstance(result, EpisodeClosedError):
+            if isinstance(result, Exception):
                 logger.warning("task %r: closing an episode failed: %s", self.handle.name, result)
 
     def logging_tags(self) -> list[str]:

@@ -68,8 +68,8 @@ class TurnRules:
             return 0.0
         return -self._policy.penalty_per_error
 
-    def final_reward(self, reward: float) -> float:
-        """Give the reward of the final turn; the policy's own after too many malformed calls."""
+    def flat_reward(self) -> float | None:
+        """Give what an episode gets instead of its reward: after too many malformed calls."""
         if self._policy is not None and self.stop is StopReason.PARSE_ERROR:
             return self._policy.terminal_reward
-        return reward
+        return None

@@ -1,0 +1,223 @@
+"""The state machine of one episode: what every call does in every state, and no call hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from logging import getLogger
+
+import anyio
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSample
+from inspect_ai.util import SandboxEnvironment
+
+from inspect_tinker_plugin.episode.mailbox import Mailbox
+from inspect_tinker_plugin.episode.sample_run import SampleRun
+from inspect_tinker_plugin.episode.states import EpisodeState
+from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply
+from inspect_tinker_plugin.errors import EpisodeClosedError
+
+logger = getLogger(__name__)
+
+CLOSE_GRACE = 120.0
+"""Seconds beyond ``stop_timeout`` that ``close()`` waits for a release before it goes on alone."""
+
+# asyncio itself holds tasks only weakly; a parked episode must not be collected before
+# it has released its sandbox.
+_running: set[asyncio.Task[None]] = set()
+
+
+class EpisodeMachine:
+    """One episode from ``NEW`` to ``SCORED`` or ``CLOSED``; the table is in the design notes.
+
+    One task drives it. ``halt()`` and ``shut()`` only say what is to happen, at once and as
+    often as anybody likes; the task does it, and releases everything before it ends.
+
+    Attributes:
+        state: Where the episode is.
+    """
+
+    def __init__(
+        self, prepared: PreparedTask, sample: Sample, *, epoch: int, keep_log: bool
+    ) -> None:
+        self.state = EpisodeState.NEW
+        self.prepared = prepared
+        self.sample = sample
+        self.epoch = epoch
+        self._keep_log = keep_log
+        self._mailbox = Mailbox()
+        self._run: SampleRun | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._at_end: list[Callable[[], None]] = []
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task that drives the episode, once it has started."""
+        return self._task
+
+    @property
+    def name(self) -> str:
+        """Task, sample and epoch, for messages."""
+        return f"task {self.prepared.name!r}, sample {self.sample.id!r}, epoch {self.epoch}"
+
+    @property
+    def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
+        """The sandboxes of the episode, once they have started."""
+        return {} if self._run is None else self._run.sandboxes
+
+    # what the environment asks for
+
+    async def start(self) -> Outcome:
+        """Run to the first model call, or to the end when the solver makes none."""
+        self.require_new()
+        run = self._make_run()
+        self.state = EpisodeState.STARTING
+        task = asyncio.get_running_loop().create_task(
+            self._drive(run),
+            name=f"episode {self.prepared.name}/{self.sample.id}",
+            context=run.context,
+        )
+        self._task = task
+        _running.add(task)
+        task.add_done_callback(self._ended)
+        return await self._mailbox.next()
+
+    def require_new(self) -> None:
+        """Refuse to start an episode that was started or closed before."""
+        if self.state is EpisodeState.CLOSED:
+            raise self._closed()
+        if self.state is not EpisodeState.NEW:
+            raise RuntimeError(f"an episode is started once, and this one is {self.state}")
+
+    async def reply(self, reply: Reply) -> Outcome:
+        """Answer the parked model call; dropped when the episode has gone on without it."""
+        if self.state is EpisodeState.NEW or self.state is EpisodeState.STARTING:
+            raise RuntimeError(f"no model call waits for a reply: the episode is {self.state}")
+        self._mailbox.answer(reply)
+        return await self._mailbox.next()
+
+    def halt(self, reason: str) -> None:
+        """End set-up or the solver as a limit would, and have what is there scored.
+
+        From here on the rest has ``stop_timeout`` seconds.
+        """
+        state = self.state
+        if state is EpisodeState.NEW:
+            self._finish(self._make_run().give_up(f"{reason}: it had not started"))
+            self._leave()
+        if not state.before(EpisodeState.SCORED) or self._task is None:
+            return
+        if self._deadline is None:
+            patience = self.prepared.options.stop_timeout
+            self._deadline = self._task.get_loop().call_later(patience, self._give_up, reason)
+        if state.before(EpisodeState.STOPPING):
+            assert self._run is not None
+            self._run.stop(reason)
+            self.state = EpisodeState.STOPPING
+
+    async def stop(self, reason: str) -> EpisodeResult:
+        """``halt()``, and wait for the result."""
+        self.halt(reason)
+        return await self._mailbox.end()
+
+    def shut(self) -> None:
+        """End the episode without a result; everything is released in its own task."""
+        if not self.state.before(EpisodeState.SCORED):
+            return
+        self.state = EpisodeState.CLOSED
+        self._mailbox.finish(self._closed())
+        if self._task is None:
+            self._leave()
+        elif self._scope is not None:
+            self._scope.cancel()
+
+    async def close(self) -> None:
+        """``shut()``, and wait until everything is released."""
+        self.shut()
+        task = self._task
+        if task is None or task.done() or task.get_loop().is_closed():
+            return
+        patience = self.prepared.options.stop_timeout + CLOSE_GRACE
+        await asyncio.wait([task], timeout=patience)
+        if not task.done():
+            logger.error(
+                "%s: it was closed %.0f s ago and still runs; something in it does not let "
+                "itself be cancelled. It is left to itself",
+                self.name,
+                patience,
+            )
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call back when nothing of the episode runs any more (at once if it never will)."""
+        task = self._task
+        if self.state is EpisodeState.NEW or (task is not None and not task.done()):
+            self._at_end.append(callback)
+        else:
+            callback()
+
+    def build_log(self) -> EvalSample | None:
+        """Build the log of what has run so far; ``None`` when nothing has, or none is kept."""
+        if self._run is None or not self._run.has_log:
+            return None
+        return self._run.context.copy().run(self._run.build_log)
+
+    # the task that drives it
+
+    async def _drive(self, run: SampleRun) -> None:
+        with anyio.CancelScope() as scope:
+            self._scope = scope
+            if self.state is not EpisodeState.CLOSED:
+                self._finish(await run.run())
+
+    def _enter(self, state: EpisodeState) -> None:
+        if self.state.before(state):
+            self.state = state
+
+    def _finish(self, result: EpisodeResult) -> None:
+        if self.state.before(EpisodeState.SCORED):
+            self.state = EpisodeState.SCORED
+            self._mailbox.finish(result)
+
+    def _give_up(self, reason: str) -> None:
+        """Stop waiting for scorers and clean-up; the task goes on to release everything."""
+        if self._run is None or not self.state.before(EpisodeState.SCORED):
+            return
+        patience = self.prepared.options.stop_timeout
+        self._finish(self._run.give_up(f"{reason}, and {patience:g} s later it had not ended"))
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Leave nothing behind, and nobody waiting, however the task has ended."""
+        _running.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if self.state.before(EpisodeState.SCORED):
+            self.state = EpisodeState.CLOSED
+            self._mailbox.finish(fault or self._closed())
+        elif fault is not None:
+            logger.error("%s: it failed while it was closed", self.name, exc_info=fault)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        callbacks, self._at_end = self._at_end, []
+        for callback in callbacks:
+            callback()
+
+    def _make_run(self) -> SampleRun:
+        self._run = SampleRun(
+            self.prepared,
+            self.sample,
+            epoch=self.epoch,
+            mailbox=self._mailbox,
+            keep_log=self._keep_log,
+            entering=self._enter,
+        )
+        return self._run
+
+    def _closed(self) -> EpisodeClosedError:
+        return EpisodeClosedError(f"{self.name}: the episode was closed before it ended")

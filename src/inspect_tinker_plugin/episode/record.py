@@ -1,0 +1,87 @@
+"""One sample as it stands while it runs: its state, and what has ended it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from logging import getLogger
+
+from inspect_ai.dataset import Sample
+from inspect_ai.event import ErrorEvent
+from inspect_ai.log import EvalSampleLimit
+from inspect_ai.solver import TaskState
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.attribution import attribute, episode_error
+from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
+from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.errors import Cause, EpisodeError
+
+logger = getLogger(__name__)
+
+
+@dataclass
+class SampleRecord:
+    """What set-up, solver and scorers of one sample work on, and what became of it."""
+
+    task: PreparedTask
+    """The task."""
+
+    sample: Sample
+    """The sample; its media are read in during set-up."""
+
+    epoch: int
+    """Epoch of the sample, from 1."""
+
+    state: TaskState
+    """The most recent state."""
+
+    keep_log: bool
+    """Whether a log is wanted."""
+
+    sandboxes: SampleSandboxes = NO_SANDBOXES
+    """The sandboxes, once they have started."""
+
+    limit: EvalSampleLimit | None = None
+    """The limit that ended the solver, if one did."""
+
+    error: EpisodeError | None = None
+    """The first failure; a later one (of clean-up, say) does not hide it."""
+
+    metrics: Metrics = field(default_factory=dict)
+    """Figures of sandboxes and scoring."""
+
+    def catch_up(self) -> None:
+        """Take the most recent state, which a solver that was cut off has not returned."""
+        self.state = internals.sample_state() or self.state
+
+    def end_by_limit(self, kind: str, limit: float | None, reason: str) -> None:
+        """Note the limit that ended the solver."""
+        self.catch_up()
+        self.limit = EvalSampleLimit.model_validate(
+            {"type": kind, "limit": limit if limit is not None else -1, "reason": reason}
+        )
+
+    def fail(self, error: Exception, phase: Cause) -> None:
+        """Note a failure, with whose fault it is."""
+        error = internals.inner_exception(error)
+        internals.record_event(
+            ErrorEvent(error=internals.eval_error(error, type(error), error, error.__traceback__))
+        )
+        if self.error is not None:
+            logger.warning("a further failure after %s: %s", self.error, error)
+            return
+        self.catch_up()
+        self.error = self.attributed(
+            error, attribute(error, phase=phase, sandbox_modules=self.sandboxes.modules)
+        )
+
+    def attributed(self, error: Exception, cause: Cause) -> EpisodeError:
+        """Wrap an exception with its cause and the name of this sample."""
+        return episode_error(
+            error,
+            cause=cause,
+            task=self.task.name,
+            sample_id=self.sample.id,
+            epoch=self.epoch,
+        )

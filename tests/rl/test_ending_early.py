@@ -1,0 +1,280 @@
+"""Rollouts that are cut off anywhere: every call returns or raises, nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from tests.rl.policies import END, Words, encode, renderer
+from tests.rl.tasks import arithmetic, sums
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_strategy import (
+    FailFast,
+    MinViableGroup,
+    RetryOnFailure,
+    RolloutStrategy,
+)
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+
+from inspect_tinker_plugin.episode import runner as episode_runner
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.states import EpisodeState
+from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.env import InspectEnv
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not episode_runner._running
+
+
+def boxed(**options: Any) -> Any:
+    """A dataset whose two episodes want the one place there is."""
+    task = Task(
+        dataset=[Sample(id="s", input="Say plum.", target="plum")],
+        solver=generate(),
+        scorer=includes(),
+        sandbox="local",
+        name="boxed",
+    )
+    return as_rl_dataset(task, renderer(), group_size=2, max_sandboxes=1, **options)
+
+
+class SlowOnce(Words):
+    """Keeps the first prompt waiting, so that its episode keeps its place."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.delay_s = 30.0 if not self.prompts else 0.0
+        return await super().__call__(*args, **kwargs)
+
+
+LIMITS = RolloutLimits(rollout_timeout_seconds=2.0)
+
+
+async def test_a_timeout_while_waiting_for_a_place_is_the_sandboxs_failure() -> None:
+    [builder] = boxed(rollout_limits=LIMITS).get_batch(0)
+    with pytest.raises(EpisodeError, match="max_sandboxes=1") as raised:
+        await do_group_rollout(builder, SlowOnce(["plum"]))
+    assert raised.value.cause is Cause.SANDBOX
+    assert (raised.value.task, raised.value.sample_id) == ("boxed", "s")
+
+
+async def test_on_error_prices_an_episode_that_got_no_place() -> None:
+    [builder] = boxed(rollout_limits=LIMITS, on_error={"sandbox": -1.0}).get_batch(0)
+    group = await do_group_rollout(builder, SlowOnce(["plum"]))
+    assert sorted(group.get_total_rewards()) == [-1.0, 0.0]
+    assert sum(m.get("error/sandbox", 0) for m in group.metrics_G) == 1
+
+
+def prepared(task: Task, **options: Any) -> EpisodeRunner:
+    return EpisodeRunner(task, options=EpisodeOptions(**options))
+
+
+def one_sample() -> Sample:
+    return Sample(id=1, input="1+1?", target="2")
+
+
+async def test_an_episode_closed_before_its_first_step_answers_every_call() -> None:
+    episode = prepared(arithmetic()).episode(one_sample())
+    starting = asyncio.create_task(episode.start())
+    await asyncio.sleep(0)
+    assert episode.state is EpisodeState.STARTING
+    async with asyncio.timeout(5):
+        await episode.close()
+        for call in (starting, episode.start(), episode.stop("now")):
+            with pytest.raises(EpisodeClosedError):
+                await call
+    assert str(episode.state) == "closed"
+
+
+async def test_an_episode_stopped_before_its_first_step_has_a_result() -> None:
+    episode = prepared(arithmetic()).episode(one_sample())
+    starting = asyncio.create_task(episode.start())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        result = await episode.stop("out of time")
+        assert result is await starting
+    assert result.error is not None
+    assert "out of time" in str(result.error)
+    await episode.close()
+
+
+async def test_an_episode_that_never_started_has_nothing_to_score() -> None:
+    episode = prepared(arithmetic()).episode(one_sample())
+    result = await episode.stop("out of time")
+    assert result.error is not None
+    assert result.error.cause is Cause.UNSCORED
+    with pytest.raises(RuntimeError, match="scored"):
+        await episode.start()
+    await episode.close()
+
+
+async def test_calls_out_of_turn_raise_and_leave_the_episode_alone() -> None:
+    [builder] = as_rl_dataset(arithmetic(), renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    with pytest.raises(RuntimeError, match="initial_observation"):
+        await env.step(encode("1"))
+    await env.initial_observation()
+    with pytest.raises(RuntimeError, match="once"):
+        await env.initial_observation()
+    assert (await env.step(encode("1" + END))).reward == 1.0
+    with pytest.raises(RuntimeError, match="scored"):
+        await env.step(encode("1" + END))
+    await builder.cleanup()
+    assert isinstance(env, InspectEnv)
+    assert (await env.settle()).reward is not None, "a score survives being closed"
+
+
+async def test_an_env_of_a_closed_group_runs_nothing() -> None:
+    [builder] = as_rl_dataset(arithmetic(), renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    await builder.cleanup()
+    with pytest.raises(EpisodeClosedError):
+        await env.initial_observation()
+    assert not episode_runner._running
+
+
+@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(FailFast(), id="FailFast"),
+        pytest.param(RetryOnFailure(max_retries=1, per_rollout_timeout=20), id="RetryOnFailure"),
+        pytest.param(MinViableGroup(min_successful=1), id="MinViableGroup"),
+    ],
+)
+async def test_a_group_cancelled_at_any_early_step_leaves_no_task(
+    strategy: RolloutStrategy, steps: int
+) -> None:
+    before = asyncio.all_tasks()
+    [builder] = boxed().get_batch(0)
+    group = asyncio.create_task(do_group_rollout(builder, Words(["plum"]), strategy=strategy))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    group.cancel()
+    await asyncio.wait([group], timeout=20)
+    assert group.done()
+    if left := asyncio.all_tasks() - before:
+        await asyncio.wait(left, timeout=20)
+    assert not asyncio.all_tasks() - before
+    await asyncio.sleep(0)  # what is called back when a task is done
+
+
+async def test_a_task_that_runs_many_rollouts_keeps_nothing_of_them() -> None:
+    [builder] = as_rl_dataset(arithmetic(), renderer(), group_size=6).get_batch(0)
+    for env in await builder.make_envs():
+        await do_single_rollout(Words(["1"]), env)
+    this = asyncio.current_task()
+    assert this is not None
+    await asyncio.sleep(0)
+    ties = [c for c, _ in this._callbacks or [] if "episode" in repr(c).lower()]
+    assert ties == []
+    await builder.cleanup()
+
+
+async def ask_the_policy(state: TaskState) -> None:
+    state.metadata["said"] = (await get_model().generate("Anything else?")).completion
+
+
+async def test_a_cleanup_that_asks_the_policy_is_refused_and_changes_no_score(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = Task(
+        dataset=sums(1), solver=generate(), scorer=match(location="any"), cleanup=ask_the_policy
+    )
+    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    with caplog.at_level(logging.WARNING):
+        group = await do_group_rollout(builder, Words(["1", "2"]))
+    assert len(group.trajectories_G[0].transitions) == 1
+    assert group.get_total_rewards() == [1.0]
+    assert "after the solver had ended" in caplog.text
+
+
+async def test_a_cleanup_that_asks_the_policy_does_not_hang_a_stop() -> None:
+    task = Task(dataset=sums(1), solver=generate(), scorer=match(), cleanup=ask_the_policy)
+    episode = prepared(task).episode(one_sample())
+    assert isinstance(await episode.start(), TurnRequest)
+    async with asyncio.timeout(5):
+        result = await episode.stop("out of time")
+    assert result.error is None
+    assert result.limit is not None
+    await episode.close()
+
+
+@scorer(metrics=[mean()])
+def hanging() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        await asyncio.sleep(3600)
+        return Score(value=1)
+
+    return score
+
+
+@solver
+def stubborn() -> Solver:
+    """Does not let itself be cancelled, for a while."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await generate(state)
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize(
+    ("task", "cause"),
+    [
+        pytest.param(Task(dataset=sums(1), solver=generate(), scorer=hanging()), Cause.SCORER),
+        pytest.param(Task(dataset=sums(1), solver=stubborn(), scorer=match()), Cause.SOLVER),
+    ],
+    ids=["scorer", "solver"],
+)
+async def test_what_does_not_end_after_a_stop_has_failed_in_time(task: Task, cause: Cause) -> None:
+    episode = prepared(task, stop_timeout=0.5).episode(one_sample())
+    request = await episode.start()
+    assert isinstance(request, TurnRequest)
+    answering = asyncio.create_task(episode.reply(ModelOutput.from_content("rl/policy", "2")))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        result = await episode.stop("out of time")
+    assert result.error is not None
+    assert result.error.cause is cause
+    assert isinstance(await answering, EpisodeResult)
+    await episode.close()
+
+
+@solver
+def stray() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        raise asyncio.CancelledError
+
+    return solve
+
+
+async def test_a_solvers_own_cancellation_is_its_failure() -> None:
+    [builder] = as_rl_dataset(
+        Task(dataset=sums(1), solver=stray(), scorer=match()), renderer()
+    ).get_batch(0)
+    with pytest.raises(EpisodeError) as raised:
+        await do_group_rollout(builder, Words(["1"]))
+    assert raised.value.cause is Cause.SOLVER
