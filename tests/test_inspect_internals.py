@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.inspect_internals import PRIVATE_ATTRIBUTES, PRIVATE_NAMES
+from inspect_tinker_plugin.inspect_internals import (
+    PRIVATE_ATTRIBUTES,
+    PRIVATE_NAMES,
+    SUPPORTED_INSPECT,
+)
 
 SOURCE = Path(inspect_internals.__file__)
 
@@ -62,4 +66,4 @@ def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
     )
     [line] = out.stdout.strip().splitlines()
     assert attribute in line
-    assert "supported: >=0.3.285" in line
+    assert f"supported: {SUPPORTED_INSPECT}" in line

@@ -20,7 +20,7 @@ from typing import Any
 
 from inspect_tinker_plugin.errors import VersionError
 
-SUPPORTED_INSPECT = ">=0.3.285,<0.4"
+SUPPORTED_INSPECT = ">=0.3.270,<0.4"
 
 PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.context:init_task_context": (
@@ -171,6 +171,7 @@ def check_inspect_version() -> None:
 
 check_inspect_version()
 
+from inspect_ai import Task
 from inspect_ai._eval.context import init_task_context
 from inspect_ai._eval.loader import (
     create_file_tasks,
@@ -211,7 +212,7 @@ from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import ChatMessage, Model, _call_tools
+from inspect_ai.model import GenerateConfig, Model, _call_tools
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.model._model import init_sample_model_data
@@ -241,7 +242,6 @@ from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle
 from inspect_ai.util._sandbox.limits import set_sandbox_limits
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._store import init_subtask_store
-from pydantic import BaseModel
 
 __all__ = [
     "PRIVATE_ATTRIBUTES",
@@ -265,6 +265,7 @@ __all__ = [
     "create_checkpointer",
     "create_eval_sample",
     "create_file_tasks",
+    "enter_task_context",
     "environ_vars",
     "eval_error",
     "init_dotenv",
@@ -274,7 +275,6 @@ __all__ = [
     "init_sandbox_environments_sample",
     "init_scoring_context",
     "init_subtask_store",
-    "init_task_context",
     "init_transcript",
     "inner_exception",
     "load_file_tasks",
@@ -371,6 +371,31 @@ def unqualified_name(name: str) -> str:
     return registry_unqualified_name(name)
 
 
+_CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters
+
+
+def enter_task_context(
+    model: Model,
+    model_roles: dict[str, Model | list[Model]],
+    config: GenerateConfig,
+    task: Task,
+) -> None:
+    """Bind model, roles, approval and review of a task to the current context, as an eval does.
+
+    Releases up to 0.3.277 have nothing that asks what the task is, and up to 0.3.278 nothing
+    that asks for its description.
+    """
+    about_task = {
+        "sentinel": None,
+        "task_metadata": task.metadata,
+        "task_description": getattr(task, "description", None),
+    }
+    known: dict[str, Any] = {
+        name: value for name, value in about_task.items() if name in _CONTEXT_PARAMETERS
+    }
+    init_task_context(model, model_roles, config, task.approval, task.review, **known)
+
+
 def running_sample(
     *,
     task: str,
@@ -450,15 +475,8 @@ ToolRouter = Callable[[Any, ToolCall], Any]
 """Given a tool's function and the approved call, returns what to call instead of it."""
 
 _inspect_call_tool = _call_tools.call_tool
-_CALL_TOOL_PARAMETERS = [
-    "tools",
-    "message",
-    "message_id",
-    "call",
-    "event",
-    "conversation",
-    "on_execute",
-]
+_USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
+"""Parameters of Inspect's dispatcher that matter here; 0.3.283 put one more among the others."""
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
@@ -471,26 +489,21 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
     Raises:
         VersionError: the dispatcher has other parameters than the supported releases.
     """
-    if list(inspect.signature(_inspect_call_tool).parameters) != _CALL_TOOL_PARAMETERS:
+    signature = inspect.signature(_inspect_call_tool)
+    if not set(signature.parameters) >= _USED_OF_CALL_TOOL:
         raise VersionError(
             f"tool executors do not work with inspect-ai {version('inspect-ai')}: the "
             "parameters of its tool dispatcher have changed. Run without tool_executor."
         )
 
-    async def call_tool(
-        tools: list[ToolDef],
-        message: str,
-        message_id: str | None,
-        call: ToolCall,
-        event: BaseModel,
-        conversation: list[ChatMessage],
-        on_execute: Callable[[ToolCall], None] | None = None,
-    ) -> Any:
+    async def call_tool(*args: Any, **kwargs: Any) -> Any:
         router = current()
         if router is None:
-            return await _inspect_call_tool(
-                tools, message, message_id, call, event, conversation, on_execute
-            )
+            return await _inspect_call_tool(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        tools: list[ToolDef] = given["tools"]
+        call: ToolCall = given["call"]
+        on_execute: Callable[[ToolCall], None] | None = given.get("on_execute")
         chosen = [copy(tool) if tool.name == call.function else tool for tool in tools]
         definition = next((tool for tool in chosen if tool.name == call.function), None)
 
@@ -500,9 +513,7 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
             if on_execute is not None:
                 on_execute(approved)
 
-        return await _inspect_call_tool(
-            chosen, message, message_id, call, event, conversation, announced
-        )
+        return await _inspect_call_tool(**{**given, "tools": chosen, "on_execute": announced})
 
     _call_tools.call_tool = call_tool
 

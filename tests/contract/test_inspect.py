@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable
-from importlib.metadata import requires, version
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, get_args
 
 import inspect_ai
@@ -29,6 +31,9 @@ from inspect_ai.util import SandboxEnvironment
 from packaging.requirements import Requirement
 
 from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.releases import TRIED
+
+ROOT = Path(__file__).parents[2]
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
@@ -124,13 +129,22 @@ def test_every_private_name_says_why_it_is_needed() -> None:
         assert len(reason) > 10, name
 
 
+def declared(name: str) -> Requirement:
+    """What the project asks for, in this tree: installed metadata may be older."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [Requirement(line) for line in project["dependencies"]]
+    return next(found for found in requirements if found.name == name)
+
+
 def test_the_supported_range_is_the_declared_one_and_holds_the_installed_release() -> None:
-    declared = next(
-        found
-        for line in requires("inspect-tinker-plugin") or []
-        if (found := Requirement(line)).name == "inspect-ai"
-    )
-    assert str(declared.specifier) == str(
-        Requirement(f"inspect-ai{inspect_internals.SUPPORTED_INSPECT}").specifier
-    )
-    assert version("inspect-ai") in declared.specifier
+    wanted = declared("inspect-ai").specifier
+    assert str(wanted) == str(Requirement(f"x{inspect_internals.SUPPORTED_INSPECT}").specifier)
+    assert version("inspect-ai") in wanted
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_the_declared_range_starts_with_the_oldest_release_that_was_tried(name: str) -> None:
+    oldest, newest = TRIED[name]
+    wanted = declared(name).specifier
+    assert f">={oldest}" in str(wanted)
+    assert newest in wanted

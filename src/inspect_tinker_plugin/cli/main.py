@@ -49,8 +49,13 @@ class LateGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
+        from inspect_tinker_plugin.errors import VersionError
+
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
+        try:
+            command = getattr(import_module(module), attribute)
+        except VersionError as error:
+            raise click.ClickException(str(error)) from error
         assert isinstance(command, click.Command)
         return command
 

@@ -19,6 +19,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.releases import require_tried
 
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
@@ -89,6 +90,7 @@ class PreparedTask:
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
         sandbox_mapping: SandboxMapping | None = None,
     ) -> None:
+        require_tried()
         self.task = task
         self.name = task.name
         self.options = options
@@ -106,16 +108,7 @@ class PreparedTask:
 
     def enter_context(self, model: PolicyModel) -> None:
         """Bind the model, roles, approval and ``generate`` to the current context."""
-        internals.init_task_context(
-            model,
-            RoleBook(self.model_roles),
-            self.config,
-            self.task.approval,
-            self.task.review,
-            None,
-            self.task.metadata,
-            self.task.description,
-        )
+        internals.enter_task_context(model, RoleBook(self.model_roles), self.config, self.task)
         internals.set_sandbox_limits()
 
     def generate_with(self, model: PolicyModel) -> Generate:

@@ -1,0 +1,166 @@
+"""Releases of Inspect and of the cookbook that nobody has tried: they are tried here, once.
+
+The package's own metadata allows what is newer than the releases that its tests ran against. With
+such a release, the first task that is made ready for episodes starts a parity smoke test
+(``testing/smoke.py``) in a process of its own, which takes a few seconds. What it found is
+remembered for this pair of releases, in the user's cache folder. Names that Inspect no longer has
+are found before, on import (``inspect_internals.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.version import Version
+from platformdirs import user_cache_path
+
+from inspect_tinker_plugin.errors import VersionError
+
+TRIED = {"inspect-ai": ("0.3.270", "0.3.285"), "tinker-cookbook": ("0.5.8", "0.6.1")}
+"""Oldest and newest release that the tests ran against (``docs/compatibility.md``)."""
+
+UNCHECKED = "INSPECT_RL_UNCHECKED"
+"""Set to ``1``, this environment variable lets any release pass untried."""
+
+PACKAGE = "inspect-tinker-plugin"
+SMOKE_TEST = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin.testing.smoke"]
+TIMEOUT = 300
+"""Seconds after which a smoke test says nothing about a release; it takes a few."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a smoke test found; it agreed when there is no reason."""
+
+    reason: str | None = None
+
+
+def require_tried() -> None:
+    """Make sure that the installed releases do what ours were tested with.
+
+    Raises:
+        VersionError: A release that is not among the tested ones behaves differently.
+    """
+    if os.environ.get(UNCHECKED, "") not in ("", "0"):
+        return
+    if names := _untried():
+        reason = _verdict().reason
+        if reason is not None:
+            raise VersionError(
+                f"{_shown(names)} was not there when {PACKAGE} {_version(PACKAGE)} was tested, and "
+                f"episodes are not what an eval is with it: {reason}. Install {_tested(names)}, or "
+                f"set {UNCHECKED}=1 to go on."
+            )
+
+
+def _untried() -> list[str]:
+    """The dependencies that are outside the tested releases."""
+    return [
+        name
+        for name, (oldest, newest) in TRIED.items()
+        if not Version(oldest) <= Version(_version(name)) <= Version(newest)
+    ]
+
+
+@functools.cache
+def _version(name: str) -> str:
+    return distribution(name).version
+
+
+def _shown(names: list[str]) -> str:
+    return " with ".join(f"{name} {_version(name)}" for name in names)
+
+
+def _tested(names: list[str]) -> str:
+    return " and ".join(f"{name}>={TRIED[name][0]},<={TRIED[name][1]}" for name in names)
+
+
+@functools.cache
+def _verdict() -> Verdict:
+    """What is remembered of the installed releases, or what a smoke test says now."""
+    file = user_cache_path("inspect-tinker-plugin") / "releases.json"
+    key = " ".join(_identity(distribution(name)) for name in (*TRIED, PACKAGE))
+    remembered = _read(file)
+    if key not in remembered:
+        _logger.warning(
+            "%s is newer than what %s was tested with: comparing episodes with evals, once",
+            _shown(_untried()),
+            PACKAGE,
+        )
+        verdict, conclusive = _smoke_test()
+        if not conclusive:
+            return verdict
+        # another process may have written meanwhile
+        remembered = {**_read(file), key: verdict}
+        _write(file, remembered)
+    return remembered[key]
+
+
+def _identity(found: Distribution) -> str:
+    """Name, version and, for copies and development trees, where it is and how old it is."""
+    metadata = Path(str(found.locate_file("")))
+    name = found.metadata["Name"].lower().replace("-", "_")
+    source = metadata / name
+    changed = source.stat().st_mtime_ns if source.exists() else 0
+    return f"{name}=={found.version}@{metadata}:{changed}"
+
+
+def _smoke_test() -> tuple[Verdict, bool]:
+    """Run the smoke test.
+
+    Returns:
+        What it found, and whether another run would find the same.
+    """
+    environment = {
+        **os.environ,
+        UNCHECKED: "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    with tempfile.TemporaryDirectory(prefix="inspect-rl-smoke-") as folder:
+        try:
+            done = subprocess.run(
+                SMOKE_TEST,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Verdict(f"the comparison did not end within {TIMEOUT} seconds"), False
+    if done.returncode == 0:
+        return Verdict(), True
+    # The first difference; or, when it could not be looked for, the last line of a traceback.
+    said = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return Verdict(said[-1].strip() if said else f"exit code {done.returncode}"), True
+
+
+def _read(file: Path) -> dict[str, Verdict]:
+    try:
+        return {key: Verdict(**found) for key, found in json.loads(file.read_text("utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # not there, or written by another release: try again
+
+
+def _write(file: Path, remembered: dict[str, Verdict]) -> None:
+    text = json.dumps({key: asdict(verdict) for key, verdict in remembered.items()}, indent=1)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as part:
+            part.write(text)
+        os.replace(part.name, file)
+    except OSError as error:
+        _logger.warning("cannot remember this in %s: %s", file, error)

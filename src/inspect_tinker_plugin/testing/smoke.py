@@ -1,0 +1,280 @@
+"""A few parity cases that take seconds: does an untried release do what the tested ones do?
+
+``python -m inspect_tinker_plugin.testing.smoke`` ends with 0 when episodes agree with evals, and
+with 1 and the first difference when they do not. Each case leans on much of Inspect at once;
+what the pieces do on their own is the matter of ``tests/parity``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from inspect_ai import Task
+from inspect_ai.agent import as_tool, react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, GenerateConfig
+from inspect_ai.scorer import (
+    Score,
+    Scorer,
+    Target,
+    choice,
+    includes,
+    match,
+    mean,
+    model_graded_qa,
+    scorer,
+)
+from inspect_ai.solver import (
+    Generate,
+    Solver,
+    TaskState,
+    chain_of_thought,
+    fork,
+    generate,
+    multiple_choice,
+    prompt_template,
+    solver,
+    system_message,
+    use_tools,
+)
+from inspect_ai.tool import Tool, ToolError, tool
+from inspect_ai.util import sandbox, store
+
+from inspect_tinker_plugin.testing.cases import Expect, ParityCase
+from inspect_tinker_plugin.testing.parity import Side, check_case, describe, eval_trace
+from inspect_tinker_plugin.testing.scripted import scripted_model
+from inspect_tinker_plugin.testing.scripts import call, say, submit
+
+
+@tool
+def count() -> Tool:
+    async def execute(text: str, letter: str = "a") -> int:
+        """Count a letter.
+
+        Args:
+            text: Where to look.
+            letter: What to count.
+        """
+        if len(letter) != 1:
+            raise ToolError("one letter, please")
+        counted = text.count(letter)
+        store().set("counted", [*store().get("counted", []), counted])
+        return counted
+
+    return execute
+
+
+@tool
+def read(file: str) -> Tool:
+    async def execute() -> str:
+        """Read the file of the sample."""
+        await sandbox().write_file("copy.txt", await sandbox().read_file(file))
+        return (await sandbox().exec(["cat", "copy.txt"])).stdout
+
+    return execute
+
+
+@scorer(metrics={"length": [mean()], "right": [mean()]})
+def length() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        answer = state.output.completion
+        return Score(
+            value={"length": len(answer), "right": answer == target.text},
+            answer=answer,
+            metadata={"turns": len(state.messages)},
+        )
+
+    return score
+
+
+@solver
+def asks_twice() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state, temperature=0.5)
+        state.messages.append(ChatMessageUser(content="Sure?"))
+        state.metadata["asked"] = True
+        return await generate(state)
+
+    return solve
+
+
+@solver
+def breaks() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await generate(state)
+        raise KeyError("gone")
+
+    return solve
+
+
+def conversation() -> Task:
+    return Task(
+        dataset=[Sample(input="Six times seven?", target=["42", "forty-two"], metadata={"n": 6})],
+        solver=[
+            system_message("Mind the {n}."),
+            prompt_template("Q: {prompt} (n is {n})"),
+            chain_of_thought(),
+            asks_twice(),
+        ],
+        scorer=[match(numeric=True), length()],
+        config=GenerateConfig(max_tokens=99, stop_seqs=["\n\n"]),
+    )
+
+
+def agent() -> Task:
+    helper = react(name="helper", description="Helps.", tools=[count()])
+    return Task(
+        dataset=[
+            Sample(
+                input=[ChatMessageSystem(content="Work."), ChatMessageUser(content="How many?")],
+                target="3",
+            )
+        ],
+        solver=react(tools=[count(), as_tool(helper)], attempts=2),
+        scorer=model_graded_qa(),
+        model_roles={"grader": scripted_model(["GRADE: I", "GRADE: C"], name="grader")},
+    )
+
+
+def choices() -> Task:
+    sample = Sample(input="Largest?", choices=["ant", "bee", "cow"], target="C")
+    return Task(dataset=[sample], solver=multiple_choice(), scorer=choice())
+
+
+def files() -> Task:
+    sample = Sample(input="Read.", target="secret", files={"a.txt": "the secret"}, id="file")
+    return Task(
+        dataset=[sample],
+        solver=[use_tools(read("a.txt")), generate()],
+        scorer=includes(),
+        sandbox="local",
+    )
+
+
+def limited() -> Task:
+    return Task(
+        dataset=[Sample(input="Count.", target="1")],
+        solver=[use_tools(count()), generate()],
+        scorer=includes(),
+        message_limit=4,
+    )
+
+
+def failing() -> Task:
+    return Task(dataset=[Sample(input="x", target="y")], solver=breaks(), scorer=includes())
+
+
+def forked() -> Task:
+    return Task(
+        dataset=[Sample(input="Once.", target="b")],
+        solver=[fork_and_keep(), generate()],
+        scorer=includes(),
+    )
+
+
+@solver
+def fork_and_keep() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        [branch] = await fork(state, [asks_twice()])
+        store().set("branch", branch.output.completion)
+        return state
+
+    return solve
+
+
+def _case(
+    name: str, task: object, script: Sequence[object], expect: Expect, tokens: str | None = None
+) -> ParityCase:
+    return ParityCase(
+        id=name,
+        theme="smoke",
+        task=task,  # type: ignore[arg-type]  # a function of no parameters
+        script=script,  # type: ignore[arg-type]  # replies
+        expect=expect,
+        tokens=tokens,
+    )
+
+
+ONE_SIDE = "one side is enough"
+
+CASES = [
+    _case(
+        "conversation",
+        conversation,
+        ["I think it is 41.", "ANSWER: 42"],
+        Expect(
+            turns=2,
+            scores={"match": "C", "length": {"length": 10, "right": False}},
+            says=["Mind the 6."],
+        ),
+    ),
+    _case(
+        "agent",
+        agent,
+        [
+            say("", call("count", text="banana"), call("count", text="b", letter="ab")),
+            say("", call("count", words=1), call("no_such_tool", x=1)),
+            say("I ask.", call("helper", input="How many in banana?")),
+            submit("three"),
+            submit("2"),
+            submit("3"),
+        ],
+        Expect(
+            turns=6,
+            scores={"model_graded_qa": "C"},
+            tools=["count", "helper", "submit"],
+            says=["one letter, please"],
+            store={"counted": [3]},
+            other_turns={"grader": 2},
+        ),
+    ),
+    _case("choices", choices, ["ANSWER: C"], Expect(turns=1, scores={"choice": "C"}), ONE_SIDE),
+    _case(
+        "files",
+        files,
+        [say("", call("read")), "It is secret."],
+        Expect(turns=2, scores={"includes": "C"}, says=["the secret"]),
+        ONE_SIDE,
+    ),
+    _case(
+        "limited",
+        limited,
+        [say("", call("count", text="a")), say("", call("count", text="aa"))],
+        Expect(turns=2, scores={"includes": "I"}, limit="message"),
+        ONE_SIDE,
+    ),
+    _case("failing", failing, ["x"], Expect(turns=1, error="KeyError"), ONE_SIDE),
+    _case(
+        "forked",
+        forked,
+        ["a", "b", "b"],
+        Expect(turns=3, scores={"includes": "C"}, store={"branch": "b"}),
+        ONE_SIDE,
+    ),
+]
+
+
+async def first_difference() -> str | None:
+    """Play all cases; the first line that says what is wrong, or ``None``."""
+    for case in CASES:
+        expected = await eval_trace(case)
+        sides: list[Side] = ["messages"] if case.tokens else ["messages", "tokens"]
+        for side in sides:
+            report = await check_case(case, side=side, expected=expected)
+            if not report.agrees:
+                return f"{case.id} in {side}: {' '.join(describe(report)[1].split())}"
+    return None
+
+
+def main() -> int:
+    """Print the first difference, if there is one."""
+    found = asyncio.run(first_difference())
+    if found is not None:
+        print(found)
+    return 0 if found is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
