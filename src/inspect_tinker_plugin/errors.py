@@ -21,6 +21,7 @@ The tree::
     │   └── SandboxMisusedError            commands inside used it up or broke it
     ├── UnscoredError                      a reward needs a score that is not there (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
+    ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
     ├── LocalServerError                   the local Tinker server cannot run (local)
     ├── EpisodeClosedError                 an episode was stepped after it had been closed
     └── EpisodeError                       one episode failed; ``cause`` says whose fault

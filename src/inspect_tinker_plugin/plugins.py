@@ -72,6 +72,9 @@ class Catalogue:
     clashes: Mapping[str, str]
     """Names that several packages claim, with an explanation."""
 
+    origins: Mapping[str, str]
+    """The plugin of each name, in words; built-ins are left out."""
+
     broken: str
     """A sentence about plugins that could not be loaded; empty when there are none."""
 
@@ -111,6 +114,11 @@ class Plugins:
                 "uninstall one of them"
                 for name, givers in given.items()
                 if len(givers) > 1
+            },
+            origins={
+                name: f"plugin {givers[0][0].name!r} of {givers[0][0].label}"
+                for name, givers in given.items()
+                if givers[0][0] is not self._plugins[0]
             },
             broken="".join(
                 f"; plugin {p.name!r} of {p.label}, which may provide it, is broken: {p.error}"

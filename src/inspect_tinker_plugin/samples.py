@@ -52,6 +52,13 @@ def plugin_samples(
                 f"hook inspect_rl_samples of plugin {plugin.name!r} ({plugin.label}) gave "
                 f"{stage!r:.80}, not a SampleStage"
             )
+        for part in ("keep", "transform"):
+            function = getattr(stage, part)
+            if function is not None and not callable(function):
+                raise PluginError(
+                    f"hook inspect_rl_samples of plugin {plugin.name!r} ({plugin.label}) gave a "
+                    f"SampleStage whose {part} is {function!r:.80}, not a function"
+                )
         stages.append((plugin, stage))
     return StagedSamples(samples, tuple(stages)) if stages else samples
 
@@ -101,20 +108,39 @@ class StagedSamples(Sequence[Sample]):
         """Run the stages in turn; ``None`` as soon as one drops the sample."""
         # Samples without an id are numbered as they stand in the task, whatever is dropped.
         sample = deepcopy(with_ids(self._samples[index], index))
+        sample_id = sample.id
         for plugin, stage in self._stages:
+            who = f"plugin {plugin.name!r} ({plugin.label})"
+            kept: object = True
             try:
-                if stage.keep is not None and not stage.keep(sample):
-                    return None
-                if stage.transform is not None:
+                if stage.keep is not None:
+                    kept = stage.keep(sample)
+                if _truth(kept) and stage.transform is not None:
                     sample = stage.transform(sample)
             except Exception as ex:
                 raise PluginError(
-                    f"plugin {plugin.name!r} ({plugin.label}) failed on sample "
-                    f"{self._samples[index].id!r}: {type(ex).__name__}: {ex}"
+                    f"{who} failed on sample {sample_id!r}: {type(ex).__name__}: {ex}"
                 ) from ex
-            if not isinstance(sample, Sample):
+            if _truth(kept) is None:
                 raise PluginError(
-                    f"plugin {plugin.name!r} ({plugin.label}) made {sample!r:.80} of sample "
-                    f"{self._samples[index].id!r}"
+                    f"{who}: its filter gave {kept!r:.80} for sample {sample_id!r}, not True or "
+                    "False"
                 )
+            if not kept:
+                return None
+            if not isinstance(sample, Sample):
+                raise PluginError(f"{who} made {sample!r:.80} of sample {sample_id!r}")
+            if sample.id is None:
+                sample = sample.model_copy(update={"id": sample_id})
         return sample
+
+
+def _truth(value: object) -> bool | None:
+    """Read what a filter gave; ``None`` when it is no truth value (a filter that forgot to return).
+
+    A coroutine, or the text "no", would be true.
+    """
+    if isinstance(value, bool):
+        return value
+    # numpy's own truth value, without an import of numpy
+    return bool(value) if type(value).__name__ in ("bool", "bool_") else None

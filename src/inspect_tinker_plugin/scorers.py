@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from inspect_ai import Task
 from inspect_ai.scorer import Scorer
+from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.plugins import Plugins, default_plugins
@@ -19,10 +20,17 @@ def plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> list[Scorer
     """
     added: list[Scorer] = []
     for plugin, scorers in (plugins or default_plugins()).call("inspect_rl_scorers", task=task):
-        if not isinstance(scorers, Sequence) or not all(callable(scorer) for scorer in scorers):
+        if not isinstance(scorers, Sequence) or not all(_is_scorer(scorer) for scorer in scorers):
             raise PluginError(
                 f"hook inspect_rl_scorers of plugin {plugin.name!r} ({plugin.label}) gave "
-                f"{scorers!r:.80}, not a sequence of scorers"
+                f"{scorers!r:.80}, not a sequence of scorers (made by functions with @scorer)"
             )
         added.extend(scorers)
     return added
+
+
+def _is_scorer(made: object) -> bool:
+    try:
+        return registry_info(made).type == "scorer"
+    except ValueError:  # not made by a function with @scorer
+        return False

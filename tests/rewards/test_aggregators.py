@@ -19,6 +19,7 @@ from inspect_tinker_plugin.rewards import (
     AggregatorError,
     LengthPenalty,
     Mean,
+    Minimum,
     Reward,
     RewardExpressionError,
     ScoreReward,
@@ -187,6 +188,34 @@ async def test_a_number_of_any_kind_becomes_a_float(answer: Any) -> None:
 async def test_an_answer_that_is_no_finite_number_is_an_error(answer: object) -> None:
     with pytest.raises(AggregatorError, match="gave"):
         await resolve_reward(lambda result: answer)(finished())  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("metrics", [None, {"a": "b"}, {1: 2}, [1]], ids=repr)
+async def test_metrics_that_are_no_numbers_by_name_are_an_error(metrics: Any) -> None:
+    with pytest.raises(AggregatorError, match="metrics"):
+        await resolve_reward(lambda result: Reward(1.0, metrics))(finished())
+
+
+@pytest.mark.parametrize("answer", [None, "1", float("nan")], ids=repr)
+@pytest.mark.parametrize("around", ["min", "mean", "weighted", "length"])
+async def test_a_part_that_gives_no_finite_number_is_named(around: str, answer: Any) -> None:
+    async def part(result: EpisodeResult) -> Any:
+        return Reward(answer) if isinstance(answer, float) else answer
+
+    wrong: Any = part
+    whole: Any = {
+        "min": Minimum((ScoreReward("format"), wrong)),
+        "mean": Mean((ScoreReward("format"), wrong)),
+        "weighted": Weighted((Term(ScoreReward("format"), 1), Term(wrong, 1))),
+        "length": LengthPenalty(wrong, target=4),
+    }[around]
+    with pytest.raises(AggregatorError, match=r"part' gave"):
+        await resolve_reward(whole)(finished(SCORES))
+
+
+async def test_a_plain_function_may_be_a_part() -> None:
+    whole: Any = Mean((plain, ScoreReward("format")))  # type: ignore[arg-type]
+    assert (await resolve_reward(whole)(finished(SCORES, turns=2))).value == 2.5
 
 
 @pytest.mark.parametrize("spec", [None, 3, object(), Mean, lambda: 1.0, lambda a, b: 1.0])

@@ -43,6 +43,9 @@ class Language:
     broken: str = ""
     """What to add when a name is unknown: the plugins that failed to load."""
 
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """The plugins that names come from, for messages; built-ins are not among them."""
+
 
 def build(expression: str, language: Language) -> Any:
     """Build the object that an expression describes.
@@ -51,6 +54,24 @@ def build(expression: str, language: Language) -> Any:
         ExpressionError: the expression is malformed, or does not fit a factory.
     """
     return _Builder(expression, language).node(parse(expression, language.error))
+
+
+def origins(expression: str, language: Language) -> str:
+    """Say which plugins an expression makes use of: `` (plugin 'acme' of acme-rewards 1.0)``.
+
+    Returns:
+        Nothing when all of it is built in.
+    """
+    named = _called(parse(expression, language.error))
+    found = dict.fromkeys(language.origins[name] for name in named if name in language.origins)
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _called(node: Node) -> list[str]:
+    if not isinstance(node, Call):
+        return []
+    inner = [name for argument in node.arguments for name in _called(argument.value)]
+    return [node.name, *inner]
 
 
 class _Builder:

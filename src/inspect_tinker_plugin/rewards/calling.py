@@ -1,21 +1,115 @@
-"""Calls the functions that users bring, plain or async."""
+"""Calls the functions that users bring, plain or async, in bounded time."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.rewards.blocking import BlockedLoopError, interrupt_if_blocked
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that an aggregator may take for one episode."""
+
+DEFAULT_GROUP_TIMEOUT = 600.0
+"""Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
+
+_THREADS = 32
+"""Plain functions that run at once in one event loop."""
+
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-async def call_plain(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a plain or async function; a plain one in a thread, so that it cannot stall the loop."""
+class OutOfTimeError(Exception):
+    """A function gave nothing in its time."""
+
+
+async def call_function(
+    function: Callable[..., Any], *arguments: Any, timeout: float | None = None
+) -> Any:
+    """Call a plain or async function.
+
+    A plain one runs in a thread of its own, so that it cannot stall the loop. The thread of one
+    that never returns is left behind, and does not keep the process from ending. An async one
+    runs in the loop, where it may use what belongs to the loop; if it blocks the loop for the
+    whole time, it is interrupted.
+
+    Raises:
+        OutOfTimeError: it gave nothing in time.
+        RuntimeError: it ended with something that would end more than itself (``SystemExit``, a
+            cancellation that nobody asked for).
+    """
     if _is_async(function):
-        return await function(*arguments)
-    answer = await asyncio.to_thread(function, *arguments)
-    return await answer if isinstance(answer, Awaitable) else answer
+        return await _within(timeout, _watched(function(*arguments), timeout))
+    places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_THREADS))
+    async with places:
+        answer = await _within(timeout, _in_thread(function, arguments))
+    if isinstance(answer, Awaitable):
+        return await _within(timeout, _watched(answer, timeout))
+    return answer
+
+
+async def _within(timeout: float | None, work: Awaitable[Any]) -> Any:
+    try:
+        async with asyncio.timeout(timeout) as scope:
+            return await work
+    except TimeoutError as ex:
+        if scope.expired():
+            raise OutOfTimeError(f"gave nothing within {timeout:g} seconds") from ex
+        raise
+    except BlockedLoopError as ex:
+        raise OutOfTimeError(
+            f"blocked the event loop for {timeout:g} seconds and was interrupted; make it a plain "
+            "function, which runs in a thread, or await what it waits for"
+        ) from ex
+    except SystemExit as ex:
+        raise RuntimeError(f"raised {ex!r}") from ex
+    except asyncio.CancelledError as ex:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("it was cancelled by nothing that belongs to the episode") from ex
+
+
+async def _watched(work: Awaitable[Any], timeout: float | None) -> Any:
+    if timeout is None or not isinstance(work, Coroutine):
+        return await work
+    return await interrupt_if_blocked(work, after=timeout)
+
+
+async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a plain function in a daemon thread: those of executors are waited for at exit."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
+
+    def settle(answer: Any, error: BaseException | None) -> None:
+        if answered.done():  # nobody waits any more
+            return
+        if error is None:
+            answered.set_result(answer)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            answered.set_exception(error)
+        else:
+            answered.set_exception(RuntimeError(f"raised {error!r}"))
+
+    def run() -> None:
+        answer, error = None, None
+        try:
+            answer = context.run(function, *arguments)
+        except BaseException as ex:
+            error = ex
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, answer, error)
+
+    threading.Thread(target=run, name=f"reward {object_name(function)}", daemon=True).start()
+    return await answered
 
 
 def require_one_argument(spec: object, role: str) -> None:

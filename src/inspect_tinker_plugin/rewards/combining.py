@@ -9,7 +9,8 @@ from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator
+from inspect_tinker_plugin.rewards.calling import call_function, object_name
+from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator, checked_reward
 from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores, score_names
 
 
@@ -130,6 +131,17 @@ class Weighted:
         return Reward(value, _merged(rewards))
 
 
+async def part_reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
+    """Give the reward of a part, which may be anybody's aggregator or plain function.
+
+    Raises:
+        AggregatorError: it gave no finite number.
+    """
+    answer = await call_function(part, result)
+    name = object_name(part)
+    return checked_reward(answer, name, f"aggregator {name!r}")
+
+
 def require_parts(*parts: object) -> None:
     """Refuse what is not an aggregator.
 
@@ -156,7 +168,7 @@ def require_number(name: str, value: Any, *, above: float | None = None) -> None
 async def _rewards(parts: Sequence[RewardAggregator], result: EpisodeResult) -> list[Reward]:
     if not parts:
         return all_scores(result)
-    return [await part(result) for part in parts]
+    return [await part_reward(part, result) for part in parts]
 
 
 def _merged(rewards: Sequence[Reward]) -> Metrics:

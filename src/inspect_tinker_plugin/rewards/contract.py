@@ -9,8 +9,10 @@ The failures that an aggregator may end with::
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
@@ -104,3 +106,33 @@ class AggregatorError(InspectRLError):
     def __init__(self, message: str, *, aggregator: str) -> None:
         super().__init__(message)
         self.aggregator = aggregator
+
+
+def checked_reward(answer: object, name: str, described: str) -> Reward:
+    """Accept what an aggregator gave: a finite number, or a `Reward` with numbers as metrics.
+
+    Args:
+        answer: what it gave.
+        name: the aggregator.
+        described: the same for the message, with the plugin that it comes from.
+
+    Raises:
+        AggregatorError: it gave something else.
+    """
+
+    def refused(what: object, wanted: str) -> AggregatorError:
+        return AggregatorError(f"{described} gave {what!r:.80}, not {wanted}", aggregator=name)
+
+    reward = Reward(float(answer)) if isinstance(answer, Real) else answer  # numpy's numbers, too
+    if not isinstance(reward, Reward):
+        raise refused(answer, "a number or a Reward")
+    if not isinstance(reward.value, Real) or not math.isfinite(reward.value):
+        raise refused(reward.value, "a finite number")
+    metrics: object = reward.metrics
+    if not isinstance(metrics, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Real) for key, value in metrics.items()
+    ):
+        raise refused(metrics, "metrics: numbers by name")
+    if type(reward.value) is float and type(metrics) is dict:
+        return reward
+    return replace(reward, value=float(reward.value), metrics=dict(metrics))

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.rewards.calling import call_plain, object_name
+from inspect_tinker_plugin.rewards.calling import (
+    DEFAULT_GROUP_TIMEOUT,
+    call_function,
+    object_name,
+)
 from inspect_tinker_plugin.rewards.combining import require_number
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
@@ -135,7 +139,9 @@ class Pairwise:
 
         async def verdict(first: int, second: int) -> float:
             async with slots:
-                value = await call_plain(judge, results[first], results[second])
+                value = await call_function(
+                    judge, results[first], results[second], timeout=DEFAULT_GROUP_TIMEOUT
+                )
             if not isinstance(value, int | float) or not 0 <= value <= 1:
                 name = object_name(judge)
                 raise AggregatorError(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from numbers import Real
+from dataclasses import dataclass
 from typing import Any
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.expressions import ExpressionError, Language, build
+from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
 from inspect_tinker_plugin.plugins import Plugins, default_plugins
-from inspect_tinker_plugin.rewards.calling import call_plain, object_name, require_one_argument
+from inspect_tinker_plugin.rewards.calling import (
+    DEFAULT_GROUP_TIMEOUT,
+    DEFAULT_TIMEOUT,
+    OutOfTimeError,
+    call_function,
+    object_name,
+    require_one_argument,
+)
 from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
@@ -23,6 +27,7 @@ from inspect_tinker_plugin.rewards.contract import (
     RewardAggregator,
     RewardFunction,
     UnscoredError,
+    checked_reward,
 )
 
 RewardSpec = str | RewardAggregator | RewardFunction
@@ -33,12 +38,6 @@ GroupFunction = Callable[[Sequence[GroupMember]], Any]
 
 GroupRewardSpec = str | GroupAggregator | GroupFunction
 """What ``group_reward=`` takes: an expression, an aggregator, or a plain (async) function."""
-
-DEFAULT_TIMEOUT = 60.0
-"""Seconds that an aggregator may take for one episode."""
-
-DEFAULT_GROUP_TIMEOUT = 600.0
-"""Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
 
 
 class RewardExpressionError(ExpressionError, RewardError):
@@ -60,6 +59,9 @@ class ResolvedReward:
     timeout: float | None = DEFAULT_TIMEOUT
     """Seconds for one episode, ``None`` for no bound."""
 
+    origin: str = ""
+    """Plugins that it comes from, for messages; empty for built-ins and for own objects."""
+
     @property
     def name(self) -> str:
         """The expression, or the name of the object or function."""
@@ -72,7 +74,7 @@ class ResolvedReward:
             UnscoredError: a score that it needs is absent, unscored or not a number.
             AggregatorError: it raised, timed out, or its reward is not a finite number.
         """
-        return _checked(await _bounded(self, result), self.name)
+        return checked_reward(await _bounded(self, result), self.name, _described(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _resolve_again, (resolve_reward, self.spec, self.timeout)
@@ -91,6 +93,9 @@ class ResolvedGroupReward:
     timeout: float | None = DEFAULT_GROUP_TIMEOUT
     """Seconds for one group, ``None`` for no bound."""
 
+    origin: str = ""
+    """Plugins that it comes from, for messages; empty for built-ins and for own objects."""
+
     @property
     def name(self) -> str:
         """The expression, or the name of the object or function."""
@@ -104,13 +109,16 @@ class ResolvedGroupReward:
                 that is not finite, or one for a member that failed.
         """
         answer = await _bounded(self, tuple(members))
-        if not isinstance(answer, Sequence) or len(answer) != len(members):
-            problem = f"gave {answer!r:.80} for {len(members)} members, not a reward each"
-            raise _aggregator_error(self.name, problem)
-        rewards = [None if a is None else _checked(a, self.name) for a in answer]
+        listed = isinstance(answer, Sequence) and not isinstance(answer, str | bytes)
+        if not listed or len(answer) != len(members):
+            what = f"{len(answer)} rewards" if listed else f"{answer!r:.80}"
+            raise _error(self, f"gave {what} for {len(members)} members, not a reward each")
+        rewards = [
+            None if a is None else checked_reward(a, self.name, _described(self)) for a in answer
+        ]
         for index, (member, reward) in enumerate(zip(members, rewards, strict=True)):
             if member.failed and reward is not None:
-                raise _aggregator_error(self.name, f"gave a reward to failed member {index}")
+                raise _error(self, f"gave a reward to failed member {index}")
         return rewards
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,9 +145,11 @@ def resolve_reward(
     if isinstance(spec, ResolvedReward):
         return spec
     if isinstance(spec, str):
-        built = build(spec, _reward_language(plugins or default_plugins()))
-        _require_aggregator(built, "reward", spec)
-        return ResolvedReward(spec, built, timeout)
+        language = _reward_language(plugins or default_plugins())
+        built = build(spec, language)
+        origin = origins(spec, language)
+        _require_aggregator(built, "reward", spec, origin)
+        return ResolvedReward(spec, built, timeout, origin)
     require_one_argument(spec, "reward")
     return ResolvedReward(spec, spec, timeout)
 
@@ -164,9 +174,11 @@ def resolve_group_reward(
     if isinstance(spec, ResolvedGroupReward):
         return spec
     if isinstance(spec, str):
-        built = build(spec, _group_language(plugins or default_plugins()))
-        _require_aggregator(built, "group reward", spec)
-        return ResolvedGroupReward(spec, built, timeout)
+        language = _group_language(plugins or default_plugins())
+        built = build(spec, language)
+        origin = origins(spec, language)
+        _require_aggregator(built, "group reward", spec, origin)
+        return ResolvedGroupReward(spec, built, timeout, origin)
     require_one_argument(spec, "group reward")
     return ResolvedGroupReward(spec, spec, timeout)
 
@@ -181,6 +193,7 @@ def _reward_language(plugins: Plugins) -> Language:
         term=Term,
         clashes=catalogue.clashes,
         broken=catalogue.broken,
+        origins=catalogue.origins,
     )
 
 
@@ -192,30 +205,28 @@ def _group_language(plugins: Plugins) -> Language:
         error=RewardExpressionError,
         clashes=catalogue.clashes,
         broken=catalogue.broken,
+        origins=catalogue.origins,
     )
 
 
-def _require_aggregator(built: object, role: str, expression: str) -> None:
+def _require_aggregator(built: object, role: str, expression: str, origin: str) -> None:
     """Refuse a factory's product that cannot be called; plugins are not typed at run time."""
     try:
         require_one_argument(built, role)
     except RewardError as ex:
-        raise RewardError(f"{ex} (made by {expression!r})") from ex
+        raise RewardError(f"{ex} (made by {expression!r}{origin})") from ex
 
 
 async def _bounded(resolved: ResolvedReward | ResolvedGroupReward, argument: Any) -> Any:
     """Call the aggregator; whatever it raises becomes one of the two typed errors."""
     try:
-        async with asyncio.timeout(resolved.timeout) as scope:
-            return await call_plain(resolved.aggregator, argument)
+        return await call_function(resolved.aggregator, argument, timeout=resolved.timeout)
     except (UnscoredError, AggregatorError):
         raise
+    except OutOfTimeError as ex:
+        raise _error(resolved, str(ex)) from ex
     except Exception as ex:
-        if isinstance(ex, TimeoutError) and scope.expired():
-            problem = f"gave nothing within {resolved.timeout:g} seconds"
-        else:
-            problem = f"raised {_first(ex)!r}"
-        raise _aggregator_error(resolved.name, problem) from ex
+        raise _error(resolved, f"raised {_first(ex)!r}") from ex
 
 
 def _first(ex: Exception) -> BaseException:
@@ -226,18 +237,12 @@ def _first(ex: Exception) -> BaseException:
     return inner
 
 
-def _checked(answer: object, name: str) -> Reward:
-    """A plain number becomes a `Reward`; anything that is not finite is an error."""
-    reward = Reward(float(answer)) if isinstance(answer, Real) else answer  # numpy's numbers, too
-    if not isinstance(reward, Reward):
-        raise _aggregator_error(name, f"gave {answer!r:.80}, not a number or a Reward")
-    if not isinstance(reward.value, Real) or not math.isfinite(reward.value):
-        raise _aggregator_error(name, f"gave {reward.value!r:.80}, not a finite number")
-    return reward if type(reward.value) is float else replace(reward, value=float(reward.value))
+def _described(resolved: ResolvedReward | ResolvedGroupReward) -> str:
+    return f"reward {resolved.name!r}{resolved.origin}"
 
 
-def _aggregator_error(name: str, problem: str) -> AggregatorError:
-    return AggregatorError(f"reward {name!r} {problem}", aggregator=name)
+def _error(resolved: ResolvedReward | ResolvedGroupReward, problem: str) -> AggregatorError:
+    return AggregatorError(f"{_described(resolved)} {problem}", aggregator=resolved.name)
 
 
 def _resolve_again(resolve: Callable[..., Any], spec: Any, timeout: float | None) -> Any:

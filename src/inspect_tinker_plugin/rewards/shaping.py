@@ -12,7 +12,7 @@ from inspect_ai.model import ChatMessageTool
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.rewards.combining import Mean, require_number, require_parts
+from inspect_tinker_plugin.rewards.combining import Mean, part_reward, require_number, require_parts
 from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator
 
 
@@ -39,7 +39,7 @@ class LengthPenalty:
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         over = _overrun(result.usage.output_tokens, self.target)
-        return _less(await self.reward(result), "length", self.weight * over)
+        return _less(await part_reward(self.reward, result), "length", self.weight * over)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TurnPenalty:
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         over = _overrun(result.turns, self.target)
-        return _less(await self.reward(result), "turns", self.weight * over)
+        return _less(await part_reward(self.reward, result), "turns", self.weight * over)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class FormatPenalty:
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         found = re.search(self.pattern, result.state.output.completion, re.DOTALL)
-        return _less(await self.reward(result), "format", 0.0 if found else self.weight)
+        return _less(
+            await part_reward(self.reward, result), "format", 0.0 if found else self.weight
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class ToolErrorPenalty:
             for message in result.state.messages
         )
         penalty = min(self.cap, self.weight * errors)
-        return _less(await self.reward(result), "tool_errors", penalty)
+        return _less(await part_reward(self.reward, result), "tool_errors", penalty)
 
 
 def _less(reward: Reward, name: str, penalty: float) -> Reward:

@@ -12,6 +12,8 @@ from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
 from inspect_tinker_plugin.plugins import default_plugins
 
+_HOOK = "inspect_rl_sandbox_providers"
+
 SandboxMapper = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
 """Gives the specification to use instead of what a task or a sample asks for."""
 
@@ -36,17 +38,19 @@ class SandboxMapping:
         name = self.providers.get(spec.type, self.providers.get("*"))
         if name is None:
             return spec
+        origin = default_plugins().catalogue(_HOOK).origins.get(name)
+        who = f"sandbox provider {name!r}" + (f" ({origin})" if origin else "")
         try:
             mapped = _mapper(name)(spec)
         except Exception as ex:
-            raise PluginError(
-                f"sandbox provider {name!r} failed on {spec.type!r}: {type(ex).__name__}: {ex}"
-            ) from ex
+            raise PluginError(f"{who} failed on {spec.type!r}: {type(ex).__name__}: {ex}") from ex
         if not isinstance(mapped, SandboxEnvironmentSpec):
-            raise PluginError(f"sandbox provider {name!r} gave {mapped!r:.80} for {spec.type!r}")
+            raise PluginError(
+                f"{who} gave {mapped!r:.80} for {spec.type!r}, not a SandboxEnvironmentSpec"
+            )
         if mapped.type != spec.type and not _known_to_inspect(mapped.type):
             raise PluginError(
-                f"sandbox provider {name!r} gave the type {mapped.type!r}, which is not in "
+                f"{who} gave the type {mapped.type!r}, which is not in "
                 "Inspect's registry; register it with @sandboxenv and an inspect_ai entry point"
             )
         return mapped
@@ -73,7 +77,7 @@ def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
 
 
 def _mapper(name: object) -> SandboxMapper:
-    catalogue = default_plugins().catalogue("inspect_rl_sandbox_providers")
+    catalogue = default_plugins().catalogue(_HOOK)
     if not isinstance(name, str):
         raise SandboxConfigError(f"a sandbox provider is given by name, not as {name!r}")
     if name in catalogue.clashes:

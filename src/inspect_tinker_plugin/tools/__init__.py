@@ -11,6 +11,7 @@ from inspect_tinker_plugin.tools.builtin import (
 )
 from inspect_tinker_plugin.tools.contract import (
     ToolExecutor,
+    ToolExecutorError,
     ToolFunction,
     ToolInvocation,
     ToolScope,
@@ -29,6 +30,7 @@ __all__ = [
     "RoutedExecutor",
     "ScriptedExecutor",
     "ToolExecutor",
+    "ToolExecutorError",
     "ToolExecutorExpressionError",
     "ToolExecutorSpec",
     "ToolFunction",

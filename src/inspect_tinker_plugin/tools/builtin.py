@@ -16,7 +16,12 @@ from inspect_ai.util import OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.tools.contract import ToolExecutor, ToolFunction, ToolInvocation
+from inspect_tinker_plugin.tools.contract import (
+    ToolExecutor,
+    ToolFunction,
+    ToolInvocation,
+    carry_out,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class CachedExecutor:
             await asyncio.shield(asyncio.wrap_future(found))
         try:
             with inspect_internals.watch_sandbox_use() as watch:
-                result = await self.inner(invocation)
+                result = await carry_out(self.inner, invocation)
             if watch.used:
                 del memory[key]
             else:
@@ -107,7 +112,7 @@ class LimitedExecutor:
             if counts[invocation.tool] > self.calls:
                 raise ToolError(f"The limit of {self.calls} calls to {invocation.tool} is reached.")
         async with asyncio.timeout(self.timeout):
-            result = await self.inner(invocation)
+            result = await carry_out(self.inner, invocation)
         if self.output is not None and isinstance(result, str):
             data = result.encode()
             if len(data) > self.output:
@@ -162,7 +167,7 @@ class RoutedExecutor:
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         for pattern, executor in self.routes.items():
             if fnmatch.fnmatchcase(invocation.tool, pattern):
-                return await executor(invocation)
+                return await carry_out(executor, invocation)
         return await invocation.run()
 
 

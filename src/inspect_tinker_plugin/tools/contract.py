@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
+from inspect_ai.model import (
+    ContentAudio,
+    ContentDocument,
+    ContentImage,
+    ContentText,
+    ContentVideo,
+)
 from inspect_ai.tool import ToolCall, ToolResult
+
+from inspect_tinker_plugin.errors import InspectRLError
 
 Memory: TypeAlias = MutableMapping[Any, Any]
 """What executors keep between calls; the key starts with the executor itself."""
@@ -58,6 +68,9 @@ class ToolInvocation:
     inspect: Callable[..., Awaitable[ToolResult]] = field(repr=False)
     """The tool's own function."""
 
+    given: list[type] = field(default_factory=list, repr=False, compare=False)
+    """Types of what the tool itself gave in this call; an executor may pass it on."""
+
     @property
     def tool(self) -> str:
         """Name of the tool."""
@@ -65,7 +78,9 @@ class ToolInvocation:
 
     async def run(self) -> ToolResult:
         """Let Inspect carry the call out: call the tool's own function."""
-        return await self.inspect(**self.arguments)
+        result = await self.inspect(**self.arguments)
+        self.given.append(type(result))
+        return result
 
 
 @runtime_checkable
@@ -85,3 +100,66 @@ class ToolExecutor(Protocol):
 
 ToolFunction: TypeAlias = Callable[[ToolInvocation], Awaitable[ToolResult]]
 """An async function that serves as an executor."""
+
+
+class ToolExecutorError(InspectRLError):
+    """A tool executor gave something that is no result of a tool.
+
+    Inspect would show the model its text, ``None`` say, as if the tool had answered so.
+
+    Attributes:
+        executor: its expression or name.
+        tool: name of the tool that was called.
+    """
+
+    def __init__(self, message: str, *, executor: str, tool: str) -> None:
+        super().__init__(message)
+        self.executor = executor
+        self.tool = tool
+
+
+async def carry_out(
+    executor: ToolExecutor | ToolFunction,
+    invocation: ToolInvocation,
+    *,
+    name: str | None = None,
+    origin: str = "",
+) -> ToolResult:
+    """Let an executor carry out a call, and check what it gives.
+
+    Args:
+        executor: the executor.
+        invocation: the call.
+        name: how to call it in the message, if not by its own name.
+        origin: the plugin that it comes from, for the message.
+
+    Raises:
+        ToolExecutorError: it gave no result of a tool. What the tool itself gave passes.
+    """
+    answer: Any = executor(invocation)
+    result: Any = await answer if inspect.isawaitable(answer) else answer
+    if _is_result(result) or type(result) in invocation.given:
+        return cast(ToolResult, result)
+    if inspect.iscoroutine(result):
+        result.close()
+    name = name or executor_name(executor)
+    raise ToolExecutorError(
+        f"tool executor {name!r}{origin} gave {result!r:.80} for a call of {invocation.tool!r}, "
+        "not a result of a tool: text, a number, content or a list of content",
+        executor=name,
+        tool=invocation.tool,
+    )
+
+
+def executor_name(executor: object) -> str:
+    """Name an object or function for messages."""
+    return getattr(executor, "__qualname__", None) or type(executor).__qualname__
+
+
+_CONTENT = (ContentText, ContentImage, ContentAudio, ContentVideo, ContentDocument)
+
+
+def _is_result(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, _CONTENT) for each in value)
+    return isinstance(value, (str, int, float, *_CONTENT))

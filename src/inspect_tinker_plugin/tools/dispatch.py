@@ -19,6 +19,7 @@ from inspect_tinker_plugin.tools.contract import (
     ToolFunction,
     ToolInvocation,
     ToolScope,
+    carry_out,
 )
 
 
@@ -69,14 +70,13 @@ class _Executed:
         self._active = active
 
     async def __call__(self, **arguments: Any) -> ToolResult:
-        return await self._active.executor(
-            ToolInvocation(
-                call=self._call,
-                arguments=arguments,
-                scope=self._active.scope,
-                inspect=self._tool,
-            )
+        invocation = ToolInvocation(
+            call=self._call,
+            arguments=arguments,
+            scope=self._active.scope,
+            inspect=self._tool,
         )
+        return await carry_out(self._active.executor, invocation)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tool, name)

@@ -10,10 +10,16 @@ from typing import Any
 from inspect_ai.tool import ToolResult
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.expressions import ExpressionError, Language, build
+from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
 from inspect_tinker_plugin.plugins import Plugins, default_plugins
 from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
-from inspect_tinker_plugin.tools.contract import ToolExecutor, ToolFunction, ToolInvocation
+from inspect_tinker_plugin.tools.contract import (
+    ToolExecutor,
+    ToolFunction,
+    ToolInvocation,
+    carry_out,
+    executor_name,
+)
 
 ToolExecutorSpec = str | ToolExecutor | ToolFunction | Mapping[str, Any] | None
 """What ``tool_executor=`` takes: an expression, an executor, an async function of a
@@ -36,8 +42,15 @@ class ResolvedToolExecutor:
     executor: ToolExecutor | ToolFunction
     """What it resolved to."""
 
+    origin: str = ""
+    """Plugins that it comes from, for messages; empty for built-ins."""
+
+    @property
+    def _name(self) -> str:
+        return self.spec if isinstance(self.spec, str) else executor_name(self.executor)
+
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
-        return await self.executor(invocation)
+        return await carry_out(self.executor, invocation, name=self._name, origin=self.origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return resolve_tool_executor, (self.spec,)
@@ -61,7 +74,7 @@ def resolve_tool_executor(
     executor = _resolve(spec, plugins)
     if executor is None or isinstance(executor, InspectExecutor):
         return None
-    if isinstance(spec, str | Mapping):
+    if isinstance(spec, str | Mapping) and not isinstance(executor, ResolvedToolExecutor):
         return ResolvedToolExecutor(spec, executor)
     return executor
 
@@ -71,29 +84,30 @@ def _resolve(spec: ToolExecutorSpec, plugins: Plugins | None) -> ToolExecutor | 
         return None
     if isinstance(spec, str):
         catalogue = (plugins or default_plugins()).catalogue("inspect_rl_tool_executors")
-        executor = build(
-            spec,
-            Language(
-                catalogue.entries,
-                noun="tool executor",
-                error=ToolExecutorExpressionError,
-                clashes=catalogue.clashes,
-                broken=catalogue.broken,
-            ),
+        language = Language(
+            catalogue.entries,
+            noun="tool executor",
+            error=ToolExecutorExpressionError,
+            clashes=catalogue.clashes,
+            broken=catalogue.broken,
+            origins=catalogue.origins,
         )
-        return _checked(executor, spec)
+        executor = build(spec, language)
+        origin = origins(spec, language)
+        checked = _checked(executor, spec, origin)
+        return ResolvedToolExecutor(spec, checked, origin) if origin else checked
     if isinstance(spec, Mapping):
         routes = {str(pattern): _resolve(inner, plugins) for pattern, inner in spec.items()}
         return RoutedExecutor({p: e or InspectExecutor() for p, e in routes.items()})
     return _checked(spec, spec)
 
 
-def _checked(executor: Any, spec: object) -> ToolExecutor | ToolFunction:
+def _checked(executor: Any, spec: object, origin: str = "") -> ToolExecutor | ToolFunction:
     call = executor if inspect.isfunction(executor) else getattr(executor, "__call__", None)  # noqa: B004
     if isinstance(executor, type) or not inspect.iscoroutinefunction(call):
         raise ConfigError(
-            f"tool executor: {spec!r:.80} is neither an expression, an executor nor an async "
-            "function of one tool invocation"
+            f"tool executor: {spec!r:.80}{origin} is neither an expression, an executor nor an "
+            "async function of one tool invocation"
         )
     checked: ToolExecutor | ToolFunction = executor
     return checked

@@ -1,0 +1,166 @@
+"""Functions of users get their time and no more, however they spend it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from tests.rewards.episodes import finished, member
+
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.rewards import (
+    AggregatorError,
+    Pairwise,
+    resolve_group_reward,
+    resolve_reward,
+)
+
+LONG = 30.0
+"""Far beyond what the tests allow; none of them waits for it."""
+
+
+async def sleeps(result: Any) -> float:
+    time.sleep(LONG)  # noqa: ASYNC251 - it is what is tried
+    return 1.0
+
+
+async def spins(result: Any) -> float:
+    while True:
+        pass
+
+
+async def swallows(result: Any) -> float:
+    for _ in range(2):
+        try:
+            time.sleep(LONG)  # noqa: ASYNC251 - it is what is tried
+        except BaseException:
+            continue
+    return 1.0
+
+
+async def blocks_after_an_await(result: Any) -> float:
+    await asyncio.sleep(0)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    return 1.0
+
+
+BLOCKING = [sleeps, spins, swallows, blocks_after_an_await]
+
+
+@pytest.mark.parametrize("function", BLOCKING, ids=lambda f: f.__name__)
+async def test_an_async_function_that_blocks_the_loop_is_interrupted(
+    function: Callable[[EpisodeResult], Any],
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(AggregatorError, match="blocked the event loop"):
+        await resolve_reward(function, timeout=0.2)(finished())
+    assert time.monotonic() - started < LONG / 2
+    assert (await resolve_reward("mean")(finished({"match": 1}))).value == 1
+
+
+def test_it_is_interrupted_outside_the_main_thread_too() -> None:
+    outcome: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(resolve_reward(spins, timeout=0.2)(finished()))
+        except AggregatorError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LONG / 2)
+    assert [str(error) for error in outcome if "blocked the event loop" in str(error)]
+
+
+async def test_an_async_function_runs_in_the_loop_that_it_may_share_with_others() -> None:
+    gate = asyncio.Event()
+
+    async def waits(result: EpisodeResult) -> float:
+        await gate.wait()
+        return 1.0
+
+    reward = asyncio.create_task(resolve_reward(waits)(finished()))
+    await asyncio.sleep(0)
+    gate.set()
+    assert (await reward).value == 1
+
+
+async def test_a_blocking_judge_and_group_reward_are_interrupted() -> None:
+    async def blocks(members: Any) -> list[float]:
+        time.sleep(LONG)  # noqa: ASYNC251 - it is what is tried
+        return []
+
+    with pytest.raises(AggregatorError, match="blocked the event loop"):
+        await resolve_group_reward(blocks, timeout=0.2)([member(1)])
+
+    async def verdict(first: EpisodeResult, second: EpisodeResult) -> float:
+        await asyncio.sleep(LONG)
+        return 1.0
+
+    with pytest.raises(AggregatorError, match="gave nothing within"):
+        await resolve_group_reward(Pairwise(verdict), timeout=0.2)([member(1), member(0)])
+
+
+async def test_functions_that_never_end_do_not_use_up_the_threads() -> None:
+    def never(result: EpisodeResult) -> float:
+        threading.Event().wait()
+        return 1.0
+
+    hanging = [resolve_reward(never, timeout=0.05)(finished()) for _ in range(40)]
+    outcomes = await asyncio.gather(*hanging, return_exceptions=True)
+    assert all(isinstance(outcome, AggregatorError) for outcome in outcomes)
+    assert (await resolve_reward(lambda result: 1.0, timeout=5)(finished())).value == 1
+    assert await asyncio.to_thread(lambda: 1) == 1
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_function_that_exits_or_never_ends_does_not_keep_the_process(kind: str) -> None:
+    program = f"""
+        import asyncio, sys, time
+        from tests.rewards.episodes import finished
+        from inspect_tinker_plugin.rewards import AggregatorError, resolve_reward
+
+        {kind} leaves(result):
+            sys.exit(0)
+
+        def never(result):
+            while True:
+                time.sleep(1)
+
+        async def main():
+            for function in (leaves, never):
+                try:
+                    await resolve_reward(function, timeout=0.2)(finished())
+                except AggregatorError as error:
+                    print(error)
+
+        asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SystemExit" in done.stdout.splitlines()[0]
+    assert "gave nothing within" in done.stdout.splitlines()[1]
+
+
+async def test_a_cancellation_of_its_own_making_is_the_functions_failure() -> None:
+    async def cancels(result: EpisodeResult) -> float:
+        raise asyncio.CancelledError
+
+    with pytest.raises(AggregatorError, match="cancelled by nothing"):
+        await resolve_reward(cancels)(finished())
