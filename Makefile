@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity update lock-check clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity compat update lock-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,11 @@ test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus
+
+# All that are supported (an hour), or VERSIONS="inspect-ai=0.3.280 tinker-cookbook=newest".
+VERSIONS ?=
+compat: $(STAMP) ## contract tests and parity over releases of Inspect and the cookbook
+	$(BIN)/python -W ignore scripts/compat.py $(if $(VERSIONS),$(VERSIONS),--write)
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py

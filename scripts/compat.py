@@ -1,0 +1,170 @@
+"""Runs contract tests and parity over releases of Inspect and of the cookbook: `make compat`.
+
+Each release is installed without its dependencies into a folder of its own, which is put before
+the environment's own packages; what it asks for and does not find there is said beside its result.
+So fifteen releases of Inspect need one environment, and a release whose requirements an index
+cannot meet is tried all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from inspect_tinker_plugin.releases import TRIED
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = Path(sys.prefix) / "compat"
+PAGE = ROOT / "docs" / "compatibility.md"
+TABLE = re.compile(r"(?<=<!-- make compat -->\n).*?(?=<!-- end -->)", re.DOTALL)
+NEWEST = "newest"
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+CONTRACT = ["tests/contract", "tests/test_inspect_internals.py"]
+# What is made of the cookbook's own classes, and the tests whose fixtures are its renderers.
+COOKBOOK = [*CONTRACT, "tests/rl", "tests/faults", "tests/logs"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one release showed."""
+
+    name: str
+    release: str
+    tests: str
+    parity: str
+    asks_for: Sequence[str]
+    passed: bool
+
+    def __str__(self) -> str:
+        notes = "; ".join(self.asks_for)
+        return f"| `{self.name}` {self.release} | {self.tests} | {self.parity} | {notes} |"
+
+
+def releases(name: str) -> list[str]:
+    """The releases of the index that are among the supported ones, newest first."""
+    shown = subprocess.run(
+        [*PIP, "index", "versions", name], capture_output=True, text=True, check=True
+    ).stdout
+    available = re.search(r"Available versions: (.*)", shown)
+    assert available is not None, shown
+    oldest, newest = TRIED[name]
+    return [
+        each
+        for each in available[1].split(", ")
+        if Version(oldest) <= Version(each) <= Version(newest)
+    ]
+
+
+def install(name: str, release: str) -> Path:
+    """A folder with a release and nothing else."""
+    folder = FOLDERS / f"{name}-{release}"
+    if release == NEWEST:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        wanted = name if release == NEWEST else f"{name}=={release}"
+        command = [*PIP, "install", "-qq", "--no-deps", "--target", str(folder), wanted]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def unmet(folder: Path) -> Iterator[str]:
+    """What the release in a folder asks for, and the environment has in another version."""
+    found: Distribution
+    [found] = distributions(path=[str(folder)])
+    for line in found.requires or []:
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            there = version(wanted.name)
+        except PackageNotFoundError:
+            there = "none"
+        if there == "none" or Version(there) not in wanted.specifier:
+            yield f"asks for `{wanted}`, ran with {there}"
+
+
+def run(folder: Path, *command: str) -> tuple[bool, str]:
+    """Run Python with the folder first on its path; its verdict and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder), "INSPECT_RL_UNCHECKED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 0, done.stdout.strip()
+
+
+def try_release(name: str, release: str, *, docker: bool) -> Row:
+    """Run contract tests and parity with one release."""
+    folder = install(name, release)
+    [found] = distributions(path=[str(folder)])
+    paths = COOKBOOK if name == "tinker-cookbook" else CONTRACT
+    marks = "not slow and not long and not docker and not local and not ray"
+    options = ["-q", "-p", "no:cacheprovider", "-m", marks]
+    tests, said = run(folder, "-m", "pytest", *options, *paths)
+    corpus = ["tests/parity/corpus", *([] if docker else ["--no-docker"])]
+    parity, table = run(folder, "-m", "inspect_tinker_plugin.testing", *corpus)
+    if not tests:
+        print(said)
+    if not parity:
+        print("\n".join(line for line in table.splitlines() if not line.endswith("agrees")))
+    return Row(
+        name=name,
+        release=found.version,
+        tests=_last(said, r"\d+ (?:passed|failed|error).*?(?= in )"),
+        parity=_last(table, r"\d+ cases, \d+ agree"),
+        asks_for=list(unmet(folder)),
+        passed=tests and parity,
+    )
+
+
+def _last(said: str, pattern: str) -> str:
+    found = re.findall(pattern, said)
+    return found[-1] if found else said.splitlines()[-1] if said else "nothing"
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The documentation page with these rows in its table."""
+    lines = ["| release | tests | parity | notes |", "| --- | --- | --- | --- |", *map(str, rows)]
+    table = "\n".join(["", *lines, "", ""])
+    return TABLE.sub(lambda _: table, PAGE.read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    """Read the command line, try the releases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="compat")
+    parser.add_argument("only", nargs="*", metavar="NAME=RELEASE", help=f"or NAME={NEWEST}")
+    parser.add_argument("--docker", action="store_true", help="with the parity cases of Docker")
+    parser.add_argument("--write", action="store_true", help=f"keep the table in {PAGE.name}")
+    args = parser.parse_args()
+    wanted = [each.partition("=")[::2] for each in args.only] or [
+        (name, release) for name in TRIED for release in releases(name)
+    ]
+    rows = []
+    for name, release in wanted:
+        rows.append(try_release(name, release, docker=args.docker))
+        print(rows[-1], flush=True)
+    if args.write:
+        PAGE.write_text(page(rows), encoding="utf-8")
+    bad = [f"{row.name} {row.release}" for row in rows if not row.passed]
+    print(f"{len(rows)} releases, {len(rows) - len(bad)} pass", *bad, sep="; ")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
