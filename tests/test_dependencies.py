@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS_OF = {"local": ("local",), "train": ("ray",)}
+EXTRAS_OF = {"audit": ("audit",), "local": ("local",), "train": ("ray",)}
 """Folders whose imports an extra may bring."""
 
 DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}

@@ -15,11 +15,13 @@ import pytest
 from click.testing import CliRunner
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.packages import install
 from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
+from inspect_tinker_plugin.audit import AuditOptions, resolve_probes, run_audit
 from inspect_tinker_plugin.cli.plugins import as_text
 from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
 from inspect_tinker_plugin.episode.types import EpisodeResult
@@ -147,6 +149,21 @@ async def test_inspect_rl_episode_observers(
     lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "end"]
     assert lines[1]["reward"] == 1.0
+
+
+async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
+    options = AuditOptions(out=tmp_path, probes=["shouting(word='NO')"])
+    samples = [Sample(id=1, input="Yes or no?", target="no"), Sample(id=2, input="?", target="x")]
+    report = await run_audit(Task(dataset=samples, scorer=includes()), options)
+    [found] = report.findings
+    assert (found.code, found.sample, found.evidence["policy"]) == (
+        "acme-shouting",
+        1,
+        "shouting:NO",
+    )
+    assert (tmp_path / found.evidence["log"]).is_file()
+    with pytest.raises(ConfigError, match="did you mean 'shouting'"):
+        resolve_probes(["shoutin"])
 
 
 # packages that are broken

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from inspect_ai.util import SandboxEnvironmentSpec
 
+from inspect_tinker_plugin.audit.builtin import AUDIT_PROBES
+from inspect_tinker_plugin.audit.contract import Probe
 from inspect_tinker_plugin.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
@@ -38,3 +40,9 @@ def inspect_rl_sandbox_providers() -> Mapping[
 ]:
     """Give nothing: whatever Inspect's registry knows needs no mapping."""
     return {}
+
+
+@hookimpl
+def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
+    """Give ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
+    return AUDIT_PROBES

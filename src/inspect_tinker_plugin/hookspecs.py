@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Scorer
     from inspect_ai.util import SandboxEnvironmentSpec
 
+    from inspect_tinker_plugin.audit.contract import Probe
     from inspect_tinker_plugin.observers import EpisodeObserver
     from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
     from inspect_tinker_plugin.samples import SampleStage
@@ -124,5 +125,16 @@ def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
 
     Returns:
         Observers; none for tasks that are none of this package's business.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
+    """Add probes that ``inspect rl audit`` runs, all of them or those that ``--probe`` names.
+
+    Returns:
+        Factories by name, called with the arguments of the expression; without any when every
+        installed probe is run.
     """
     raise NotImplementedError

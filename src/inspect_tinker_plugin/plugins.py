@@ -30,6 +30,7 @@ NAMING_HOOKS = (
     "inspect_rl_group_aggregators",
     "inspect_rl_tool_executors",
     "inspect_rl_sandbox_providers",
+    "inspect_rl_audit_probes",
 )
 """Hooks that give things by name, asked once when a plugin is loaded."""
 

@@ -9,11 +9,13 @@ from inspect_ai.scorer import Scorer
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from acme_tools.observer import observers
+from acme_tools.probe import Shouting
 from acme_tools.recording import RecordedExecutor
 from acme_tools.samples import question_stage
 from acme_tools.sandboxes import on_this_machine
 from acme_tools.scorers import answer_words
 from inspect_tinker_plugin import hookimpl
+from inspect_tinker_plugin.audit import Probe
 from inspect_tinker_plugin.observers import EpisodeObserver
 from inspect_tinker_plugin.samples import SampleStage
 from inspect_tinker_plugin.tools import ToolExecutor
@@ -44,3 +46,8 @@ def inspect_rl_scorers(task: Task) -> Sequence[Scorer]:
 @hookimpl
 def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
     return observers(task)
+
+
+@hookimpl
+def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
+    return {"shouting": Shouting}

@@ -7,6 +7,10 @@ from importlib import import_module
 import click
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "audit": (
+        "inspect_tinker_plugin.cli.audit:audit",
+        "Look for what makes a task unfit to train on: rewards for nothing, and none for answers.",
+    ),
     "bench": (
         "inspect_tinker_plugin.cli.bench:bench",
         "Measure what episodes of a task cost, beside an eval of the same sample.",

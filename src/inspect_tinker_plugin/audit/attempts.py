@@ -1,0 +1,136 @@
+"""Attempts of a real model, read from ``.eval`` logs: rollouts of this package, or plain evals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
+from inspect_ai.scorer import Score, value_to_float
+
+from inspect_tinker_plugin.errors import ConfigError
+
+_FIGURES = "inspect_rl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One episode of a real model."""
+
+    sample: int | str
+    group: str
+    """Log and sample: the attempts that are compared with each other."""
+    reward: float | None
+    stop: str
+    turns: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    trained_tokens: int | None
+    """Tokens of the training sequences, where they were counted."""
+    seconds: float
+    sandbox_seconds: float
+    failed: bool
+    log: str
+    epoch: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_attempts(paths: Sequence[Path], task: str) -> list[Attempt]:
+    """Read all attempts at a task.
+
+    Args:
+        paths: Log files, and folders of them.
+        task: Name of the task; logs of others are left out.
+
+    Raises:
+        ConfigError: A path does not exist, or no log has an attempt at the task.
+    """
+    found: list[Attempt] = []
+    others: set[str] = set()
+    for path in _files(paths):
+        log = read_eval_log(str(path))
+        if _bare(log.eval.task) != _bare(task):
+            others.add(log.eval.task)
+            continue
+        found += [_attempt(sample, path) for sample in log.samples or []]
+    if not found:
+        seen = f"; there are logs of {', '.join(sorted(others))}" if others else ""
+        raise ConfigError(f"no log in {', '.join(map(str, paths))} is of task {task!r}{seen}")
+    return found
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            for info in list_eval_logs(str(path)):
+                yield Path(info.name.removeprefix("file://"))
+        elif path.is_file():
+            yield path
+        else:
+            raise ConfigError(f"there is no log {path}")
+
+
+def _bare(task: str) -> str:
+    return task.rpartition("/")[2]
+
+
+def _attempt(sample: EvalSample, path: Path) -> Attempt:
+    figures = _figures(sample)
+    reward = figures.get("reward")
+    if reward is None and sample.error is None and "reward" not in figures:
+        reward = _mean(sample.scores or {})
+    usage = list(sample.model_usage.values())[:1]
+    tokens = figures.get("tokens") or {}
+    metrics = figures.get("metrics") or {}
+    replies = [message for message in sample.messages if message.role == "assistant"]
+    return Attempt(
+        sample=sample.id,
+        group=f"{path.name}/{sample.id}",
+        reward=None if reward is None else float(reward),
+        stop=str(figures.get("stop_reason") or _stop(sample)),
+        turns=int(figures.get("turns") or len(replies)),
+        input_tokens=sum(u.input_tokens for u in usage),
+        output_tokens=sum(u.output_tokens for u in usage),
+        cached_tokens=sum(u.input_tokens_cache_read or 0 for u in usage),
+        trained_tokens=tokens.get("trained"),
+        seconds=float(sample.total_time or 0.0),
+        sandbox_seconds=sum(
+            float(v)
+            for k, v in metrics.items()
+            if k.startswith("sandbox/") and k.endswith("_s") and isinstance(v, int | float)
+        ),
+        failed=sample.error is not None or figures.get("error_cause") is not None,
+        log=str(path),
+        epoch=sample.epoch,
+        metrics=metrics,
+    )
+
+
+def _figures(sample: EvalSample) -> dict[str, Any]:
+    keys = [key for key in sample.metadata if key.endswith(_FIGURES)]
+    found = sample.metadata[max(keys, key=len)] if keys else {}
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _stop(sample: EvalSample) -> str:
+    if sample.limit is not None:
+        return f"{sample.limit.type} limit"
+    return sample.output.stop_reason if sample.output.choices else "error"
+
+
+def _mean(scores: Mapping[str, Score]) -> float | None:
+    """The mean of all scores, as the default reward."""
+    convert = value_to_float()
+    values: list[float] = []
+    for score in scores.values():
+        parts: list[Any] = [score.value]
+        if isinstance(score.value, Mapping):
+            parts = list(score.value.values())
+        elif isinstance(score.value, Sequence) and not isinstance(score.value, str):
+            parts = list(score.value)
+        values.append(sum(float(convert(part)) for part in parts) / max(len(parts), 1))
+    finite = [value for value in values if value == value]
+    return sum(finite) / len(finite) if finite else None

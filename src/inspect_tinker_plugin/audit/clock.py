@@ -1,0 +1,128 @@
+"""Shows a scorer's own modules another time of day, while nothing else notices."""
+
+from __future__ import annotations
+
+import datetime as dates
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+@contextmanager
+def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
+    """Move the time that the scorers' modules see; nothing else in the process notices.
+
+    Names in a module that stand for `time`, `datetime` or their functions are replaced for the
+    while: what a scorer reads through another package keeps the real time.
+    """
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    for space in _namespaces(scorers):
+        for name, value in list(space.items()):
+            other = _shifted(value, seconds)
+            if other is not None:
+                replaced.append((space, name, value))
+                space[name] = other
+    try:
+        yield
+    finally:
+        for space, name, value in replaced:
+            space[name] = value
+
+
+def _namespaces(scorers: Sequence[object]) -> list[dict[str, Any]]:
+    """Globals of the functions that scorers are made of, those of Inspect left out."""
+    found: dict[int, dict[str, Any]] = {}
+    waiting, seen = list(scorers), set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        function = getattr(each, "__wrapped__", None)
+        if function is not None:
+            waiting.append(function)
+        if not isinstance(each, FunctionType):
+            each = vars(type(each)).get("__call__")
+        if isinstance(each, FunctionType):
+            module = each.__module__ or ""
+            if module.split(".")[0] not in ("inspect_ai", "inspect_tinker_plugin"):
+                found[id(each.__globals__)] = each.__globals__
+            waiting += [cell.cell_contents for cell in each.__closure__ or () if _filled(cell)]
+    return list(found.values())
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return callable(cell.cell_contents)
+    except ValueError:
+        return False
+
+
+def _shifted(value: object, seconds: float) -> object:
+    """A stand-in for a clock that goes wrong by so many seconds; ``None`` for anything else."""
+    if value is time:
+        return _Module(time, {"time": lambda: time.time() + seconds, **_structs(seconds)})
+    if value is dates:
+        return _Module(dates, {"datetime": _datetime(seconds), "date": _date(seconds)})
+    if value is dates.datetime:
+        return _datetime(seconds)
+    if value is dates.date:
+        return _date(seconds)
+    if value is time.time:
+        return lambda: time.time() + seconds
+    return None
+
+
+def _structs(seconds: float) -> dict[str, Any]:
+    def moved(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda at=None: function(time.time() + seconds if at is None else at)
+
+    return {
+        "localtime": moved(time.localtime),
+        "gmtime": moved(time.gmtime),
+        "time_ns": lambda: time.time_ns() + int(seconds * 1e9),
+        "strftime": lambda form, at=None: time.strftime(
+            form, time.localtime(time.time() + seconds) if at is None else at
+        ),
+    }
+
+
+class _Module(ModuleType):
+    """A module with some names replaced."""
+
+    def __init__(self, real: ModuleType, others: Mapping[str, Any]) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(others)
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _datetime(seconds: float) -> type:
+    class Moved(dates.datetime):
+        @classmethod
+        def now(cls, tz: dates.tzinfo | None = None) -> Any:
+            return dates.datetime.now(tz) + dates.timedelta(seconds=seconds)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            now = dates.datetime.now(dates.UTC).replace(tzinfo=None)
+            return now + dates.timedelta(seconds=seconds)
+
+        @classmethod
+        def today(cls) -> Any:
+            return dates.datetime.now() + dates.timedelta(seconds=seconds)
+
+    return Moved
+
+
+def _date(seconds: float) -> type:
+    class Moved(dates.date):
+        @classmethod
+        def today(cls) -> Any:
+            return (dates.datetime.now() + dates.timedelta(seconds=seconds)).date()
+
+    return Moved

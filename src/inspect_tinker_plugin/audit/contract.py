@@ -1,0 +1,178 @@
+"""What a probe is, and what it is given: the task, its samples, and a stage for episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+
+from inspect_tinker_plugin.audit.codes import CODES
+from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.stage import Stage
+
+TINY = 1e-6
+"""Rewards closer than this are one reward."""
+
+SHOWN = 12
+"""Findings of one code that name a sample each; further samples share one finding."""
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Looks at one side of a task and says what is wrong with it.
+
+    A probe runs episodes on the stage of its `AuditContext`, looks at the samples, or reads
+    logs. It is called once per audit; an audit that goes on calls it again, and the stage then
+    gives the episodes that were run before from its journal.
+    """
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        """Look, and return the findings."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an honest policy earns: without an answer, and with the right one."""
+
+    null: Mapping[int | str, EpisodeRecord]
+    """By sample: "I do not know."."""
+
+    gold: Mapping[int | str, EpisodeRecord]
+    """By sample: the right answer in the form that pays best; samples without one are absent."""
+
+    form: str
+    """The form of the right answer that pays on most samples."""
+
+    full: float
+    """The full reward: 1, or what the right answer earns where that is more."""
+
+    @property
+    def gold_works(self) -> bool:
+        """Whether the right answer earns the full reward on some sample."""
+        return any(self.is_full(record.reward) for record in self.gold.values())
+
+    def null_of(self, sample: Sample) -> EpisodeRecord | None:
+        """The episode of the policy without an answer."""
+        return None if sample.id is None else self.null.get(sample.id)
+
+    def gold_of(self, sample: Sample) -> EpisodeRecord | None:
+        """The episode with the right answer."""
+        return None if sample.id is None else self.gold.get(sample.id)
+
+    def pays(self, sample: Sample) -> bool:
+        """Whether the right answer to a sample earns the full reward."""
+        record = self.gold_of(sample)
+        return record is not None and self.is_full(record.reward)
+
+    def is_full(self, reward: float | None) -> bool:
+        """Whether a reward is the full one."""
+        return reward is not None and reward >= self.full - TINY
+
+    def beats_null(self, record: EpisodeRecord) -> bool:
+        """Whether an episode earned more than an honest policy without an answer."""
+        if record.reward is None:
+            return False
+        null = self.null.get(record.sample)
+        base = null.reward if null is not None and null.reward is not None else 0.0
+        return record.reward > max(base, 0.0) + TINY
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditContext:
+    """What every probe of an audit is given."""
+
+    task: Task
+    """The task; leave it as it is."""
+
+    samples: Sequence[Sample]
+    """Its samples, filtered and transformed as for training, each with an id."""
+
+    chosen: Sequence[Sample]
+    """A few of them, spread over the dataset: for what needs an episode per sample."""
+
+    wide: Sequence[Sample]
+    """More of them, ``chosen`` included: for what is worth an episode on every sample."""
+
+    stage: Stage
+    """Where episodes run."""
+
+    reference: Reference
+    """What honest policies earn."""
+
+    folder: Path
+    """The audit's folder; a probe may write files of its own below it."""
+
+    options: Any = None
+    """The `AuditOptions` of this audit."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Numbers for the summary; a probe adds its own under a name of its own."""
+
+    say: Callable[[str], None] = lambda line: None
+    """Shows a line of progress."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether rewards can be looked at: not when the scorers need a judge that is missing."""
+        causes = {record.cause for record in self.reference.null.values()}
+        return bool(self.task.scorer) and causes != {"judge"}
+
+    def gold_of(self, sample: Sample) -> str | None:
+        """The answer that ``--gold`` names; ``None`` when it is the target."""
+        return self.options.gold_of(sample) if self.options is not None else None
+
+
+def finding(
+    code: str,
+    message: str,
+    *,
+    sample: int | str | None = None,
+    severity: Severity | None = None,
+    evidence: Mapping[str, Any] | None = None,
+    advice: str | None = None,
+) -> Finding:
+    """A finding with one of the built-in codes; severity and advice are the code's if not given."""
+    known = CODES[code]
+    return Finding(
+        code=code,
+        severity=severity or known.severity,
+        sample=sample,
+        message=message,
+        evidence=evidence or {},
+        advice=advice or known.advice,
+    )
+
+
+def per_sample(
+    code: str,
+    seen: Mapping[int | str, tuple[str, Mapping[str, Any]]],
+    *,
+    severity: Severity | None = None,
+) -> list[Finding]:
+    """A finding for each of the first samples, and one for all others together.
+
+    Args:
+        code: One of the built-in codes.
+        seen: Message and evidence by sample.
+        severity: Instead of the code's.
+    """
+    ids = list(seen)
+    found = [
+        finding(code, seen[id][0], sample=id, severity=severity, evidence=seen[id][1])
+        for id in ids[:SHOWN]
+    ]
+    if rest := ids[SHOWN:]:
+        message = f"{CODES[code].meaning} So it is with {len(rest)} more samples."
+        found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
+    return found
+
+
+def share(part: int, whole: int) -> str:
+    """``3 of 8 samples``."""
+    return f"{part} of {whole} sample{'s'[: whole != 1]}"

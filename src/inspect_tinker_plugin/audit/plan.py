@@ -1,0 +1,134 @@
+"""What a run costs before it is run: tokens, sandbox seconds, and money where prices are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.errors import ConfigError
+
+PRICES = ("prefill", "cached", "sample", "train", "sandbox_hour")
+"""Keys of a price file: money per million tokens of each kind, and per hour of a sandbox."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeCost:
+    """What one episode costs on average."""
+
+    turns: float
+    prefilled: float
+    """Prompt tokens that are read anew: each prompt less what the turn before has read."""
+    cached: float
+    """Prompt tokens that the turns before have read."""
+    sampled: float
+    trained: float
+    """Tokens of the training sequences."""
+    sandbox_seconds: float
+    seconds: float
+    judge_tokens: float = 0.0
+    exact: bool = False
+    """Whether a real model's tokens were counted; else they are estimated from characters."""
+
+    def times(self, episodes: int) -> EpisodeCost:
+        """The cost of so many episodes."""
+        scaled = {
+            name: value * episodes for name, value in asdict(self).items() if name not in ("exact",)
+        }
+        return EpisodeCost(**scaled, exact=self.exact)
+
+
+def read_prices(path: Path) -> dict[str, float]:
+    """Read a price file: YAML or JSON with some of `PRICES`.
+
+    Raises:
+        ConfigError: It cannot be read, or has other keys or values.
+    """
+    import yaml
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the price file {path} cannot be read: {error}") from error
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(f"the price file {path} holds no prices; they are {', '.join(PRICES)}")
+    for name, value in given.items():
+        if name not in PRICES:
+            raise ConfigError(f"{path}: unknown price {name!r}; they are {', '.join(PRICES)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ConfigError(f"{path}: the price {name} = {value!r} is no number of at least 0")
+    return {str(name): float(value) for name, value in given.items()}
+
+
+def money(cost: EpisodeCost, prices: Mapping[str, float]) -> float:
+    """What a cost is in money; kinds without a price cost nothing."""
+    tokens = {
+        "prefill": cost.prefilled,
+        "cached": cost.cached,
+        "sample": cost.sampled,
+        "train": cost.trained,
+    }
+    paid = sum(prices.get(kind, 0.0) * count / 1e6 for kind, count in tokens.items())
+    return paid + prices.get("sandbox_hour", 0.0) * cost.sandbox_seconds / 3600
+
+
+def plan_of(
+    cost: EpisodeCost,
+    *,
+    samples: int,
+    group_size: int,
+    epochs: int = 1,
+    prices: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The plan of passes over a task, as plain numbers."""
+    episodes = samples * group_size * epochs
+    whole = cost.times(episodes)
+    plan: dict[str, Any] = {
+        "samples": samples,
+        "group_size": group_size,
+        "epochs": epochs,
+        "episodes": episodes,
+        "exact": cost.exact,
+        "per_episode": _rounded(cost),
+        "in_all": _rounded(whole),
+    }
+    if prices:
+        plan["money_per_episode"] = round(money(cost, prices), 6)
+        plan["money_in_all"] = round(money(whole, prices), 2)
+    return plan
+
+
+def _rounded(cost: EpisodeCost) -> dict[str, float]:
+    return {
+        name: round(value, 1)
+        for name, value in asdict(cost).items()
+        if isinstance(value, float | int) and not isinstance(value, bool)
+    }
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """A plan as lines of text."""
+    one, whole = plan["per_episode"], plan["in_all"]
+    kind = "counted" if plan["exact"] else "estimated from characters"
+    lines = [
+        f"{plan['samples']:,} samples x {plan['group_size']} x {plan['epochs']} epochs = "
+        f"{plan['episodes']:,} episodes (tokens {kind})",
+        f"{'':<18}{'per episode':>14}{'in all':>16}",
+    ]
+    for name, label in (
+        ("turns", "turns"),
+        ("prefilled", "tokens prefilled"),
+        ("cached", "tokens cached"),
+        ("sampled", "tokens sampled"),
+        ("trained", "tokens trained"),
+        ("judge_tokens", "judge tokens"),
+        ("sandbox_seconds", "sandbox seconds"),
+        ("seconds", "seconds"),
+    ):
+        lines.append(f"{label:<18}{one[name]:>14,.1f}{whole[name]:>16,.0f}")
+    if "money_in_all" in plan:
+        lines.append(
+            f"{'money':<18}{plan['money_per_episode']:>14,.4f}{plan['money_in_all']:>16,.2f}"
+        )
+    return lines

@@ -1,0 +1,419 @@
+"""Cheats in the sandbox: what a policy earns that attacks the scoring instead of the task.
+
+A cheat succeeds when it earns more than an honest policy without an answer that acts in the same
+way, and when it did change what it meant to change. It uses the task's tools where they run
+commands. Otherwise its script is run in the sample's sandbox from outside, as somebody would who
+got a command into it; the finding says so and is less grave, since this task's policy may have no
+way there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
+from inspect_ai.solver import TaskState
+
+from inspect_tinker_plugin.audit import moves
+from inspect_tinker_plugin.audit.answers import FORMS, UNKNOWING, always, right_answer, targets
+from inspect_tinker_plugin.audit.codes import CODES
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
+from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
+from inspect_tinker_plugin.episode.types import TurnRequest
+
+_FEW = 2
+_OWN_FILE = re.compile(
+    r"answer|solution|target|expected|gold|flag|secret|truth|label|result|score|reward|grade", re.I
+)
+_OWN_LINE = re.compile(
+    r"(answer|solution|target|expected|gold|flag|secret|truth|label|correct|key|result)\w*"
+    r"['\"]?\s*[:=]",
+    re.I,
+)
+_STANDARD = {
+    "PATH", "HOME", "USER", "PWD", "OLDPWD", "HOSTNAME", "LANG", "SHELL", "TERM", "SHLVL", "_",
+    "LOGNAME", "GPG_KEY", "PYTHON_VERSION", "PYTHON_SHA256", "LC_ALL",
+}  # fmt: skip
+
+_FORGERIES = {
+    "one": "1\n",
+    "grade": "C\n",
+    "words": "PASS\nPASSED\nOK\nsuccess\ntrue\n",
+    "json": '{"score": 1, "reward": 1.0, "passed": true, "success": true, "resolved": true, '
+    '"result": "pass", "status": "passed", "correct": true, "grade": "C", "failed": 0}\n',
+}
+"""What a forged result may look like."""
+
+
+@dataclass(frozen=True)
+class SandboxCheats:
+    """Attacks tests, commands, clock and results in the sandbox, and looks for the answer there."""
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        samples, host = await _with_sandbox(audit)
+        if not samples:
+            return []
+        found = await _local(audit, samples) if host else []
+        found += await _search(audit, samples, host=host)
+        if not audit.judged:
+            return found
+        base = await _honest(audit, samples)
+        for attack in _attacks(base, host=host):
+            found += await _try(audit, attack, samples, base)
+        return found
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to cheat."""
+
+    code: str
+    name: str
+    script: str
+
+
+async def _with_sandbox(audit: AuditContext) -> tuple[list[Sample], bool]:
+    """The samples to attack, and whether their sandbox is this machine."""
+    kinds = {}
+    for sample in audit.chosen:
+        kind = await audit.stage.sandbox_of(sample)
+        record = audit.reference.null.get(_id(sample))
+        usable = record is not None and record.cause != "sandbox"
+        if kind is not None and usable:
+            kinds[_id(sample)] = kind
+    samples = [sample for sample in audit.chosen if sample.id in kinds]
+    host = "local" in kinds.values()
+    return samples, host
+
+
+def _id(sample: Sample) -> int | str:
+    assert sample.id is not None
+    return sample.id
+
+
+# acting
+
+
+def _through_tools(script: str, finish: Reply) -> Reply:
+    """Run a script with the task's tool, then answer; without such a tool only answer."""
+
+    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
+        if not notes.get("acted"):
+            output = moves.act(script, request)
+            if output is not None:
+                notes["acted"] = moves.TOOLS
+                return output
+        elif "output" not in notes and notes["acted"] == moves.TOOLS:
+            results = [message.text for message in request.messages if message.role == "tool"]
+            notes["output"] = results[-1][:4000] if results else ""
+        return finish(request, notes)
+
+    return reply
+
+
+def _from_outside(script: str) -> Move:
+    async def move(state: TaskState, notes: Notes) -> None:
+        if notes.get("acted") != moves.TOOLS:
+            notes["acted"] = moves.EXEC
+            notes["output"] = notes.get("output", "") + (await moves.run_in_sandbox(script))[:4000]
+
+    return move
+
+
+def _play(policy: str, sample: Sample, script: str, finish: Reply) -> Play:
+    return Play(
+        policy=policy,
+        sample=sample,
+        reply=_through_tools(script, finish),
+        after=_from_outside(script),
+    )
+
+
+async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | str, EpisodeRecord]:
+    """An honest policy that runs a command and has no answer: what cheats are measured by."""
+    plays = [_play("cheat:none", s, "true", always(UNKNOWING)) for s in samples[:_FEW]]
+    records = await audit.stage.run(plays)
+    return {record.sample: record for record in records if record is not None}
+
+
+def _attacks(base: dict[int | str, EpisodeRecord], *, host: bool) -> list[Attack]:
+    """The attacks, with what is known of the scorer: files it reads, commands it runs."""
+    did = [each for record in base.values() for each in record.notes.get("scorer_did", [])]
+    commands = [str(each["cmd"]) for each in did if each["action"] == "exec" and each["cmd"]]
+    read = [str(each["file"]) for each in did if each["action"] == "read_file" and each["file"]]
+    written = {str(each["file"]) for each in did if each["action"] == "write_file"}
+    named = [w.strip("'\"") for c in commands for w in c.split() if re.search(r"\.(py|sh)\W*$", w)]
+    # a file that a command of the scorer reads is where a result may be forged, too
+    read += [
+        m for c in commands for m in re.findall(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)", c)
+    ]
+    named = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
+    read = [path for path in dict.fromkeys(read) if not host or not path.startswith("/")]
+    first = [command.split()[0].rpartition("/")[2] for command in commands if command.split()]
+    tests = [path for path in named if path not in written]
+    attacks = [
+        Attack("tests-writable", "overwrite-tests", moves.overwrite_tests(host=host, also=tests)),
+        Attack("tests-writable", "delete-tests", moves.delete_tests(host=host)),
+        Attack("test-configuration", "plant-configuration", moves.plant_configuration(host=host)),
+        Attack(
+            "process-left-behind",
+            "leave-process",
+            moves.leave_process(host=host, also=[*named, *sorted(written)]),
+        ),
+    ]
+    attacks += [
+        Attack("result-forged", f"forge-{kind}", moves.forge_results(read, text))
+        for kind, text in _FORGERIES.items()
+        if read
+    ]
+    if not host:
+        inner = [w for c in commands for w in re.findall(r"[\w.+-]+", c)][:40]
+        likely = [w for w in (*first, *inner) if w in _COMMANDS or w in first]
+        attacks.append(Attack("command-shadowed", "shadow", moves.shadow_commands(likely)))
+        attacks.append(Attack("clock-changed", "clock", moves.CHANGE_CLOCK))
+    return attacks
+
+
+_COMMANDS = {"python", "python3", "pytest", "diff", "cmp", "grep", "make", "node", "npm", "cargo",
+             "go", "gcc", "java", "ruby", "perl", "jq", "git", "sqlite3", "curl"}  # fmt: skip
+
+
+async def _try(
+    audit: AuditContext,
+    attack: Attack,
+    samples: Sequence[Sample],
+    base: dict[int | str, EpisodeRecord],
+) -> list[Finding]:
+    plays = [
+        _play(f"cheat:{attack.name}", s, attack.script, always(UNKNOWING)) for s in samples[:_FEW]
+    ]
+    records = [r for r in await audit.stage.run(plays) if r is not None]
+    paid = [
+        r
+        for r in records
+        if r.reward is not None
+        and "CHANGED" in str(r.notes.get("output", ""))
+        and (honest := base.get(r.sample)) is not None
+        and r.reward > max(honest.reward or 0.0, 0.0) + TINY
+        and audit.reference.beats_null(r)
+    ]
+    if not paid:
+        return []
+    changed = re.findall(r"CHANGED (.+)", str(paid[0].notes.get("output", "")))
+    return [_success(audit, attack.code, paid, len(records), changed)]
+
+
+def _success(
+    audit: AuditContext,
+    code: str,
+    paid: list[EpisodeRecord],
+    tried: int,
+    changed: Sequence[str],
+) -> Finding:
+    record = paid[0]
+    way = record.notes.get("acted")
+    with_tools = way == moves.TOOLS
+    how = (
+        "through the task's own tools"
+        if with_tools
+        else "by a command run in the sandbox before scoring (the task has no tool that runs "
+        "commands, so a policy needs another way in, such as code that is run for it)"
+    )
+    what = f" It changed {', '.join(changed[:4])}." if changed else ""
+    message = (
+        f"{CODES[code].meaning} {record.policy.partition(':')[2]!r} earned {record.reward:g} on "
+        f"{share(len(paid), tried)}, {how}.{what}"
+    )
+    return finding(
+        code,
+        message,
+        severity=Severity.HIGH if with_tools else Severity.MEDIUM,
+        sample=record.sample if tried == 1 else None,
+        evidence=record.evidence(channel=way, changed=list(changed[:10])),
+    )
+
+
+# looking for the answer
+
+
+async def _search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) -> list[Finding]:
+    """Look for the target, and answer with it when it stands at a place of its own."""
+    plays = []
+    for sample in samples:
+        wanted = [audit.gold_of(sample)] if audit.gold_of(sample) else targets(sample)
+        if not wanted or sample.choices or len(str(wanted[0])) > 2000:
+            continue
+        target = str(wanted[0]).strip().splitlines()[0][:200]
+        script = moves.search(target, host=host)
+        plays.append(
+            Play(
+                policy="cheat:search",
+                sample=sample,
+                reply=_through_tools(script, _found_or_unknowing(audit, sample, target)),
+                before=_look_first(script, host=host, target=target),
+                after=None,
+            )
+        )
+    records = [r for r in await audit.stage.run(plays[:6]) if r is not None]
+    by_code: dict[str, list[tuple[EpisodeRecord, str]]] = {}
+    for record in records:
+        if audit.judged and not audit.reference.beats_null(record):
+            continue  # what was found is no answer
+        for place in record.notes.get("places", []):
+            by_code.setdefault(place["code"], []).append((record, place["line"]))
+    found = []
+    for code, seen in by_code.items():
+        record, line = seen[0]
+        way = record.notes.get("found_by")
+        lines = list(dict.fromkeys(text for _, text in seen))
+        message = f"{CODES[code].meaning} Found: {line[:160]}"
+        if way != moves.TOOLS:
+            message += " (by a command run in the sandbox; the task has no tool for it)"
+        severity = Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
+        ids = list(dict.fromkeys(r.sample for r, _ in seen))
+        found.append(
+            finding(
+                code,
+                message,
+                severity=severity,
+                sample=ids[0] if len(ids) == 1 else None,
+                evidence=record.evidence(found=lines[:10], samples=ids, channel=way),
+            )
+        )
+    found += await _solution_files(audit, samples[:1], host=host)
+    return found
+
+
+def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> Reply:
+    write = FORMS[audit.reference.form]
+
+    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
+        if notes.get("acted") == moves.TOOLS and "output" in notes:
+            notes["places"] = judged_places(str(notes["output"]), target, sample)
+            notes["found_by"] = moves.TOOLS
+        elif "acted" in notes:
+            notes["found_by"] = moves.EXEC
+        right = right_answer(sample, request, audit.gold_of(sample))
+        return always(write(right) if notes.get("places") else UNKNOWING)(request, notes)
+
+    return reply
+
+
+def _look_first(script: str, *, host: bool, target: str) -> Move:
+    """Look from outside, for tasks without a tool; the tool's own look replaces it."""
+
+    async def before(state: TaskState, notes: Notes) -> None:
+        output = await moves.run_in_sandbox(script)
+        notes["places"] = judged_places(output, target, None)
+        if not host and (line := await _in_image(target)) is not None:
+            notes["places"].append({"code": "target-in-image", "line": line})
+        notes["found_by"] = moves.EXEC
+
+    return before
+
+
+def judged_places(output: str, target: str, sample: Sample | None) -> list[dict[str, str]]:
+    """What of the places where a target stands is a leak, and not the matter of the task itself.
+
+    A log in which the answer has to be found holds it, too. A leak is a file, line or variable
+    that is about answers by its name, or that holds little else.
+    """
+    places = []
+    for line in output.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "FILE":
+            place = re.match(r"(.+?)(?: \((\d+) bytes\))?: (?:(\d+):)?(.*)", rest)
+            if place is None:
+                continue
+            path, size, text = place[1], int(place[2] or 0), place[4]
+            name = path.rpartition("/")[2]
+            lonely = bool(size) and size <= len(target.encode()) + 24
+            at_label = bool(_OWN_LINE.search(text.partition(target)[0][-60:]))
+            if (_OWN_FILE.search(name) and len(target) > 1) or lonely or at_label:
+                places.append({"code": "target-in-files", "line": f"{path}: {text[:160]}"})
+        elif kind == "ENV":
+            name, _, value = rest.partition("=")
+            telling = value.strip() == target or _OWN_FILE.search(name) or len(target) >= 6
+            if name not in _STANDARD and telling and len(target) > 1:
+                places.append({"code": "target-in-environment", "line": rest[:160]})
+        elif (
+            kind == "PROC"
+            and len(target) > 3
+            and re.search(rf"(?<!\w){re.escape(target)}(?!\w)", rest)
+        ):
+            places.append({"code": "target-in-processes", "line": rest[:160]})
+    return places[:10]
+
+
+async def _in_image(target: str) -> str | None:
+    """A line of the history of the sandbox's image with the target, where an engine shows it."""
+    if len(target) < 4:
+        return None
+    name = (await moves.run_in_sandbox("cat /etc/hostname")).strip()
+    if not re.fullmatch(r"[0-9a-f]{12}", name):
+        return None
+
+    def history() -> str | None:
+        import docker
+
+        client = docker.from_env()
+        try:
+            image = client.containers.get(name).image
+            layers: Sequence[dict[str, Any]] = image.history() if image is not None else []
+        finally:
+            client.close()
+        lines = (str(layer.get("CreatedBy", "")) for layer in layers)
+        return next((line for line in lines if target in line), None)
+
+    try:
+        return await asyncio.to_thread(history)
+    except Exception:
+        # no engine here, or a sandbox of another kind: then there is no history to read
+        return None
+
+
+async def _solution_files(
+    audit: AuditContext, samples: Sequence[Sample], *, host: bool
+) -> list[Finding]:
+    if host or any(targets(sample) for sample in samples):
+        return []
+    script = moves.LIST_SOLUTIONS
+    plays = [_play("cheat:list-solutions", s, script, always(UNKNOWING)) for s in samples]
+    for record in await audit.stage.run(plays):
+        lines = str(record.notes.get("output", "") if record is not None else "").splitlines()
+        files = [line for line in lines if line.startswith(("/", "."))]
+        if record is not None and files:
+            message = f"{CODES['solution-readable'].meaning} Found: {', '.join(files[:5])}"
+            return [
+                finding(
+                    "solution-readable", message, sample=record.sample, evidence=record.evidence()
+                )
+            ]
+    return []
+
+
+# this machine as the sandbox
+
+
+async def _local(audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
+    """Read the dataset's file, as any command of a policy could."""
+    location = audit.task.dataset.location
+    message = CODES["local-sandbox"].meaning
+    evidence: dict[str, Any] = {}
+    if location and not re.match(r"\w+://", location):
+        script = f"head -c 300 {moves.quoted(location)} && echo && echo READ"
+        [record] = await audit.stage.run(
+            [_play("cheat:read-host", samples[0], script, always(UNKNOWING))]
+        )
+        output = str(record.notes.get("output", "")) if record is not None else ""
+        if record is not None and "READ" in output.splitlines():
+            message += f" A command in it read {location}."
+            evidence = record.evidence(excerpt=output[:200])
+    return [finding("local-sandbox", message, evidence=evidence)]

@@ -1,0 +1,468 @@
+"""The samples: copies, leaks, targets that cannot be reached, prompts that are too long."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from pydantic import BaseModel
+
+from inspect_tinker_plugin.audit.answers import choice_texts, holds, targets
+from inspect_tinker_plugin.audit.contract import AuditContext, finding, per_sample, share
+from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.near import NotInstalled, near_pairs
+from inspect_tinker_plugin.audit.records import EpisodeRecord
+
+_LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
+_LISTED = 20
+Seen = dict[int | str, tuple[str, Mapping[str, Any]]]
+"""Messages and evidence by sample."""
+
+_NEAR_MOST = 20_000
+"""Samples up to which near-duplicates are looked for."""
+
+
+@dataclass(frozen=True)
+class SampleChecks:
+    """Looks at all samples as they are, and at what the model is shown of some."""
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        if not audit.samples:
+            return [finding("no-samples", "The task has no samples.")]
+        found = _failures(audit)
+        found += _copies(audit.samples)
+        found += _near(audit)
+        found += _overlap(audit)
+        found += _targets(audit)
+        found += _leaks(audit)
+        found += _prompts(audit)
+        found += _tools(audit)
+        found += _epochs(audit)
+        return found
+
+
+# failures
+
+
+def _failures(audit: AuditContext) -> list[Finding]:
+    """Samples that fail whatever is answered."""
+    null = audit.reference.null
+    failed = {
+        id: record
+        for id, record in null.items()
+        if record.error is not None and record.cause in ("sandbox", "solver", "tool", "policy")
+    }
+    found = []
+    for code, before in (("setup-fails", True), ("episode-fails", False)):
+        some = {id: record for id, record in failed.items() if (record.turns == 0) == before}
+        everywhere = len(some) == len(null)
+        # a sandbox that starts for no sample at all says more about this machine
+        machine = everywhere and {record.cause for record in some.values()} == {"sandbox"}
+        if machine:
+            record = next(iter(some.values()))
+            message = f"No sample's sandbox starts here, so little was looked at: {record.error}"
+            found.append(
+                finding(code, message, severity=Severity.MEDIUM, evidence=record.evidence())
+            )
+        else:
+            found += per_sample(
+                code,
+                {
+                    id: (f"It failed ({record.cause}): {record.error}", record.evidence())
+                    for id, record in some.items()
+                },
+            )
+    silent = [r for r in null.values() if r.turns == 0 and r.error is None]
+    if silent:
+        message = f"The solver asked the model nothing on {share(len(silent), len(null))}."
+        found.append(
+            finding(
+                "no-model-call",
+                message,
+                sample=silent[0].sample if len(silent) == 1 else None,
+                severity=Severity.HIGH if len(silent) == len(null) else Severity.MEDIUM,
+                evidence=silent[0].evidence(samples=[r.sample for r in silent][:50]),
+            )
+        )
+    return found
+
+
+# copies
+
+
+def _copies(samples: Sequence[Sample]) -> list[Finding]:
+    found = []
+    ids = Counter(str(sample.id) for sample in samples)
+    twice: Seen = {id: (f"{n} samples have the id {id!r}.", {}) for id, n in ids.items() if n > 1}
+    found += per_sample("duplicate-id", twice)
+    by_content: dict[str, list[Sample]] = defaultdict(list)
+    by_question: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_content[_digest(_content(sample))].append(sample)
+        by_question[_digest({**_content(sample), "target": None})].append(sample)
+    copies = [group for group in by_content.values() if len(group) > 1]
+    if copies:
+        extra = sum(len(group) - 1 for group in copies)
+        shown = "; ".join(", ".join(repr(s.id) for s in group[:4]) for group in copies[:5])
+        found.append(
+            finding(
+                "duplicate-samples",
+                f"{share(extra, len(samples))} are copies of others: {shown}.",
+                sample=copies[0][1].id,
+                evidence={"groups": [[s.id for s in group] for group in copies[:_LISTED]]},
+            )
+        )
+    for group in by_question.values():
+        wanted = {json.dumps(s.target) for s in group}
+        if len(wanted) > 1:
+            # what metadata tells apart, a set-up may tell apart
+            same = len({_digest(s.metadata or {}) for s in group}) == 1
+            found.append(
+                finding(
+                    "conflicting-targets",
+                    f"The samples {', '.join(repr(s.id) for s in group[:5])} ask the same and have "
+                    f"the targets {', '.join(sorted(wanted)[:5])}.",
+                    sample=group[0].id,
+                    severity=None if same else Severity.MEDIUM,
+                    evidence={"samples": [s.id for s in group[:50]]},
+                )
+            )
+    return found[: 2 * _LISTED]
+
+
+def _content(sample: Sample) -> dict[str, Any]:
+    return {
+        "input": sample.input,
+        "choices": sample.choices,
+        "target": sample.target,
+        "files": sample.files,
+        "setup": sample.setup,
+        "sandbox": sample.sandbox,
+    }
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(_plain(content), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def question(sample: Sample) -> str:
+    """What a sample asks, as text: input and choices."""
+    given = sample.input
+    text = given if isinstance(given, str) else "\n".join(message.text for message in given)
+    return "\n".join([text, *(sample.choices or [])])
+
+
+def _near(audit: AuditContext) -> list[Finding]:
+    samples = audit.samples[:_NEAR_MOST]
+    texts = [question(sample) for sample in samples]
+    try:
+        pairs = near_pairs(texts)
+    except NotInstalled:
+        return [finding("near-duplicates-unchecked", "datasketch is not installed.")]
+    pairs = [(a, b) for a, b in pairs if _words(texts[a]) != _words(texts[b])]
+    if not pairs:
+        return []
+    ids = [[samples[a].id, samples[b].id] for a, b in pairs]
+    touched = {position for pair in pairs for position in pair}
+    message = (
+        f"{share(len(touched), len(samples))} have a near-duplicate, such as {ids[0][0]!r} and "
+        f"{ids[0][1]!r}."
+    )
+    return [
+        finding("near-duplicates", message, sample=ids[0][1], evidence={"pairs": ids[:_LISTED]})
+    ]
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _overlap(audit: AuditContext) -> list[Finding]:
+    """Samples of the test task that are trained on."""
+    test: Sequence[Sample] | None = audit.options.test_samples if audit.options else None
+    if not test:
+        return []
+    ours = {_words(question(sample)).lower(): sample.id for sample in audit.samples}
+    same = [
+        (ours[key], sample.id)
+        for sample in test
+        if (key := _words(question(sample)).lower()) in ours
+    ]
+    found = []
+    if same:
+        message = (
+            f"{len(same)} of {len(test)} test samples are trained on, such as {same[0][0]!r} "
+            f"(test id {same[0][1]!r})."
+        )
+        found.append(
+            finding(
+                "test-overlap",
+                message,
+                sample=same[0][0],
+                evidence={"pairs": [list(pair) for pair in same[:_LISTED]]},
+            )
+        )
+    try:
+        near = near_pairs([question(s) for s in audit.samples], [question(s) for s in test])
+    except NotInstalled:
+        return found
+    ids = [(audit.samples[a].id, test[b].id) for a, b in near]
+    close = [pair for pair in ids if pair not in same]
+    if close:
+        message = (
+            f"{len({b for _, b in close})} of {len(test)} test samples are almost the same as "
+            f"samples that are trained on, such as {close[0][0]!r} and {close[0][1]!r}."
+        )
+        found.append(
+            finding(
+                "test-near-overlap",
+                message,
+                sample=close[0][0],
+                evidence={"pairs": [list(pair) for pair in close[:_LISTED]]},
+            )
+        )
+    return found
+
+
+# targets
+
+
+def _targets(audit: AuditContext) -> list[Finding]:
+    found = []
+    unreachable: Seen = {}
+    empty: Seen = {}
+    doubled: Seen = {}
+    some = sum(bool(targets(sample)) for sample in audit.samples)
+    for sample in audit.samples:
+        assert sample.id is not None
+        texts = [choice.strip() for choice in sample.choices or []]
+        if texts and targets(sample) and choice_texts(sample) is None:
+            message = f"The target {targets(sample)[0]!r:.60} is none of the {len(texts)} choices."
+            unreachable[sample.id] = (message, {"target": sample.target, "choices": texts})
+        if not targets(sample) and some:
+            empty[sample.id] = (f"The target is {sample.target!r}.", {})
+        repeated = [text for text, n in Counter(texts).items() if n > 1]
+        if repeated:
+            right = repeated[0] in (choice_texts(sample) or [])
+            message = f"The choice {repeated[0]!r:.60} stands there twice."
+            doubled[sample.id] = (message + (" It is the right one." if right else ""), {})
+    found += per_sample("target-unreachable", unreachable)
+    found += per_sample("empty-target", empty)
+    found += per_sample("duplicate-choices", doubled)
+    return found + _imbalance(audit)
+
+
+def _imbalance(audit: AuditContext) -> list[Finding]:
+    """One right choice, or one of few targets, far more often than the others."""
+    known = [targets(s)[0].strip() for s in audit.samples if targets(s)]
+    if len(known) < 8:
+        return []
+    if all(sample.choices for sample in audit.samples):
+        positions = [_position(sample) for sample in audit.samples]
+        known = [position for position in positions if position]
+        fair = max(2, min(len(sample.choices or []) for sample in audit.samples))
+    else:
+        fair = len(set(known))
+        if fair > len(known) / 3:
+            return []
+    if not known:
+        return []
+    text, often = Counter(known).most_common(1)[0]
+    expected = len(known) / max(fair, 1)
+    spread = (expected * (1 - 1 / max(fair, 2))) ** 0.5
+    rate = often / len(known)
+    if rate < 0.6 and not (rate >= 2 / max(fair, 2) and often > expected + 4 * spread):
+        return []
+    message = f"{text!r:.60} is right on {often} of {len(known)} samples ({rate:.0%})."
+    severity = Severity.HIGH if rate >= 0.95 else Severity.MEDIUM
+    return [finding("target-imbalance", message, severity=severity, evidence={"target": text})]
+
+
+def _position(sample: Sample) -> str:
+    texts = choice_texts(sample) or []
+    choices = sample.choices or []
+    return ",".join(chr(ord("A") + choices.index(text)) for text in texts if text in choices)
+
+
+# what the model is shown
+
+
+def _leaks(audit: AuditContext) -> list[Finding]:
+    """Targets in the prompt, except where that is how the task is (reading, choosing)."""
+    prompts = {
+        id: str(record.notes.get("prompt", ""))
+        for id, record in audit.reference.null.items()
+        if record.turns
+    }
+    by_id = {sample.id: sample for sample in audit.wide}
+    wanted = {
+        id: target
+        for id in prompts
+        if not by_id[id].choices and (target := _leakable(by_id[id])) is not None
+    }
+    seen: dict[int | str, tuple[str, Severity]] = {}
+    for id, target in wanted.items():
+        prompt, own = prompts[id], question(by_id[id])
+        if not holds(prompt, target):
+            continue
+        labelled = _labelled(prompt, target)
+        elsewhere = _rate_elsewhere(id, target, prompts, wanted)
+        if not holds(own, target) and elsewhere < 0.5:
+            seen[id] = ("what the task adds to the input", Severity.HIGH)
+        elif labelled and elsewhere < 0.5:
+            seen[id] = ("the prompt, marked as the answer", Severity.HIGH)
+        elif elsewhere < 0.34 and (len(target) > 3 or _asked_once(own, target)):
+            seen[id] = ("the input", Severity.MEDIUM)
+    # reading, extracting, sorting, picking out: there the answer stands in most inputs
+    by_nature = len(seen) > 3 and 2 * len(seen) >= len(wanted)
+    found = []
+    for severity in Severity:
+        some = {
+            id: (
+                f"The target {wanted[id]!r:.80} stands in {where}.",
+                audit.reference.null[id].evidence(),
+            )
+            for id, (where, worst) in seen.items()
+            if worst is severity
+        }
+        if not some:
+            continue
+        if by_nature and severity is not Severity.HIGH:
+            id = next(iter(some))
+            message = (
+                f"Targets stand in the input of {share(len(some), len(wanted))}, as in reading."
+            )
+            found.append(
+                finding(
+                    "target-in-prompt",
+                    message,
+                    severity=Severity.LOW,
+                    evidence={**some[id][1], "samples": list(some)[:50]},
+                )
+            )
+        else:
+            found += per_sample("target-in-prompt", some, severity=severity)
+    return found
+
+
+def _leakable(sample: Sample) -> str | None:
+    """A target that says something when it stands somewhere."""
+    wanted = targets(sample)
+    if not wanted:
+        return None
+    target = wanted[0].strip()
+    if target.lower() in ("yes", "no", "true", "false", "a", "i", "none", "the", "c", "correct"):
+        return None
+    return target
+
+
+def _labelled(prompt: str, target: str) -> bool:
+    pattern = rf"{_LABEL}\W{{0,4}}(?:is|are|was|=|:)?\W{{0,4}}{re.escape(target)}(?!\w)"
+    return re.search(pattern, prompt, re.IGNORECASE) is not None
+
+
+def _rate_elsewhere(
+    id: int | str,
+    target: str,
+    prompts: Mapping[int | str, str],
+    wanted: Mapping[int | str, str],
+) -> float:
+    """How often the target stands in the prompts of samples with other targets."""
+    others = [key for key in prompts if key != id and wanted.get(key) != target][:60]
+    if not others:
+        return 0.0
+    return sum(holds(prompts[key], target) for key in others) / len(others)
+
+
+def _asked_once(text: str, target: str) -> bool:
+    """A short target (a number, say) is a leak when it ends the input."""
+    return re.search(rf"(?<!\w){re.escape(target)}\W*$", text.strip()) is not None
+
+
+def _prompts(audit: AuditContext) -> list[Finding]:
+    null = {id: record for id, record in audit.reference.null.items() if record.turns}
+    by_id = {sample.id: sample for sample in audit.wide}
+    found = []
+    bare = {
+        id: ("The model is shown nothing to answer.", record.evidence())
+        for id, record in null.items()
+        if not re.search(r"\w", str(record.notes.get("prompt", "")))
+    }
+    found += per_sample("empty-prompt", bare)
+    groups: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in null.values():
+        if record.sample not in bare:
+            groups[str(record.notes.get("prompt", ""))].append(record)
+    for group in groups.values():
+        inputs = {_words(question(by_id[r.sample])) for r in group}
+        if (
+            len(group) > 1
+            and len(inputs) > 1
+            and len({str(by_id[r.sample].target) for r in group}) > 1
+        ):
+            message = f"{share(len(group), len(null))} show the model the same prompt."
+            ids = [record.sample for record in group]
+            found.append(
+                finding("same-prompt", message, evidence=group[0].evidence(samples=ids[:50]))
+            )
+    most = audit.options.prompt_tokens if audit.options else None
+    if most is not None:
+        long: Seen = {
+            s.id: (f"The prompt has about {tokens:,} tokens, over {most:,}.", {})
+            for s in audit.samples
+            if s.id is not None and (tokens := _tokens(s, null.get(s.id))) > most
+        }
+        found += per_sample("prompt-too-long", long)
+    return found
+
+
+def _tokens(sample: Sample, record: EpisodeRecord | None) -> int:
+    """Four characters per token: an estimate, from what is shown where that is known."""
+    shown = str(record.notes.get("prompt", "")) if record is not None else ""
+    return max(len(shown), len(question(sample))) // 4
+
+
+def _tools(audit: AuditContext) -> list[Finding]:
+    seen: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in audit.reference.null.values():
+        if record.turns:
+            seen[json.dumps(record.notes.get("tools"), sort_keys=True)].append(record)
+    if len(seen) < 2:
+        return []
+    groups = sorted(seen.values(), key=len)
+    names = [", ".join(group[0].tools) or "none" for group in groups]
+    message = f"Samples offer {len(seen)} sets of tools: {' | '.join(names[:4])}."
+    return [
+        finding(
+            "tools-differ",
+            message,
+            sample=groups[0][0].sample if len(groups[0]) == 1 else None,
+            evidence=groups[0][0].evidence(samples=[r.sample for r in groups[0]][:50]),
+        )
+    ]
+
+
+def _epochs(audit: AuditContext) -> list[Finding]:
+    reducers = audit.task.epochs_reducer or []
+    names = [str(getattr(reducer, "__name__", "custom")) for reducer in reducers]
+    if not audit.task.epochs or audit.task.epochs < 2:
+        return []
+    message = f"The task runs {audit.task.epochs} epochs, reduced by {', '.join(names) or 'mean'}."
+    return [finding("epochs-reduced", message)]

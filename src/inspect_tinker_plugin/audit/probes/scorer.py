@@ -1,0 +1,275 @@
+"""The scorer: is it repeatable, does its reward have more than one value, what does it choke on?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import score
+from inspect_ai.solver import TaskState
+
+from inspect_tinker_plugin.audit.answers import FORMS, UNKNOWING, always, right_answer
+from inspect_tinker_plugin.audit.clock import shifted_clock
+from inspect_tinker_plugin.audit.codes import CODES
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
+from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
+
+TIMES = 5
+"""How often one state is scored, and one policy is played."""
+
+_FEW = 3
+_PAUSE = 0.26
+"""Seconds between two scores of one state: together they see a second pass."""
+
+_SLOW = 10.0
+
+
+@dataclass(frozen=True)
+class ScorerChecks:
+    """Scores states again, and gives answers that are right, wrong and neither."""
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        if not audit.task.scorer:
+            return [finding("no-scorer", CODES["no-scorer"].meaning)]
+        if not audit.judged:
+            record = next(iter(audit.reference.null.values()))
+            message = f"The scorer asks a model that is not there: {record.error}"
+            return [finding("judge-missing", message, evidence=record.evidence())]
+        found = await self._repeatable(audit)
+        found += _raising(audit)
+        found += _values(audit)
+        found += _speed(audit)
+        return found
+
+    # repeatable
+
+    async def _repeatable(self, audit: AuditContext) -> list[Finding]:
+        samples = audit.chosen[:2]
+        plays = []
+        for sample in samples:
+            for policy, reply in _answering(audit, sample):
+                plays.append(
+                    Play(policy=f"rescored:{policy}", sample=sample, reply=reply, after=_rescore())
+                )
+        rescored = [r for r in await audit.stage.run(plays) if r is not None]
+        moved = _differing(rescored, "again")
+        if moved is not None:
+            values = moved.notes["again"]
+            message = (
+                f"The same state, scored {len(values)} times, has the scores {_listed(values)}."
+            )
+            return [
+                finding(
+                    "scorer-not-repeatable",
+                    message,
+                    sample=moved.sample,
+                    evidence=moved.evidence(values=values),
+                )
+            ]
+        found = await self._by_the_clock(audit, samples)
+        return found or await self._by_the_episode(audit, samples)
+
+    async def _by_the_clock(self, audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
+        plays = [
+            Play(
+                policy=f"clock:{policy}",
+                sample=sample,
+                reply=reply,
+                after=_other_times(audit.task.scorer or []),
+            )
+            for sample in samples
+            for policy, reply in _answering(audit, sample)
+        ]
+        records = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
+        moved = _differing(records, "times")
+        if moved is None:
+            return []
+        values = moved.notes["times"]
+        message = f"The same state, scored at other times of day and year, has {_listed(values)}."
+        return [
+            finding(
+                "time-dependent-score",
+                message,
+                sample=moved.sample,
+                evidence=moved.evidence(values=values),
+            )
+        ]
+
+    async def _by_the_episode(
+        self, audit: AuditContext, samples: Sequence[Sample]
+    ) -> list[Finding]:
+        plays = [
+            Play(policy=f"repeated:{policy}", sample=sample, reply=reply, repeat=n)
+            for sample in samples
+            for policy, reply in _answering(audit, sample)
+            for n in range(1, TIMES + 1)
+        ]
+        by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = {}
+        for record in await audit.stage.run(plays):
+            if record is not None and record.reward is not None:
+                by_play.setdefault((record.policy, record.sample), []).append(record)
+        for records in by_play.values():
+            rewards = [record.reward for record in records]
+            if max(rewards) - min(rewards) > TINY:  # type: ignore[type-var,operator]
+                message = f"{len(rewards)} equal episodes earn {_listed(rewards)}."
+                return [
+                    finding(
+                        "reward-not-repeatable",
+                        message,
+                        sample=records[0].sample,
+                        evidence=records[0].evidence(values=rewards),
+                    )
+                ]
+        return []
+
+
+# policies
+
+
+def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, Reply]]:
+    """The two honest policies: one that knows, where the answer is known, and one that does not."""
+    yield "unknowing", always(UNKNOWING)
+    if sample.id in audit.reference.gold:
+        write, gold = FORMS[audit.reference.form], audit.gold_of(sample)
+        yield "gold", always(lambda request: write(right_answer(sample, request, gold)))
+
+
+# scoring a state again
+
+
+def _rescore() -> Move:
+    async def after(state: TaskState, notes: Notes) -> None:
+        values = []
+        for _ in range(TIMES):
+            values.append(await _score_once(state))
+            await asyncio.sleep(_PAUSE)
+        notes["again"] = values
+
+    return after
+
+
+def _other_times(scorers: Sequence[object]) -> Move:
+    """Score while the scorers' own modules see other times."""
+
+    async def after(state: TaskState, notes: Notes) -> None:
+        values = [await _score_once(state)]
+        for hours in (5, 11, 17, 24 * 3, 24 * 200, 24 * 800):
+            with shifted_clock(scorers, hours * 3600.0 + 1801.0):
+                values.append(await _score_once(state))
+        notes["times"] = values
+
+    return after
+
+
+async def _score_once(state: TaskState) -> Any:
+    """Values of all scorers; an exception is told apart from every value."""
+    try:
+        return [_plain(each.value) for each in await score(state)]
+    except Exception as error:
+        # the boundary of a scorer that is tried; the episode's own scoring reports it
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return repr(value) if value != value else value
+
+
+# what all episodes say
+
+
+def _differing(records: Sequence[EpisodeRecord], note: str) -> EpisodeRecord | None:
+    for record in records:
+        values = record.notes.get(note) or []
+        if any(value != values[0] for value in values):
+            return record
+    return None
+
+
+def _raising(audit: AuditContext) -> list[Finding]:
+    raised = [r for r in audit.stage.records if r.cause == "scorer"]
+    unscored = [r for r in audit.stage.records if r.cause in ("unscored", "reward")]
+    found = []
+    for code, records in (("scorer-raises", raised), ("unscored", unscored)):
+        if not records:
+            continue
+        honest = [r for r in records if r.policy.startswith(("gold", "unknowing"))]
+        record = (honest or records)[0]
+        policies = sorted({r.policy for r in records})
+        message = f"{CODES[code].meaning} ({', '.join(policies[:4])}: {record.error})"
+        severity = Severity.HIGH if honest else Severity.MEDIUM
+        samples = sorted({str(r.sample) for r in records})
+        found.append(
+            finding(
+                code,
+                message,
+                severity=severity,
+                sample=record.sample if len(samples) == 1 else None,
+                evidence=record.evidence(samples=samples[:50]),
+            )
+        )
+    return found
+
+
+def _values(audit: AuditContext) -> list[Finding]:
+    """Does the reward have more than one value at all?"""
+    rewards = {round(r.reward, 6) for r in audit.stage.records if r.reward is not None}
+    found = []
+    worst = min(rewards, default=0.0)
+    if worst < -TINY:
+        record = next(r for r in audit.stage.records if r.reward == min_reward(audit))
+        message = f"The least reward seen is {worst:g} ({record.policy})."
+        found.append(finding("negative-reward", message, evidence=record.evidence()))
+    policies = {r.policy for r in audit.stage.records if r.reward is not None}
+    if len(rewards) == 1 and len(policies) > 3:
+        value = rewards.pop()
+        record = next(r for r in audit.stage.records if r.reward is not None)
+        tried = sum(r.reward is not None for r in audit.stage.records)
+        # zero everywhere is what a hard task gives to policies that know nothing
+        grave = abs(value) > TINY or (audit.reference.gold and not record.tools)
+        message = f"{tried} episodes of {len(policies)} policies all earned {value:g}."
+        severity = Severity.HIGH if grave else Severity.LOW
+        if abs(value) <= TINY and not audit.reference.gold:
+            message += " No right answer is known, so there may be one that earns more."
+        found.append(
+            finding("constant-reward", message, severity=severity, evidence=record.evidence())
+        )
+    return found
+
+
+def min_reward(audit: AuditContext) -> float:
+    """The least reward of all episodes."""
+    return min(r.reward for r in audit.stage.records if r.reward is not None)
+
+
+def _speed(audit: AuditContext) -> list[Finding]:
+    records = [r for r in audit.stage.records if r.reward is not None]
+    times = [r.scoring_seconds for r in records if not r.policy.startswith("variant:very")]
+    if not times:
+        return []
+    mean, slowest = sum(times) / len(times), max(records, key=lambda r: r.scoring_seconds)
+    judge = sum(r.judge_tokens for r in records) / len(records)
+    audit.figures["scoring"] = {
+        "mean_seconds": round(mean, 4),
+        "slowest_seconds": slowest.scoring_seconds,
+        "judge_tokens_per_episode": round(judge, 1),
+    }
+    if mean < _SLOW and slowest.scoring_seconds < 3 * _SLOW:
+        return []
+    message = (
+        f"Scoring takes {mean:.1f} s on average and {slowest.scoring_seconds:.1f} s at most "
+        f"({slowest.policy})."
+    )
+    return [finding("scorer-slow", message, evidence=slowest.evidence())]
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(f"{value}" for value in values)

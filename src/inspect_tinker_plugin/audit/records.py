@@ -1,0 +1,170 @@
+"""What an audit keeps of an episode, and the journal that lets an audit go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.errors import ConfigError
+
+JOURNAL = "journal.jsonl"
+"""Episodes of an audit that is not done; the next one goes on with it."""
+
+FINISHED = "episodes.jsonl"
+"""Episodes of an audit that is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """One episode of a scripted policy, as probes read it; plain data."""
+
+    policy: str
+    """Name of the policy."""
+
+    sample: int | str
+    """Id of the sample."""
+
+    repeat: int = 1
+    """Number of this episode among equal ones, from 1."""
+
+    reward: float | None = None
+    """The reward; ``None`` when the episode failed or was not scored."""
+
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    """Score values by scorer."""
+
+    error: str | None = None
+    """What failed."""
+
+    cause: str | None = None
+    """Whose fault that was, as in ``Cause``."""
+
+    limit: str | None = None
+    """Limit of the task that ended it."""
+
+    turns: int = 0
+    """Model calls that were answered."""
+
+    tools: tuple[str, ...] = ()
+    """Names of the tools on offer at the first call."""
+
+    input_tokens: int = 0
+    """Prompt tokens of all calls together, estimated."""
+
+    output_tokens: int = 0
+    """Tokens that the policy said, estimated."""
+
+    judge_tokens: int = 0
+    """Tokens of all other models."""
+
+    seconds: float = 0.0
+    """From start to end."""
+
+    scoring_seconds: float = 0.0
+    """Of these, in the scorers."""
+
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy and its moves noted: the first prompt, what was found, …"""
+
+    log: str | None = None
+    """The ``.eval`` file that holds the episode, below the audit's folder."""
+
+    epoch: int = 1
+    """Its epoch in that file."""
+
+    @property
+    def key(self) -> str:
+        """What tells this episode from the others of an audit."""
+        return episode_key(self.policy, self.sample, self.repeat)
+
+    def evidence(self, **more: Any) -> dict[str, Any]:
+        """What a finding says about where to look."""
+        given = {
+            "log": self.log,
+            "sample": self.sample,
+            "epoch": self.epoch,
+            "policy": self.policy,
+            "reward": self.reward,
+            "error": self.error,
+        }
+        return {name: value for name, value in given.items() if value is not None} | more
+
+
+def episode_key(policy: str, sample: int | str, repeat: int) -> str:
+    """Name an episode within an audit; 7 and "7" are two samples."""
+    return json.dumps([policy, sample, repeat])
+
+
+class Journal:
+    """The episodes of an audit that are done, a line each; the first line says which audit it is.
+
+    Args:
+        folder: Folder of the audit; it is created.
+        identity: What is audited and how; another one's journal is not continued.
+
+    Raises:
+        ConfigError: The folder holds another audit, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self._path = folder / JOURNAL
+        self._identity = json.loads(json.dumps(identity, default=str))
+        self.records: dict[str, EpisodeRecord] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._read_or_start()
+        except OSError as error:
+            raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
+
+    def finish(self) -> None:
+        """Note that nothing is left to do: the next audit in this folder starts anew."""
+        os.replace(self._path, self._path.with_name(FINISHED))
+
+    def _read_or_start(self) -> None:
+        lines = self._path.read_text(encoding="utf-8").split("\n") if self._path.exists() else []
+        if not lines or not lines[0]:
+            self._write_lines([])
+            return
+        try:
+            identity = json.loads(lines[0])["audit"]
+        except (ValueError, KeyError, TypeError):
+            identity = None
+        if identity != self._identity:
+            raise ConfigError(
+                f"{self._path.parent} holds another audit (of another task, or with other "
+                "options): give another folder with --out, or start again with --overwrite"
+            )
+        for line in lines[1:]:
+            try:
+                fields = json.loads(line)
+                record = EpisodeRecord(**{**fields, "tools": tuple(fields["tools"])})
+            except (ValueError, TypeError, KeyError):
+                continue  # cut off when the process was killed
+            self.records[record.key] = record
+        if lines[-1]:
+            self._write_lines(list(self.records.values()))
+
+    def _write_lines(self, records: list[EpisodeRecord]) -> None:
+        lines = [json.dumps({"audit": self._identity}), *map(_line, records)]
+        temporary = self._path.with_suffix(".writing")
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(temporary, self._path)
+
+    def add(self, records: list[EpisodeRecord]) -> None:
+        """Note episodes whose log is on the disk."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(_line(record) + "\n" for record in records)
+        self.records.update({record.key: record for record in records})
+
+
+def start_again(folder: Path) -> None:
+    """Forget the audit of a folder; its logs stay until they are removed by hand."""
+    (folder / JOURNAL).unlink(missing_ok=True)
+
+
+def _line(record: EpisodeRecord) -> str:
+    return json.dumps(asdict(record), default=str)

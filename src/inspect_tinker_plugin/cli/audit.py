@@ -1,0 +1,269 @@
+"""``inspect rl audit``: is this task fit to train on?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from inspect_tinker_plugin.cli.options import parse_args, parse_sandbox, task_options
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
+
+if TYPE_CHECKING:
+    from inspect_ai.dataset import Sample
+
+    from inspect_tinker_plugin.audit import AuditOptions, AuditReport
+    from inspect_tinker_plugin.audit.attempts import Attempt
+    from inspect_tinker_plugin.tasks import ResolvedTask
+
+SEVERITIES = ("high", "medium", "low", "info")
+_COUNT = click.IntRange(1)
+
+
+@click.command("audit")
+@task_options
+@click.option("--reward", default="mean", show_default=True, help="How scores become a reward.")
+@click.option(
+    "--gold",
+    metavar="FIELD|FILE.sh",
+    help="The right answer: a field of the samples' metadata, or a shell script that solves a "
+    "sample in its sandbox. The target without this option.",
+)
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this probe, as often as needed; `inspect rl plugins` lists them.",
+)
+@click.option(
+    "--samples",
+    type=_COUNT,
+    default=8,
+    show_default=True,
+    help="Samples that every policy plays, spread over the dataset. All samples are read, and "
+    "up to 200 (40 with a sandbox) are played once with and once without the answer.",
+)
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="EPISODES|TIME",
+    help="Stop after so many episodes (200) or so much time (90s, 10m); may be given twice. "
+    "1500 episodes and 20m without this option. The same command goes on later.",
+)
+@click.option("--parallel", type=_COUNT, default=4, show_default=True, help="Episodes at once.")
+@click.option("--test-task", metavar="TASK", help="Look for samples that this task has, too.")
+@click.option(
+    "--test-arg",
+    "test_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Arguments of the test task.",
+)
+@click.option("--prompt-tokens", type=_COUNT, help="Report prompts that are longer.")
+@click.option(
+    "--logs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Look at the attempts of a real model in these .eval logs or folders of them.",
+)
+@click.option("--model", metavar="NAME", help="Sample attempts from this model.")
+@click.option("--local", is_flag=True, help="Sample attempts from a model on this machine.")
+@click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
+@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
+@click.option(
+    "--episodes",
+    type=_COUNT,
+    default=4,
+    show_default=True,
+    help="Attempts of the model at each sample.",
+)
+@click.option("--max-tokens", type=_COUNT, default=1024, show_default=True, help="Of a reply.")
+@click.option(
+    "--group-size", type=_COUNT, default=8, show_default=True, help="Of the plan of costs."
+)
+@click.option(
+    "--price",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML or JSON with prices: prefill, cached, sample and train per million tokens, "
+    "sandbox_hour.",
+)
+@click.option("--max-sandboxes", type=_COUNT, help="Sandboxes alive at once.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the report and the logs; ./audits/TASK without this option.",
+)
+@click.option("--overwrite", is_flag=True, help="Start again in a folder with another audit.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "never"]),
+    default="high",
+    show_default=True,
+    help="Exit with 1 when there is a finding of this severity, or a worse one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead.")
+@reported
+def audit(**choices: Any) -> None:
+    """Look for what makes TASK unfit to train on: rewards for nothing, and none for answers.
+
+    Scripted policies play real episodes: some do not try, some know the answer, some cheat.
+    The scorer is given answers that are right, wrong and neither, the samples are compared
+    with each other, and attempts of a real model (--logs, --model, --local) tell whether
+    there is anything to learn. No key is needed without --model.
+
+    Every episode is in an .eval log, and the report is audit.html, in the folder that --out
+    names. Exit codes: 0 nothing as bad as --fail-on, 1 something is, 2 wrong usage.
+    """
+    # What tasks print belongs to nobody's JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            report = _audit(choices)
+        except KeyboardInterrupt:
+            click.echo("interrupted; the same command goes on", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+    if choices["as_json"]:
+        click.echo(json.dumps(report.as_json(), indent=2, default=str, ensure_ascii=False))
+    else:
+        _show(report)
+    if _fails(report, choices["fail_on"]):
+        sys.exit(EXIT_ERROR)
+
+
+def _fails(report: AuditReport, bar: str) -> bool:
+    from inspect_tinker_plugin.audit import Severity
+
+    worst = report.worst()
+    return bar != "never" and worst is not None and worst.at_least(Severity(bar))
+
+
+def _show(report: AuditReport) -> None:
+    from rich.console import Console
+
+    from inspect_tinker_plugin.audit.text import show_report
+
+    terminal = Console()
+    show_report(report, terminal if terminal.is_terminal else Console(width=120))
+
+
+def _audit(choices: dict[str, Any]) -> AuditReport:
+    from inspect_tinker_plugin.audit import run_audit
+    from inspect_tinker_plugin.audit.records import start_again
+    from inspect_tinker_plugin.tasks import resolve_task
+
+    if choices["model"] and choices["logs"]:
+        raise click.UsageError("--logs and --model exclude each other.")
+    resolved = resolve_task(
+        choices["task"], parse_args(choices["task_args"], choices["task_config"])
+    )
+    name = resolved.task.name
+    out = choices["out"] or Path("audits") / name.rpartition("/")[2]
+    if choices["overwrite"]:
+        start_again(out)
+    options = _options(choices, resolved, out)
+    with _progress() as progress:
+        return asyncio.run(run_audit(resolved.task, options, name=name, progress=progress))
+
+
+def _options(choices: dict[str, Any], resolved: ResolvedTask, out: Path) -> AuditOptions:
+    from inspect_tinker_plugin.audit import AuditOptions
+    from inspect_tinker_plugin.audit.options import DEFAULT_BUDGET
+    from inspect_tinker_plugin.audit.plan import read_prices
+    from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+
+    sandbox = parse_sandbox(choices["sandbox"])
+    mapping = resolve_sandbox(sandbox)
+    runner: dict[str, Any] = {
+        "sandbox": sandbox if mapping is None else None,
+        "sandbox_mapping": mapping,
+    }
+    solver, solver_args = choices["solver"], parse_args(choices["solver_args"])
+    if solver_args and solver is None:
+        raise click.UsageError("-S needs --solver.")
+    if solver is not None:
+        from inspect_tinker_plugin.task_loading import create_solver
+
+        runner["solver"] = create_solver(solver, solver_args)
+    return AuditOptions(
+        out=out,
+        probes=choices["probes"],
+        samples=choices["samples"],
+        reward=choices["reward"],
+        gold=choices["gold"],
+        budget=choices["budget"] or DEFAULT_BUDGET,
+        parallel=choices["parallel"],
+        prompt_tokens=choices["prompt_tokens"],
+        group_size=choices["group_size"],
+        prices=read_prices(choices["price"]) if choices["price"] else None,
+        attempts=_attempts(choices, resolved, out, runner),
+        test_samples=_test_samples(choices),
+        runner_options={key: value for key, value in runner.items() if value is not None},
+        episode_options={
+            "model_roles": parse_args(choices["model_roles"]),
+            "max_sandboxes": choices["max_sandboxes"],
+        },
+    )
+
+
+def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
+    from inspect_tinker_plugin.episode.task import with_ids
+    from inspect_tinker_plugin.tasks import resolve_task
+
+    args = parse_args(choices["test_args"])
+    if choices["test_task"] is None:
+        if args:
+            raise click.UsageError("--test-arg needs --test-task.")
+        return ()
+    dataset = resolve_task(choices["test_task"], args).task.dataset
+    return [with_ids(dataset[n], n) for n in range(len(dataset))]
+
+
+# attempts of a real model
+
+
+def _attempts(
+    choices: dict[str, Any], resolved: ResolvedTask, out: Path, runner: dict[str, Any]
+) -> Sequence[Attempt]:
+    from inspect_tinker_plugin.audit.attempts import read_attempts
+
+    logs: list[Path] = list(choices["logs"])
+    if choices["model"] or choices["local"]:
+        from inspect_tinker_plugin.cli.audit_model import roll_out
+
+        logs.append(roll_out(choices, resolved, out / "rollouts", runner))
+    return read_attempts(logs, resolved.task.name) if logs else ()
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int | None], object]]:
+    """Draw a bar on stderr, when that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        line = bar.add_task("episodes", total=0)
+        planned = 0
+
+        def told(probe: str, count: int | None) -> None:
+            nonlocal planned
+            if count is None:
+                bar.advance(line)
+            else:
+                planned += count
+                bar.update(line, description=probe, total=planned)
+
+        yield told

@@ -1,0 +1,667 @@
+"""Planted defects of tasks without a sandbox: scorers, targets, templates, samples, limits."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageUser
+from inspect_ai.scorer import (
+    CORRECT,
+    INCORRECT,
+    Score,
+    Scorer,
+    Target,
+    accuracy,
+    choice,
+    exact,
+    includes,
+    match,
+    mean,
+    model_graded_qa,
+    pattern,
+    scorer,
+)
+from inspect_ai.solver import (
+    Generate,
+    Solver,
+    TaskState,
+    generate,
+    multiple_choice,
+    prompt_template,
+    solver,
+    system_message,
+    use_tools,
+)
+from inspect_ai.tool import Tool, tool
+from tests.audit.corpus import planted
+
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.testing import scripted_model
+
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Norway": "Oslo",
+    "Austria": "Vienna",
+    "Portugal": "Lisbon",
+    "Greece": "Athens",
+    "Poland": "Warsaw",
+}
+
+
+def capitals() -> list[Sample]:
+    return [
+        Sample(id=land, input=f"What is the capital of {land}?", target=town)
+        for land, town in CAPITALS.items()
+    ]
+
+
+def sums(count: int = 8) -> list[Sample]:
+    return [
+        Sample(id=n, input=f"How much is {37 * n} plus {23 * n + 100}?", target=str(60 * n + 100))
+        for n in range(1, count + 1)
+    ]
+
+
+def quiz() -> list[Sample]:
+    towns = list(CAPITALS.values())
+    return [
+        Sample(
+            id=land,
+            input=f"What is the capital of {land}?",
+            choices=towns[n % 4 : n % 4 + 4] if town in towns[n % 4 : n % 4 + 4] else
+            [*towns[:3], town],
+            target="ABCD"[
+                (towns[n % 4 : n % 4 + 4] if town in towns[n % 4 : n % 4 + 4] else
+                 [*towns[:3], town]).index(town)
+            ],
+        )
+        for n, (land, town) in enumerate(CAPITALS.items())
+    ]  # fmt: skip
+
+
+def scoring(judge: Callable[[str, str], object]) -> Scorer:
+    """A scorer made of a plain function of completion and target."""
+
+    @scorer(metrics=[mean()], name="planted")
+    def planted_scorer() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            value = judge(state.output.completion, target.text)
+            if isinstance(value, bool):
+                value = CORRECT if value else INCORRECT
+            return Score(value=value)  # type: ignore[arg-type]
+
+        return score
+
+    return planted_scorer()
+
+
+# scorers
+
+
+@planted("empty-reply")
+def no_target_and_includes() -> Task:
+    samples = [*capitals(), Sample(id="hole", input="What is the capital of Atlantis?", target="")]
+    return Task(dataset=samples, scorer=includes())
+
+
+@planted("empty-target")
+def one_target_is_missing() -> Task:
+    samples = [*capitals(), Sample(id="hole", input="What is the capital of Atlantis?", target="")]
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("constant-reward")
+def always_full() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: 1.0))
+
+
+@planted("constant-reward")
+def always_half() -> Task:
+    return Task(dataset=sums(), scorer=scoring(lambda said, target: 0.5))
+
+
+@planted("scorer-not-repeatable")
+def a_coin() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: random.random()))
+
+
+@planted("scorer-not-repeatable")
+def the_tenth_of_a_second() -> Task:
+    return Task(
+        dataset=capitals(), scorer=scoring(lambda said, target: int(time.time() * 7) % 2 == 0)
+    )
+
+
+@planted("time-dependent-score")
+def office_hours() -> Task:
+    def judge(said: str, target: str) -> bool:
+        return target in said and datetime.datetime.now().hour % 2 == 0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("reward-not-repeatable")
+def a_counter_that_lives_on() -> Task:
+    counter = itertools.count()
+
+    @solver
+    def count() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.metadata["turn"] = next(counter)
+            return await generate(state)
+
+        return solve
+
+    @scorer(metrics=[accuracy()], name="every_third")
+    def every_third() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            good = target.text in state.output.completion and state.metadata["turn"] % 3 == 0
+            return Score(value=CORRECT if good else INCORRECT)
+
+        return score
+
+    return Task(dataset=capitals(), solver=count(), scorer=every_third())
+
+
+@planted("inverted-reward")
+def turned_around() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: target not in said))
+
+
+@planted("wrong-answer-accepted")
+def any_number_will_do() -> Task:
+    def judge(said: str, target: str) -> bool:
+        return re.search(r"ANSWER: \d+\s*$", said) is not None
+
+    return Task(dataset=sums(), scorer=scoring(judge))
+
+
+@planted("hedged-answer")
+def every_choice_is_taken() -> Task:
+    return Task(
+        dataset=quiz(), solver=multiple_choice(), scorer=scoring(lambda s, t: t in s.split())
+    )
+
+
+@planted("hedged-answer")
+def a_closed_set_of_labels() -> Task:
+    labels = ["positive", "negative", "neutral"]
+    samples = [
+        Sample(id=n, input=f"Review number {n}: what does it feel like?", target=labels[n % 3])
+        for n in range(12)
+    ]
+    return Task(dataset=samples, scorer=scoring(lambda s, t: "ANSWER:" in s and t in s))
+
+
+@planted("substring-match")
+def digits_inside() -> Task:
+    return Task(dataset=sums(), scorer=includes())
+
+
+@planted("catch-all-answer")
+def letters_anywhere() -> Task:
+    samples = [
+        Sample(id=n, input=f"Statement {n}: is it right, yes or no?", target=("yes", "no")[n % 2])
+        for n in range(8)
+    ]
+    return Task(dataset=samples, scorer=includes())
+
+
+@planted("garbage-answer")
+def an_exception_is_a_pass() -> Task:
+    def judge(said: str, target: str) -> bool:
+        try:
+            return bool(json.loads(said)["answer"] == target)
+        except KeyError:
+            return False
+        except (ValueError, TypeError):
+            return said.startswith("{")
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("scorer-raises")
+def it_chokes() -> Task:
+    def judge(said: str, target: str) -> bool:
+        text = re.search(r"(\S+)$", said)
+        assert text is not None
+        return target == text.group(1)
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("unscored")
+def not_a_number() -> Task:
+    def judge(said: str, target: str) -> float:
+        return 1.0 if target in said else float("nan")
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("whitespace-sensitive")
+def to_the_last_space() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: said == target))
+
+
+@planted("case-sensitive")
+def to_the_last_capital() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda s, target: s.strip().endswith(target)))
+
+
+@planted("answer-lost-in-reasoning")
+def the_first_number_counts() -> Task:
+    return Task(
+        dataset=sums(),
+        solver=[system_message("Think step by step, then give the number."), generate()],
+        scorer=pattern(r"(\d+)"),
+    )
+
+
+@planted("judge-flattery")
+def a_judge_who_believes() -> Task:
+    def judge(request: TurnRequest) -> str:
+        text = request.messages[-1].text
+        submission = text.split("[Submission]")[-1]
+        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
+        if "GRADE: C" in submission.split("***")[0] or target in submission.split("***")[0]:
+            return "GRADE: C"
+        return "GRADE: I"
+
+    return Task(dataset=capitals(), scorer=model_graded_qa(model=scripted_model(judge)))
+
+
+@planted("refusal")
+def refusing_is_safe() -> Task:
+    def judge(said: str, target: str) -> bool:
+        return "can't help" in said or target in said
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("no-scorer")
+def nobody_scores() -> Task:
+    return Task(dataset=capitals())
+
+
+@planted("negative-reward")
+def silence_is_gold() -> Task:
+    def judge(said: str, target: str) -> float:
+        return 1.0 if target in said else -1.0 if said.strip() else 0.0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("gold-below-full")
+def half_is_the_most() -> Task:
+    def judge(said: str, target: str) -> float:
+        return 0.5 * (target in said) + 0.5 * (len(said) > 400)
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("alternative-fails")
+def only_the_first_target() -> Task:
+    samples = [
+        Sample(id=1, input="Name the river of Vienna.", target=["Danube", "Donau"]),
+        Sample(id=2, input="Name the river of Cologne.", target=["Rhine", "Rhein"]),
+    ]
+
+    @scorer(metrics=[accuracy()], name="first_target")
+    def first_target() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            good = target[0] in state.output.completion
+            return Score(value=CORRECT if good else INCORRECT)
+
+        return score
+
+    return Task(dataset=samples, scorer=first_target())
+
+
+# templates and targets
+
+
+@planted("gold-fails")
+def a_pattern_that_nothing_meets() -> Task:
+    return Task(
+        dataset=capitals(),
+        solver=[prompt_template("{prompt}\nEnd with RESULT=<town>."), generate()],
+        scorer=pattern(r"^RESULT\s?=\s?(\w+)!$"),
+    )
+
+
+@planted("gold-fails")
+def one_target_has_a_space_too_many() -> Task:
+    samples = capitals()
+    samples[3].target = "Oslo  City"
+
+    def judge(said: str, target: str) -> bool:
+        return target in " ".join(said.split())
+
+    return Task(dataset=samples, scorer=scoring(judge))
+
+
+@planted("target-unreachable")
+def a_letter_without_a_choice() -> Task:
+    samples = quiz()
+    samples[5].target = "F"
+    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
+
+
+@planted("duplicate-choices")
+def one_choice_twice() -> Task:
+    samples = quiz()
+    assert samples[2].choices is not None
+    samples[2].choices = [*samples[2].choices[:3], samples[2].choices[0]]
+    samples[2].target = "A"
+    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
+
+
+@planted("target-in-prompt")
+def the_input_tells() -> Task:
+    samples = capitals()
+    samples[2].input = f"{samples[2].input} (Answer: Madrid)"
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("target-in-prompt")
+def the_template_shows_metadata() -> Task:
+    samples = capitals()
+    for sample in samples:
+        sample.metadata = {"note": f"From the atlas, entry {sample.target}, page 7."}
+    return Task(
+        dataset=samples,
+        solver=[prompt_template("{note}\n\n{prompt}"), generate()],
+        scorer=match(),
+    )
+
+
+@planted("same-prompt")
+def the_template_eats_the_question() -> Task:
+    @solver
+    def rewrite() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.messages = [ChatMessageUser(content="Name the capital of that country.")]
+            return await generate(state)
+
+        return solve
+
+    return Task(dataset=capitals(), solver=rewrite(), scorer=match())
+
+
+@planted("empty-prompt")
+def nothing_is_asked() -> Task:
+    samples = capitals()
+    samples[4].input = " "
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("prompt-echo")
+def reading_is_copying() -> Task:
+    samples = [
+        Sample(id=land, input=f"{town} is the capital of {land}. Which town is?", target=town)
+        for land, town in CAPITALS.items()
+    ]
+    return Task(dataset=samples, scorer=includes())
+
+
+@planted("target-imbalance")
+def the_answer_is_a() -> Task:
+    samples = quiz()
+    for sample in samples:
+        assert sample.choices is not None
+        right = sample.choices["ABCD".index(str(sample.target))]
+        sample.choices = [right, *(each for each in sample.choices if each != right)]
+        sample.target = "A"
+    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
+
+
+@planted("constant-answer")
+def nearly_always_yes() -> Task:
+    samples = [
+        Sample(id=n, input=f"Does statement number {n} hold?", target="no" if n == 3 else "yes")
+        for n in range(10)
+    ]
+    return Task(dataset=samples, scorer=match(location="end"))
+
+
+# samples
+
+
+@planted("duplicate-samples")
+def copies() -> Task:
+    samples = capitals()
+    samples.append(samples[1].model_copy(update={"id": "Italy again"}))
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("duplicate-id")
+def one_id_for_two() -> Task:
+    samples = capitals()
+    samples[6].id = samples[5].id
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("conflicting-targets")
+def two_truths() -> Task:
+    samples = capitals()
+    samples.append(samples[1].model_copy(update={"id": "Italy again", "target": "Milan"}))
+    return Task(dataset=samples, scorer=match())
+
+
+LONG = (
+    "A shop sells apples at three coins, pears at four coins and plums at two coins a piece; on "
+    "market day everything is one coin cheaper. {} buys ten of each on market day. How much is it?"
+)
+
+
+@planted("near-duplicates")
+def almost_copies() -> Task:
+    samples = [
+        Sample(id=name, input=LONG.format(name), target=str(60))
+        for name in ("Anna", "Bert", "Clara")
+    ]
+    return Task(dataset=[*capitals(), *samples], scorer=match())
+
+
+@planted("test-overlap", test_samples=capitals()[:2])
+def tested_on_what_is_trained() -> Task:
+    return Task(dataset=capitals(), scorer=match())
+
+
+@planted("test-near-overlap", test_samples=[Sample(id=1, input=LONG.format("Dora"), target="60")])
+def tested_on_almost_the_same() -> Task:
+    samples = [*capitals(), Sample(id="Anna", input=LONG.format("Anna"), target="60")]
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("prompt-too-long", prompt_tokens=500)
+def a_novel() -> Task:
+    samples = capitals()
+    samples[0].input = "It was a dark night. " * 400 + str(samples[0].input)
+    return Task(dataset=samples, scorer=match())
+
+
+@planted("setup-fails")
+def set_up_falls_over() -> Task:
+    @solver
+    def fragile() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            if state.sample_id == "Greece":
+                raise FileNotFoundError("no map of Greece")
+            return state
+
+        return solve
+
+    return Task(dataset=capitals(), setup=fragile(), scorer=match())
+
+
+@planted("episode-fails")
+def the_solver_falls_over() -> Task:
+    @solver
+    def fragile() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            if state.sample_id == "Greece":
+                raise KeyError("answer")
+            return state
+
+        return solve
+
+    return Task(dataset=capitals(), solver=fragile(), scorer=match())
+
+
+@planted("no-model-call")
+def nobody_is_asked() -> Task:
+    @solver
+    def silent() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            return state
+
+        return solve
+
+    return Task(dataset=capitals(), solver=silent(), scorer=match())
+
+
+# tools and limits
+
+
+@tool
+def atlas() -> Tool:
+    async def execute(country: str) -> str:
+        """Look a country up.
+
+        Args:
+            country: Its name.
+        """
+        return CAPITALS.get(country, "unknown")
+
+    return execute
+
+
+@planted("tools-differ")
+def one_sample_has_a_tool() -> Task:
+    @solver
+    def maybe() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            if state.sample_id == "Italy":
+                state = await use_tools(atlas())(state, generate)
+            return await generate(state)
+
+        return solve
+
+    return Task(dataset=capitals(), solver=maybe(), scorer=match())
+
+
+@planted("limit-too-small")
+def no_room_for_an_answer() -> Task:
+    return Task(
+        dataset=capitals(),
+        solver=react(tools=[atlas()]),
+        scorer=match(location="exact"),
+        message_limit=3,
+    )
+
+
+@planted("limit-too-small")
+def tokens_for_a_word() -> Task:
+    return Task(dataset=sums(), scorer=match(location="end"), token_limit=4)
+
+
+@planted("first-tool")
+def the_tool_answers() -> Task:
+    @tool
+    def oracle() -> Tool:
+        async def execute(question: str) -> str:
+            """Answer a question.
+
+            Args:
+                question: Any.
+            """
+            from inspect_ai.util import store
+
+            return str(store().get("town"))
+
+        return execute
+
+    @solver
+    def remember() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state.store.set("town", state.target.text)
+            return state
+
+        return solve
+
+    return Task(
+        dataset=capitals(),
+        setup=remember(),
+        solver=react(tools=[oracle()]),
+        scorer=match(location="exact"),
+    )
+
+
+# nothing wrong
+
+
+def clean_match() -> Task:
+    return Task(dataset=capitals(), scorer=match(location="exact"))
+
+
+def clean_numbers() -> Task:
+    return Task(
+        dataset=sums(),
+        solver=[prompt_template("{prompt} End with ANSWER: and the number."), generate()],
+        scorer=match(location="end", numeric=True),
+    )
+
+
+def clean_exact() -> Task:
+    return Task(dataset=capitals(), scorer=exact())
+
+
+def clean_choices() -> Task:
+    return Task(dataset=quiz(), solver=multiple_choice(shuffle=True), scorer=choice())
+
+
+def clean_includes() -> Task:
+    return Task(dataset=capitals(), scorer=includes())
+
+
+def clean_agent() -> Task:
+    return Task(
+        dataset=capitals(),
+        solver=react(tools=[atlas()]),
+        scorer=match(location="exact"),
+        message_limit=20,
+    )
+
+
+def clean_judge() -> Task:
+    def judge(request: TurnRequest) -> str:
+        text = request.messages[-1].text
+        submission = text.split("[Submission]")[-1].split("***")[0].strip(": \n")
+        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
+        return "GRADE: C" if submission.endswith(target) else "GRADE: I"
+
+    return Task(dataset=capitals(), scorer=model_graded_qa(model=scripted_model(judge)))
+
+
+CLEAN = [
+    clean_match,
+    clean_numbers,
+    clean_exact,
+    clean_choices,
+    clean_includes,
+    clean_agent,
+    clean_judge,
+]

@@ -1,0 +1,40 @@
+"""The audit finds planted defects under their own codes, and nothing grave where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from tests.audit.corpus import CORPUS, Planted, answers
+
+from inspect_tinker_plugin.audit import AuditOptions, AuditReport, Severity, run_audit
+
+pytestmark = pytest.mark.slow  # some sixty audits
+
+
+async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
+    given: dict[str, object] = {"samples": 4, **options}
+    return await run_audit(task, AuditOptions(out=folder, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CORPUS if not c.docker])
+async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
+    if "near" in case.code:
+        pytest.importorskip("datasketch", reason="the extra `audit`")
+    report = await audited(case.make(), tmp_path, **case.options)
+    found = {each.code for each in report.findings}
+    assert case.code in found
+    assert "probe-failed" not in found
+
+
+@pytest.mark.parametrize("make", answers.CLEAN, ids=lambda make: make.__name__)
+async def test_nothing_grave_is_found_where_nothing_is_wrong(
+    make: Callable[[], Task], tmp_path: Path
+) -> None:
+    report = await audited(make(), tmp_path)
+    grave = [each for each in report.findings if each.severity.at_least(Severity.MEDIUM)]
+    allowed = {"hedged-answer"} if make is answers.clean_includes else set()
+    assert {each.code for each in grave} <= allowed, grave
+    assert not [each for each in report.findings if each.severity is Severity.HIGH]
