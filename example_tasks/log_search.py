@@ -3,7 +3,8 @@
     inspect eval example_tasks/log_search.py -T sandbox=docker --model openai/gpt-4o-mini
 
 The default sandbox, "local", needs no Docker, and runs the model's commands on your own
-machine with your own rights: choose "docker" for a model that you do not trust.
+machine with your own rights, where the answers lie in a file, too: choose "docker" for a model
+that you do not trust, and for every model that you train.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ clerk takes over the conversation (`handoff`) and sees all of it.
 from __future__ import annotations
 
 from inspect_ai import Task, task
-from inspect_ai.agent import Agent, agent, as_tool, handoff, react
+from inspect_ai.agent import Agent, AgentSubmit, agent, as_tool, handoff, react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
+from inspect_ai.scorer import match
 from inspect_ai.tool import Tool, ToolError, tool
 
 TRAINS = {
@@ -30,7 +30,7 @@ SAMPLES = [
 
 @task
 def travel_desk() -> Task:
-    return Task(dataset=SAMPLES, solver=desk(), scorer=includes(), message_limit=40)
+    return Task(dataset=SAMPLES, solver=desk(), scorer=match(location="exact"), message_limit=40)
 
 
 @agent
@@ -39,6 +39,8 @@ def desk() -> Agent:
         prompt="You run a travel desk. Ask the timetable expert which train suits the customer, "
         "hand over to the ticket clerk for its fare, then submit: <train> for <fare> crowns.",
         tools=[as_tool(timetable_expert()), handoff(ticket_clerk())],
+        # Score the answer alone: an offer of every train at every fare must not pay.
+        submit=AgentSubmit(answer_only=True),
     )
 
 

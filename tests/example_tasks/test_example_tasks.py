@@ -147,8 +147,8 @@ def test_log_search_gives_another_attempt(run: Callable[..., EvalSample]) -> Non
 @pytest.mark.parametrize(
     ("reply", "value", "explanation"),
     [
-        (RIGHT_CODE, "C", "All tests passed."),
-        ("```python\ndef running_total(numbers):\n    return numbers\n```", "I", "AssertionError"),
+        (RIGHT_CODE, "C", "All calls give the right values."),
+        ("```python\ndef running_total(numbers):\n    return numbers\n```", "I", "got [1, 2, 3]"),
         ("def running_total(numbers) return", "I", "SyntaxError"),
         ("I cannot do that.", "I", "SyntaxError"),
     ],
@@ -160,7 +160,7 @@ def test_write_function(
     sample = run("write_function.py@write_function", "running_total", [reply])
     assert score_of(sample) == value
     assert sample.scores is not None
-    assert explanation in str(sample.scores["tests_pass"].explanation)
+    assert explanation in str(sample.scores["gives_right_values"].explanation)
 
 
 @pytest.mark.docker
