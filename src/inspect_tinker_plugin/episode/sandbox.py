@@ -19,6 +19,7 @@ from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.providers import prepare_provider
 from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.sandboxes.sharing import sample_setup
 
 logger = getLogger(__name__)
 
@@ -161,14 +162,16 @@ async def sample_sandboxes(
         holder = SandboxHolder(provider)
         provider_like: Any = holder
         try:
-            environments = await internals.init_sandbox_environments_sample(
-                sandboxenv_type=provider_like,
-                task_name=internals.unqualified_name(task_name),
-                config=spec.config,
-                files=files,
-                setup=setup,
-                metadata={**(sample.metadata or {}), "__sample_id__": sample.id},
-            )
+            with sample_setup(files, setup) as shared:
+                environments = await internals.init_sandbox_environments_sample(
+                    sandboxenv_type=provider_like,
+                    task_name=internals.unqualified_name(task_name),
+                    config=spec.config,
+                    files=files,
+                    setup=setup,
+                    metadata={**(sample.metadata or {}), "__sample_id__": sample.id},
+                )
+            await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
             yield SampleSandboxes(environments, _modules_of(environments))
         finally:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,9 @@ KEEP_ALIVE = ("tail", "-f", "/dev/null")
 
 DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
 """The image of Inspect's own Docker provider for a task that names none."""
+
+EXTENSIONS = ("warm", "max", "disk", "snapshot")
+"""What a task may set under ``x-docker-pool``."""
 
 GIB = 1024**3
 MIB = 1024**2
@@ -119,16 +122,27 @@ class ContainerConfig:
     service: str = "default"
     """Name of the sandbox, as in the compose file."""
     pool: PoolSize = field(default_factory=PoolSize)
+    snapshot: str = "auto"
+    """Whether episodes with the same set-up start from a snapshot: ``auto`` (where it pays),
+    ``always`` (where it is faithful) or ``never``. Not part of the key."""
     source: str = "the default configuration"
     """Where this came from, for messages."""
 
     def key(self, image_id: str) -> str:
         """Identify the pool that may serve this configuration."""
         content = asdict(self)
-        for name in ("pool", "source", "build", "pull", "image"):
+        for name in ("pool", "source", "snapshot", "build", "pull", "image"):
             del content[name]
         text = json.dumps([image_id, content, self.pool.max], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def digest(self) -> str:
+        """Identify what containers of this configuration are, before their image is known."""
+        content = asdict(self)
+        for name in ("pool", "source", "snapshot"):
+            del content[name]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 class DockerPoolConfig(BaseModel):
@@ -159,6 +173,7 @@ class DockerPoolConfig(BaseModel):
     disk: int | str | None = None
     volumes: list[str] | None = None
     tmpfs: list[str] | None = None
+    snapshot: bool | Literal["always"] | None = None
 
     def __hash__(self) -> int:
         """Hash the content: Inspect keeps configurations in sets, and dicts have no hash."""
@@ -166,13 +181,13 @@ class DockerPoolConfig(BaseModel):
 
     def compose(self) -> dict[str, Any]:
         """Give the service, in compose's words, that this configuration adds or overrides."""
-        given = self.model_dump(exclude_none=True, exclude={"file", "warm", "max", "disk"})
+        given = self.model_dump(exclude_none=True, exclude=set(EXTENSIONS) | {"file"})
         words = {"network": "network_mode", "memory": "mem_limit", "pids": "pids_limit"}
         service = {words.get(name, name): value for name, value in given.items()}
         privileges = service.pop("no_new_privileges", None)
         if privileges is not None:
             service["security_opt"] = [f"no-new-privileges:{str(privileges).lower()}"]
-        extension = self.model_dump(exclude_none=True, include={"warm", "max", "disk"})
+        extension = self.model_dump(exclude_none=True, include=set(EXTENSIONS))
         return {**service, "x-docker-pool": extension} if extension else service
 
 

@@ -86,6 +86,13 @@ class Container:
         return self.config.working_dir or self.image.working_dir
 
     @property
+    def command(self) -> tuple[str, ...] | None:
+        """The container's own command, the image's unless the configuration has one."""
+        if self.config.command is None and self.config.entrypoint is None:
+            return self.image.command
+        return self.config.command
+
+    @property
     def executor(self) -> Executor | None:
         """The kept-open executor, if this container has one that works."""
         executor = self._executor

@@ -36,6 +36,8 @@ from inspect_tinker_plugin.sandboxes.job import Job, Outcome
 from inspect_tinker_plugin.sandboxes.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.sandboxes.metrics import EXEC, EXECS, measure
 from inspect_tinker_plugin.sandboxes.pool import Pool
+from inspect_tinker_plugin.sandboxes.sharing import current_setup
+from inspect_tinker_plugin.sandboxes.snapshot import Tape, taped
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +112,15 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         manager = pool_manager()
         parsed = parse_config(config, sample_variables(metadata))
-        pool, container = await manager.acquire(parsed)
-        return {parsed.service: cls(manager, pool, container)}
+        setup = current_setup()
+        if setup is None:
+            return {parsed.service: cls(manager, *await manager.acquire(parsed))}
+        part = await manager.snapshots.join(parsed, setup)
+        environment = cls(manager, part.pool, part.container)
+        environment.tape = part.tape
+        part.sandbox = environment
+        setup.join(part)
+        return {parsed.service: environment}
 
     @classmethod
     async def sample_cleanup(
@@ -145,6 +154,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         super().__init__()
         self._manager = manager
         self._container = container
+        self.tape: Tape | None = None
+        """During a set-up that the episodes of a group share."""
         # An episode that is simply dropped releases its container, too.
         self._finalizer = weakref.finalize(self, pool.release, container)
         self._finalizer.atexit = False  # the manager closes everything at exit
@@ -158,6 +169,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         """Give the container up; it is removed in the background. Safe to call again."""
         self._finalizer()
 
+    @taped
     async def exec(
         self,
         cmd: list[str],
@@ -182,6 +194,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             outcome = await self._container.run(job)
         return _result(outcome, cmd, timeout)
 
+    @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
         with self._measured():
@@ -194,6 +207,10 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        return await self._read_file(file, text)
+
+    @taped
+    async def _read_file(self, file: str, text: bool) -> str | bytes:
         with self._measured():
             data = await files.read(self._container, self._manager.engine, self._path(file), file)
         return data.decode() if text else data

@@ -20,6 +20,7 @@ from inspect_tinker_plugin.sandboxes.guard import DiskGuard
 from inspect_tinker_plugin.sandboxes.image import Image, Images
 from inspect_tinker_plugin.sandboxes.owner import BEAT_SECONDS, Beat, Owner, reap
 from inspect_tinker_plugin.sandboxes.pool import Pool, Waiter, served
+from inspect_tinker_plugin.sandboxes.snapshot import Snapshots
 from inspect_tinker_plugin.sandboxes.threads import Ticker
 from inspect_tinker_plugin.sandboxes.watch import Watch, close_before_signals_end_it
 
@@ -57,6 +58,7 @@ class PoolManager:
         self._images = Images(self.engine, self.owner)
         self._beat = Beat(self.engine, self.owner)
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
+        self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
         self._pools: dict[str, Pool] = {}
         self._uses: dict[ContainerConfig, _Use] = {}
         self._lock = threading.Lock()
@@ -155,6 +157,7 @@ class PoolManager:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
+        left += self._remove([self.snapshots], deadline)
         left += self._remove([self._beat], deadline)
         for ticker in tickers:
             ticker.stop(max(1.0, deadline - time.monotonic()))
@@ -168,7 +171,7 @@ class PoolManager:
                 engine_address(),
             )
 
-    def _remove(self, things: Sequence[Container | Beat], deadline: float) -> int:
+    def _remove(self, things: Sequence[Container | Snapshots | Beat], deadline: float) -> int:
         """Remove all at once; return how many are left at the deadline."""
         try:
             removals = [self.engine.removals.submit(thing.remove) for thing in things]

@@ -19,6 +19,10 @@ WARM_HITS = "sandbox/warm_hits"
 """Acquisitions that a container kept warm served at once."""
 STARTED = "sandbox/started"
 """Containers started (counted in the process's own record, as most start ahead)."""
+FORKS = "sandbox/forks"
+"""Episodes that started from a snapshot of another's set-up."""
+SNAPSHOTS = "sandbox/snapshots"
+"""Snapshots taken after set-up, for the other episodes of a group."""
 
 
 class SandboxMetrics:

@@ -33,6 +33,9 @@ BEAT_SECONDS = 30.0
 DEAD_AFTER_SECONDS = 180.0
 """Age of the newest beat from which an owner on another host counts as dead."""
 
+SNAPSHOTS_REPOSITORY = "inspect-pool/snapshot"
+"""Name of the images of containers that were set up; their tags start with the owner."""
+
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.3
 
@@ -150,11 +153,32 @@ def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
             removed += len(containers)
             break
         time.sleep(_PAUSE_SECONDS)  # somebody else is removing one, too
+    quietly(remove_snapshots, engine, owner)
     for network in api.networks(filters=filters):
         quietly(api.remove_network, network["Id"])
     for volume in api.volumes(filters=filters)["Volumes"] or []:
         quietly(api.remove_volume, volume["Name"], force=True)
     return removed
+
+
+def remove_snapshots(engine: Engine, owner: str) -> None:
+    """Remove the images of an owner's containers that were set up.
+
+    Raises:
+        SandboxError, docker.errors.DockerException: not all could be removed.
+    """
+    for name, _ in _snapshots(engine.api):
+        if name.partition(":")[2].startswith(f"{owner}-"):
+            engine.api.remove_image(name)
+
+
+def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
+    """List names and labels. An image that somebody made of a container has no such name."""
+    return [
+        (name, image["Labels"] or {})
+        for image in api.images(name=SNAPSHOTS_REPOSITORY)
+        for name in image["RepoTags"] or []
+    ]
 
 
 @dataclass(frozen=True)
@@ -175,6 +199,9 @@ class _Possessions:
         for thing in things:
             owner = Owner.from_labels(thing["Labels"] or {})
             owners[owner.id] = owner
+        for _, labels in _snapshots(api):
+            owner = Owner.from_labels(labels)
+            owners.setdefault(owner.id, owner)
         beats: dict[str, list[str]] = defaultdict(list)
         for volume in volumes:
             beats[(volume["Labels"] or {}).get(OWNER, "")].append(volume.get("CreatedAt", ""))

@@ -11,6 +11,7 @@ from typing import Any
 
 from inspect_tinker_plugin.errors import SandboxConfigError
 from inspect_tinker_plugin.sandboxes.config import (
+    EXTENSIONS,
     Build,
     ContainerConfig,
     Hardening,
@@ -97,6 +98,7 @@ def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
             warm=int(extension.get("warm", PoolSize.warm)),
             max=None if extension.get("max") is None else int(extension["max"]),
         ),
+        snapshot=_snapshot(extension.get("snapshot"), refuse),
         source=source,
     )
 
@@ -292,8 +294,18 @@ def _hardening(service: dict[str, Any], refuse: Refuse) -> Hardening:
     )
 
 
+def _snapshot(value: Any, refuse: Refuse) -> str:
+    if value is None or value is True:
+        return "auto"
+    if value is False:
+        return "never"
+    if value == "always":
+        return "always"
+    raise refuse("x-docker-pool.snapshot", f"{value!r} is not true, false or always")
+
+
 def _extension(extension: dict[str, Any], source: str) -> dict[str, Any]:
     for key in extension:
-        if key not in ("warm", "max", "disk"):
+        if key not in EXTENSIONS:
             raise SandboxConfigError(f"{source}: unknown key {key!r} in 'x-docker-pool'")
     return extension
