@@ -98,7 +98,9 @@ class SandboxHolder:
         starting = self._starting
         if starting is None:
             return
-        if not starting.done():
+        # A provider may say that a start can be cancelled at any point and leaves nothing.
+        cancellable = getattr(self._provider, "start_is_cancellable", False)
+        if not starting.done() and not cancellable:
             await asyncio.wait([starting], timeout=START_GRACE)
         if not starting.done():
             starting.cancel()

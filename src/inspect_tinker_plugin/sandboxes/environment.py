@@ -71,6 +71,9 @@ async def prewarm(
 class DockerPoolSandboxEnvironment(SandboxEnvironment):
     """One episode's container. Docs: ``docs/sandboxes.md``."""
 
+    start_is_cancellable = True
+    """A caller that waits for a container leaves the queue, and none is started for it."""
+
     @classmethod
     def config_files(cls) -> list[str]:
         return list(CONFIG_FILES)
