@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,13 @@ def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
     [line] = out.stdout.strip().splitlines()
     assert attribute in line
     assert f"supported: {SUPPORTED_INSPECT}" in line
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
+
+
+def test_each_private_name_has_a_proposal_that_would_let_it_go() -> None:
+    named = {*PRIVATE_NAMES, *(f"{owner.__name__}.{name}" for owner, name in PRIVATE_ATTRIBUTES)}
+    wanted = {name.removeprefix("inspect_ai.") for name in named}
+    listed = set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert listed - {"_cli.main:inspect"} == wanted
