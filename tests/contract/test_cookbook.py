@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import pytest
+import tinker
 from tinker_cookbook import renderers
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -29,9 +33,13 @@ from tinker_cookbook.rl.types import (
     Transition,
 )
 
-from inspect_tinker_plugin.rl.dataset import InspectRLDataset
+from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.rl.branches import in_branch_order
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.turns import Place, Turn
+from inspect_tinker_plugin.testing import load_renderer
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -139,3 +147,56 @@ def test_the_verdict_of_a_parse_is_not_a_truth_value() -> None:
     # Every member is a non-empty string, so `if termination:` would always hold.
     assert all(bool(member) for member in ParseTermination)
     assert {member.is_clean for member in ParseTermination} == {True, False}
+
+
+@dataclass
+class Identified(TokensWithLogprobs):
+    """What 0.6 samples: the asynchronous loss refuses datums of actions without a sequence's id."""
+
+    sequence_id: str | None = None
+
+
+def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
+    prompt = tinker.ModelInput.from_ints([1, 2])
+    action = Identified(tokens=[5, 6, 7], maybe_logprobs=[-1.0, -2.0, -3.0], sequence_id="s:1")
+    turn = Turn(
+        offer="",
+        place=Place(),
+        seen=[],
+        count=0,
+        has_user=True,
+        prompt=prompt,
+        length=2,
+        sampled=(5, 6, 7),
+        kept=2,
+    )
+    given = Transition(ob=prompt, ac=action, reward=0.0, episode_done=True)
+    [kept] = in_branch_order([given], [turn])
+    assert (kept.ac.tokens, kept.ac.maybe_logprobs) == ([5, 6], [-1.0, -2.0])
+    assert getattr(kept.ac, "sequence_id", None) == "s:1"
+
+
+async def test_clean_up_that_is_shielded_ends_all_episodes_of_a_cancelled_group() -> None:
+    """As 0.6 does it: once, however often the rollout is cancelled meanwhile."""
+    from tests.rl.tasks import arithmetic
+
+    builder = as_rl_dataset(arithmetic(1), load_renderer(), group_size=2).get_batch(0)[0]
+    envs = list(await builder.make_envs())
+    await asyncio.gather(*(env.initial_observation() for env in envs))
+    clean_up = asyncio.ensure_future(builder.cleanup())
+
+    async def rollout() -> None:
+        while not clean_up.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(clean_up)
+
+    running = asyncio.ensure_future(rollout())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        running.cancel()
+    await running
+    assert not clean_up.cancelled()
+    for env in envs:
+        assert isinstance(env, InspectEnv)
+        with pytest.raises(EpisodeClosedError):
+            await env.step([1], extra={"stop_reason": "stop"})

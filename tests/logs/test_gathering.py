@@ -35,6 +35,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
+from inspect_tinker_plugin.logs.rollout import figures as figures_of
 from inspect_tinker_plugin.logs.run import STAGING, runs_in
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 
@@ -162,6 +163,18 @@ async def test_logs_are_listed_in_the_order_of_training(tmp_path: Path) -> None:
     listed = sorted(Path(info.name).name for info in list_eval_logs(str(tmp_path)))
     assert [f"batch-{i:06d}" in name for i, name in enumerate(listed)] == [True] * 12
     assert [log.metadata["policy_step"] for log in logs_in(tmp_path)] == list(range(12))
+
+
+async def test_a_trainers_own_epochs_are_further_steps_of_the_policy(tmp_path: Path) -> None:
+    data = dataset(arithmetic(2), tmp_path)
+    for step in range(4):  # as the cookbook's num_epochs=2 does
+        await roll_out_batch(data, step % len(data))
+    assemble_pending(tmp_path)
+    logs = sorted(logs_in(tmp_path), key=lambda log: log.eval.created)
+    assert [log.metadata["batch"] for log in logs] == [0, 1, 0, 1]
+    assert [log.metadata["policy_step"] for log in logs] == [0, 1, 2, 3]
+    noted = [figures_of(log.samples[0])["policy_step"] for log in logs if log.samples]
+    assert noted == [0, 1, 2, 3]
 
 
 async def test_a_damaged_part_costs_only_itself(tmp_path: Path) -> None:

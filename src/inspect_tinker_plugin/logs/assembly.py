@@ -22,7 +22,7 @@ from inspect_ai.log import (
 )
 
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
-from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures
+from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, Visit
 
 logger = getLogger(__name__)
@@ -105,10 +105,15 @@ def _batch_log(
     group_size = spec.config.epochs or 1
     unique = hashlib.sha256(f"{spec.run_id}/{visit.name}".encode()).hexdigest()[:22]
     causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
+    shared: dict[str, Any] = spec.metadata or {}
+    # a trainer's own epochs (`num_epochs`) ask for each batch once more in each of them
+    step = visit.number * shared.get("batches", 0) + visit.batch
+    for sample in samples:
+        note(sample, "policy_step", step)
     metadata: dict[str, Any] = {
-        **(spec.metadata or {}),
+        **shared,
         "batch": visit.batch,
-        "policy_step": visit.batch,
+        "policy_step": step,
         "visit": visit.number + 1,
         "groups": visit.groups,
         "groups_logged": groups_read,

@@ -85,9 +85,20 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 def figures(record: EvalSample) -> dict[str, Any]:
     """Return what :func:`eval_sample` put into a record's metadata."""
-    keys = [key for key in record.metadata if key.endswith(METADATA_KEY)]
-    found = record.metadata[max(keys, key=len)] if keys else {}
+    key = _figures_key(record)
+    found = record.metadata[key] if key else {}
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def note(record: EvalSample, name: str, value: Any) -> None:
+    """Add to what :func:`figures` returns for a record."""
+    if key := _figures_key(record):
+        record.metadata[key] = {**figures(record), name: value}
+
+
+def _figures_key(record: EvalSample) -> str | None:
+    keys = [key for key in record.metadata if key.endswith(METADATA_KEY)]
+    return max(keys, key=len, default=None)
 
 
 def _bare(rollout: Rollout) -> EvalSample:
@@ -145,7 +156,6 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
     }
     return {
         "batch": slot.batch,
-        "policy_step": slot.batch,
         "group": slot.index,
         "reward": rollout.reward,
         "fate": str(rollout.fate),

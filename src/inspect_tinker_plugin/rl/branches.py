@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from inspect_tinker_plugin.rl.turns import Turn
@@ -64,9 +63,10 @@ def _seen(transition: Transition, turn: Turn) -> Transition:
     if turn.kept == len(action.tokens):
         return transition
     logprobs = action.maybe_logprobs
-    kept = TokensWithLogprobs(
+    # The rest stays, such as the sequence's id, which an asynchronous loss of the cookbook needs.
+    kept = replace(
+        action,
         tokens=action.tokens[: turn.kept],
         maybe_logprobs=None if logprobs is None else logprobs[: turn.kept],
-        stop_reason=action.stop_reason,
     )
     return replace(transition, ac=kept)

@@ -250,10 +250,11 @@ def build_dataset(
     indices = _select(samples, options, resolved.task.name)
     if not can_describe_tools(parts.context):
         refuse_tools(parts.runner, options.solver, renderer, samples[indices[0]])
-    open_logs(handle)
+    dataset = InspectRLDataset(handle, samples, indices)
+    open_logs(handle, batches=len(dataset))
     episodes = min(options.batch_size, len(indices)) * options.group_size
     prewarm(parts.runner.prepared, samples[indices[0]], episodes)
-    return InspectRLDataset(handle, samples, indices)
+    return dataset
 
 
 def _with_config(sandbox: SandboxEnvironmentType | None, config: Any) -> SandboxEnvironmentType:

@@ -44,8 +44,12 @@ def log_run(handle: TaskHandle) -> LogRun | None:
     return None if log_dir is None else LogRun(log_dir.absolute(), handle.uid)
 
 
-def open_logs(handle: TaskHandle) -> None:
+def open_logs(handle: TaskHandle, *, batches: int) -> None:
     """Prepare the log folder of a new dataset, if it has one.
+
+    Args:
+        handle: what the dataset's groups share.
+        batches: batches of the dataset; a trainer may go through them more than once.
 
     Raises:
         ConfigError: It cannot be written.
@@ -64,6 +68,7 @@ def open_logs(handle: TaskHandle) -> None:
             "on_error": str(options.on_error),
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,
+            "batches": batches,
             "dataset_epochs": options.epochs,
             "shuffle": options.shuffle,
             "seed": options.seed,
