@@ -115,7 +115,7 @@ async def evaluation(count: int) -> float:
         task,
         model=get_model("parking/model", memoize=False),
         max_connections=count,
-        max_samples=count,
+        limit=count,
         log_samples=False,
         log_realtime=False,
         log_dir=tempfile.mkdtemp(),

@@ -1,15 +1,55 @@
-"""Write docs/cli.md from the commands themselves; ``--check`` only says whether it is in step."""
+"""Write what pages say about options from their declarations; ``--check`` only compares.
+
+``docs/cli.md`` is made from the commands, the table of options in ``README.md`` from
+``inspect_tinker_plugin.options``, and ``docs/results.md`` from the classes that it lists.
+"""
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
 import click
 
 from inspect_tinker_plugin.cli.main import COMMANDS, rl
+from inspect_tinker_plugin.options import COMMANDS as WITH_OPTIONS
+from inspect_tinker_plugin.options import declared_options
 
-PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "cli.md"
+README = ROOT / "README.md"
+
+RESULTS = ROOT / "docs" / "results.md"
+
+RESULT_CLASSES = (
+    ("episode.types", "EpisodeResult", "What a reward aggregator is given."),
+    ("episode.types", "TurnRequest", "What a script that is a function is asked with."),
+    ("rewards.contract", "Reward", "What a reward aggregator gives."),
+    ("rewards.contract", "GroupMember", "What a group aggregator is given for each episode."),
+    ("tools.contract", "ToolInvocation", "What a tool executor is given."),
+    ("tools.contract", "ToolScope", "`ToolInvocation.scope`."),
+    ("samples", "SampleStage", "What `inspect_rl_samples` gives."),
+    ("observers", "EpisodeStarted", "What `on_episode_start` is given."),
+    ("observers", "TurnTaken", "What `on_turn` is given."),
+    ("observers", "EpisodeEnded", "What `on_episode_end` is given."),
+    ("cli.report", "RolloutReport", "What `inspect rl rollout --json` prints."),
+    ("testing.parity", "ParityReport", "What `check_parity` gives for each sample."),
+    ("export.pipeline", "ExportReport", "What `export_task` gives."),
+    ("train.run", "TrainResult", "What `train` gives."),
+)
+"""Classes of ``docs/results.md``: module, name, and where a user meets it."""
+
+RESULTS_HEAD = """\
+# Results
+
+The fields of what functions and hooks are given and give back. Absent, failed and zero are three
+different values: `None` is never a zero. This page is made from the classes by
+`scripts/write_cli_reference.py`.
+"""
+
+BEGIN = "<!-- options: written by scripts/write_cli_reference.py -->"
+END = "<!-- end of options -->"
 
 HEAD = """\
 # Command line
@@ -43,15 +83,59 @@ def _section(title: str, text: str) -> str:
     return f"## {title}\n\n```text\n{lines}\n```\n"
 
 
+def options_table() -> str:
+    """Return the table of options: a row each, with its default and the commands that have it."""
+    rows = ["| option | meaning | default | commands |", "| --- | --- | --- | --- |"]
+    for option in declared_options():
+        default = f"`{option.default!r}`".replace("'", '"') if option.default else ""
+        commands = "all" if option.commands == WITH_OPTIONS else ", ".join(option.commands)
+        rows.append(f"| `{option.name}` | {option.help} | {default} | {commands} |")
+    return "\n".join(rows)
+
+
+def readme() -> str:
+    """Return the README with the table as it should be."""
+    text = README.read_text(encoding="utf-8")
+    before, after = text[: text.index(BEGIN)], text[text.index(END) :]
+    return f"{before}{BEGIN}\n{options_table()}\n{after}"
+
+
+def results() -> str:
+    """Return the page of results: a table of fields for each class."""
+    return "\n".join([RESULTS_HEAD, *(_class_section(*each) for each in RESULT_CLASSES)])
+
+
+def _class_section(module: str, name: str, met: str) -> str:
+    path = ROOT / "src" / "inspect_tinker_plugin" / Path(*module.split("."))
+    tree = ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
+    [found] = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name]
+    rows = [f"## {name}", "", met, "", "| field | type | |", "| --- | --- | --- |"]
+    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target).startswith("_"):
+            continue
+        text = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text = " ".join(str(after.value.value).split()).replace("``", "`").replace("|", "\\|")
+        kind = ast.unparse(field.annotation).replace("|", "\\|")
+        rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | {text} |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the pages, or compare them."""
+    pages = {PAGE: reference(), README: readme(), RESULTS: results()}
+    stale = [page for page, text in pages.items() if _read(page) != text]
     if "--check" in sys.argv[1:]:
-        in_step = PAGE.exists() and PAGE.read_text(encoding="utf-8") == reference()
-        print("docs/cli.md is", "in step." if in_step else f"out of step: run {sys.argv[0]}")
-        return int(not in_step)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(reference(), encoding="utf-8")
+        for page in stale:
+            print(f"{page.relative_to(ROOT)} is out of step: run {sys.argv[0]}")
+        return int(bool(stale))
+    for page in stale:
+        page.write_text(pages[page], encoding="utf-8")
     return 0
+
+
+def _read(page: Path) -> str | None:
+    return page.read_text(encoding="utf-8") if page.exists() else None
 
 
 if __name__ == "__main__":

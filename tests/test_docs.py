@@ -100,15 +100,39 @@ def test_python_examples_run_from_top_to_bottom(name: str, workspace: Path) -> N
     run([sys.executable, "-W", "ignore", "-c", code], workspace)
 
 
+def titled(name: str) -> dict[str, str]:
+    """The blocks of a page that have a title."""
+    return {each.title: each.text for each in examples(ROOT / "docs" / name) if each.title}
+
+
+def test_the_loop_of_ones_own_runs_and_prints_what_the_page_says(workspace: Path) -> None:
+    shown = titled("training.md")
+    code = MODEL.sub(f"get_tokenizer({str(TOKENIZER_FOLDER)!r})", shown['title="own_loop.py"'])
+    done = run([sys.executable, "-W", "ignore", "-c", code], workspace)
+    assert done.stdout == shown['title="what own_loop.py prints"']
+
+
+def test_the_scripts_on_the_page_are_scripts(tmp_path: Path) -> None:
+    from inspect_tinker_plugin.cli.policies import read_script
+
+    lengths = {}
+    for title, text in titled("rollouts.md").items():
+        file = tmp_path / title.split('"')[1]
+        file.write_text(text)
+        lengths[file.stem] = [len(episode) for episode in read_script(file)]
+    assert lengths == {"one_episode": [2], "two_episodes": [2, 1]}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: list[str], workspace: Path) -> None:
     run([str(Path(sys.executable).with_name(command[0])), *command[1:]], workspace)
 
 
-def run(command: list[str], folder: Path) -> None:
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_every_document_is_in_the_index() -> None:

@@ -66,6 +66,23 @@ def test_what_is_shown_of_an_example_package_is_in_it(title: str, text: str) -> 
     assert text in source.read_text()
 
 
+def test_a_module_is_shown_whole_first_with_its_imports_and_runs(tmp_path: Path) -> None:
+    whole = dict(reversed([block for block in blocks(HOOKS_PAGE) if block[0].endswith(".py")]))
+    for title, text in whole.items():
+        if not title.startswith("acme"):
+            continue
+        [source] = [path for path in EXAMPLES.rglob("*") if path.as_posix().endswith(title)]
+        assert source.read_text() == text + "\n", f"{title} is not shown whole"
+        file = tmp_path / title.removeprefix("acme-rewards/")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text + "\n")
+    modules = [each.relative_to(tmp_path) for each in sorted(tmp_path.rglob("*.py"))]
+    names = [".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules]
+    assert len(names) == 8
+    where = run("-c", f"import {', '.join(names)}; print(acme_tools.__file__)", path=tmp_path)
+    assert where.startswith(str(tmp_path))
+
+
 def test_the_tutorial_builds_a_package_from_nothing(tmp_path: Path) -> None:
     shown = dict(reversed(blocks(HOOKS_PAGE)))  # the first block of a title is the whole file
     package = tmp_path / "acme-rewards"

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inspect_tinker_plugin import hookimpl
-from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin import EpisodeResult, hookimpl
 from inspect_tinker_plugin.rewards import (
     GroupAggregator,
     GroupMember,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     """The installed release, from its tag."""
 
     from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-    from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+    from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
     from inspect_tinker_plugin.errors import (
         Cause,
         ConfigError,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SandboxError,
     )
     from inspect_tinker_plugin.hookspecs import hookimpl
+    from inspect_tinker_plugin.options import EpisodeOptions
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.bridge import load_environment
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
@@ -36,7 +37,7 @@ _HOMES = {
     "ConfigError": "errors",
     "Episode": "episode.runner",
     "EpisodeError": "errors",
-    "EpisodeOptions": "episode.types",
+    "EpisodeOptions": "options",
     "EpisodeResult": "episode.types",
     "EpisodeRunner": "episode.runner",
     "InspectRLDataset": "rl.dataset",

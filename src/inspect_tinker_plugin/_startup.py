@@ -11,24 +11,17 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from inspect_ai import Task
-    from inspect_ai.model import Model
-    from inspect_ai.util import SandboxEnvironmentType
     from tinker_cookbook.renderers import Renderer
-    from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-    from inspect_tinker_plugin.config import OnError
-    from inspect_tinker_plugin.episode.task import SolverLike
-    from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.options import DatasetKeywords
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 
 METHOD = "as_rl_dataset"
@@ -131,7 +124,12 @@ def install() -> None:
 def _add_method(module: ModuleType) -> None:
     task = module.Task
     if not hasattr(task, METHOD):
-        setattr(task, METHOD, as_rl_dataset)
+        from inspect_tinker_plugin.options import documented, signature_of
+
+        method: Any = as_rl_dataset
+        method.__doc__ = documented(method.__doc__ or "")
+        method.__signature__ = signature_of(method)
+        setattr(task, METHOD, method)
 
 
 def _add_command(module: ModuleType) -> None:
@@ -151,61 +149,14 @@ ADDITIONS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def as_rl_dataset(
-    self: Task,
-    renderer: Renderer,
-    *,
-    batch_size: int = 1,
-    group_size: int = 1,
-    max_samples: int | None = None,
-    sample_ids: Sequence[int | str] | None = None,
-    epochs: int = 1,
-    shuffle: bool = False,
-    seed: int | None = None,
-    solver: SolverLike | None = None,
-    max_turns: int | None = None,
-    sandbox: SandboxEnvironmentType | None = None,
-    sandbox_config: Any = None,
-    model_roles: Mapping[str, str | Model | list[str | Model]] | None = None,
-    message_limit: int | None = None,
-    token_limit: int | None = None,
-    time_limit: int | None = None,
-    working_limit: int | None = None,
-    max_sandboxes: int | None = None,
-    reward: RewardSpec = "mean",
-    group_reward: GroupRewardSpec | None = None,
-    tool_executor: Any = None,
-    on_error: OnError = "raise",
-    rollout_limits: RolloutLimits | None = None,
-    log_dir: str | Path | None = None,
+    self: Task, renderer: Renderer, **options: Unpack[DatasetKeywords]
 ) -> InspectRLDataset:
     """Turn this task into a dataset of Tinker environments (added by inspect-tinker-plugin).
 
     Args:
         self: The task.
         renderer: A ``tinker_cookbook`` renderer; turns messages into tokens and back.
-        batch_size: Groups a batch.
-        group_size: Episodes a group, all of the same sample.
-        max_samples: Use only this many samples.
-        sample_ids: Use only the samples with these ids.
-        epochs: Passes over the samples.
-        shuffle: Shuffle the samples anew in each epoch.
-        seed: Makes the shuffling repeatable.
-        solver: Replaces the task's solver, as ``inspect eval --solver`` does.
-        max_turns: Model calls that an episode may make.
-        sandbox: Replaces the task's sandbox, as ``inspect eval --sandbox`` does.
-        sandbox_config: Configuration of ``sandbox``, e.g. a compose file.
-        model_roles: Models by role, e.g. ``{"grader": "openai/gpt-4o"}``.
-        message_limit: Messages in a conversation.
-        token_limit: Tokens of an episode.
-        time_limit: Seconds of wall clock of an episode.
-        working_limit: Seconds of working time of an episode.
-        max_sandboxes: Sandboxes alive at once for one provider.
-        reward: Name of a reward aggregator, an expression, or an aggregator.
-        group_reward: Aggregator that sees the whole group, by name or as an object.
-        tool_executor: Decides how tool calls are carried out, by name or as an object.
-        on_error: ``"raise"``, or a penalty by cause of the failure.
-        rollout_limits: The cookbook's own limits of a rollout.
-        log_dir: Write an ``.eval`` log a batch into this folder.
+        {options}
 
     Returns:
         An ``InspectRLDataset``, a ``tinker_cookbook.rl.types.RLDataset``.
@@ -215,30 +166,4 @@ def as_rl_dataset(
     """
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset as build
 
-    return build(
-        self,
-        renderer,
-        batch_size=batch_size,
-        group_size=group_size,
-        max_samples=max_samples,
-        sample_ids=sample_ids,
-        epochs=epochs,
-        shuffle=shuffle,
-        seed=seed,
-        solver=solver,
-        max_turns=max_turns,
-        sandbox=sandbox,
-        sandbox_config=sandbox_config,
-        model_roles=model_roles,
-        message_limit=message_limit,
-        token_limit=token_limit,
-        time_limit=time_limit,
-        working_limit=working_limit,
-        max_sandboxes=max_sandboxes,
-        reward=reward,
-        group_reward=group_reward,
-        tool_executor=tool_executor,
-        on_error=on_error,
-        rollout_limits=rollout_limits,
-        log_dir=log_dir,
-    )
+    return build(self, renderer, **options)

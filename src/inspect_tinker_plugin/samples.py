@@ -1,18 +1,30 @@
-"""The samples of a task as plugins filter and transform them, one at a time and when asked for."""
+"""Which samples of a task are used, and in which order; everything else asks this module.
+
+A choice is made in the order in which an eval makes it: the stages of plugins filter and transform
+the samples, ``sample_shuffle`` shuffles them, and ``limit``, ``sample_id`` or ``sample_ids`` takes
+some of them. Nothing is copied: a chosen sample is looked up, and transformed, when it is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import random
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import overload
 
 from inspect_ai import Task
-from inspect_ai.dataset import Sample
+from inspect_ai.dataset import MemoryDataset, Sample
 
-from inspect_tinker_plugin.episode.task import with_ids
-from inspect_tinker_plugin.errors import PluginError
+from inspect_tinker_plugin.errors import ConfigError, PluginError, TaskError
 from inspect_tinker_plugin.plugins import Plugin, Plugins, default_plugins
+
+_SHOWN = 8
+"""Ids that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +38,151 @@ class SampleStage:
     """Gives the sample to use, from a copy of the task's; called when a sample is needed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which samples to use, with the words and the meaning of ``inspect eval``.
+
+    Raises:
+        ConfigError: Two of the choices exclude each other, or one of them chooses nothing.
+    """
+
+    limit: int | tuple[int, int] | None = None
+    """The first samples, or those from a position (from 0, included) to another (excluded)."""
+
+    sample_id: str | int | Sequence[str | int] | None = None
+    """Ids or patterns (``easy-*``), as ``inspect eval --sample-id``; the dataset's order stays."""
+
+    sample_ids: Sequence[str | int] | None = None
+    """Exact ids, in the order in which they are wanted."""
+
+    sample_shuffle: bool | int | None = None
+    """Shuffle before the limit is applied: ``True``, or a seed that makes the order repeatable."""
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+        _check_ids(self.sample_ids)
+        if self.sample_id is not None and not self.patterns:
+            raise ConfigError("sample_id is empty, so there is no sample; None takes all of them")
+        if self.sample_ids is not None and self.sample_id is not None:
+            raise ConfigError("sample_id and sample_ids exclude each other; give one of them")
+        if self.sample_id is None and self.sample_ids is None:
+            return
+        for name in ("limit", "sample_shuffle"):
+            if getattr(self, name) not in (None, False):
+                by_id = "sample_id" if self.sample_ids is None else "sample_ids"
+                raise ConfigError(
+                    f"{name} and {by_id} exclude each other: sample ids go neither with a limit "
+                    "nor with shuffling"
+                )
+
+    @property
+    def patterns(self) -> list[str | int]:
+        """The patterns of ``sample_id`` as a list."""
+        wanted = self.sample_id
+        return [wanted] if isinstance(wanted, str | int) else list(wanted or ())
+
+
+class SelectedSamples(Sequence[Sample]):
+    """The chosen samples of a task; each has an id.
+
+    Args:
+        samples: All samples of the task, staged by plugins and with ids.
+        positions: Positions of the chosen ones, in their order.
+    """
+
+    def __init__(self, samples: Sequence[Sample], positions: Sequence[int]) -> None:
+        self._samples = samples
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> SelectedSamples: ...
+    def __getitem__(self, index: int | slice) -> Sample | SelectedSamples:
+        if isinstance(index, slice):
+            return SelectedSamples(self._samples, self._positions[index])
+        return self._samples[self._positions[index]]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self._samples[position] for position in self._positions)
+
+    def subset(self, indices: Iterable[int]) -> SelectedSamples:
+        """Choose again among these samples, by their index in this sequence."""
+        return SelectedSamples(self._samples, array("q", (self._positions[i] for i in indices)))
+
+
+def select_samples(
+    task: Task, selection: Selection | None = None, *, plugins: Plugins | None = None
+) -> SelectedSamples:
+    """Choose samples of a task.
+
+    Args:
+        task: The task; its dataset is left as it is.
+        selection: Which samples; all of them when not given.
+        plugins: Where hooks are looked up; the installed plugins when not given.
+
+    Raises:
+        ConfigError: The selection chooses nothing, or names an id that no sample has.
+        TaskError: The task has no samples, or makes them while it runs.
+        PluginError: A plugin's filter or transformation failed.
+    """
+    if task.sample_source is not None:
+        raise TaskError(
+            f"task {task.name!r} makes its samples while it runs (SampleSource), so there is no "
+            "list of them to choose from"
+        )
+    if len(task.dataset) == 0:
+        raise TaskError(f"task {task.name!r} has no samples")
+    samples = plugin_samples(task, task.dataset, plugins=plugins)
+    if not isinstance(samples, StagedSamples):
+        samples = NumberedSamples(samples)
+    size = len(samples)
+    if size == 0:
+        raise TaskError(f"plugins drop all {len(task.dataset)} samples of task {task.name!r}")
+    selection = selection or Selection()
+    if selection.sample_ids is not None:
+        return SelectedSamples(samples, _with_exact_ids(samples, selection.sample_ids, task.name))
+    if selection.sample_id is not None:
+        return SelectedSamples(samples, _matching(samples, selection.patterns, task.name))
+    order: Sequence[int] = range(size)
+    if selection.sample_shuffle and not task.dataset.shuffled:
+        order = array("q", order)
+        seed = None if selection.sample_shuffle is True else selection.sample_shuffle
+        random.Random(seed).shuffle(order)
+    chosen = order[_slice(selection.limit)]
+    if len(chosen) == 0:
+        raise ConfigError(
+            f"limit {_range(selection.limit)} leaves no sample: task {task.name!r} has {size}"
+        )
+    return SelectedSamples(samples, chosen)
+
+
+def with_samples(task: Task, samples: Sequence[Sample]) -> Task:
+    """Return a copy of a task that has only these samples, for an eval of them."""
+    bare = copy.copy(task)
+    bare.dataset = MemoryDataset(
+        list(samples), name=task.dataset.name, location=task.dataset.location
+    )
+    return bare
+
+
+def with_id(sample: Sample, position: int) -> Sample:
+    """Give a sample without id its 1-based position, as an eval does; the input is kept."""
+    return sample if sample.id is not None else sample.model_copy(update={"id": position + 1})
+
+
 def plugin_samples(
     task: Task, samples: Sequence[Sample], *, plugins: Plugins | None = None
 ) -> Sequence[Sample]:
     """Apply every plugin's filter and transformation to the samples of a task.
 
     Args:
-        task: the task, as the hooks see it.
-        samples: its samples; left as they are.
-        plugins: where hooks are looked up; the installed plugins when not given.
+        task: The task, as the hooks see it.
+        samples: Its samples; left as they are.
+        plugins: Where hooks are looked up; the installed plugins when not given.
 
     Returns:
         ``samples`` itself when no plugin has anything to do. Otherwise a sequence that works
@@ -42,7 +190,7 @@ def plugin_samples(
         if, there is a filter.
 
     Raises:
-        PluginError: a hook raised or gave something else than a stage; later, when a sample
+        PluginError: A hook raised or gave something else than a stage; later, when a sample
             is asked for, its filter or transformation did.
     """
     stages: list[tuple[Plugin, SampleStage]] = []
@@ -61,6 +209,19 @@ def plugin_samples(
                 )
         stages.append((plugin, stage))
     return StagedSamples(samples, tuple(stages)) if stages else samples
+
+
+class NumberedSamples(Sequence[Sample]):
+    """The samples of a dataset, those without id numbered from 1 as an eval numbers them."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]  # no slices needed
+        return with_id(self._samples[index], index)
 
 
 class StagedSamples(Sequence[Sample]):
@@ -107,7 +268,7 @@ class StagedSamples(Sequence[Sample]):
     def _apply(self, index: int) -> Sample | None:
         """Run the stages in turn; ``None`` as soon as one drops the sample."""
         # Samples without an id are numbered as they stand in the task, whatever is dropped.
-        sample = deepcopy(with_ids(self._samples[index], index))
+        sample = deepcopy(with_id(self._samples[index], index))
         sample_id = sample.id
         for plugin, stage in self._stages:
             who = f"plugin {plugin.name!r} ({plugin.label})"
@@ -144,3 +305,91 @@ def _truth(value: object) -> bool | None:
         return value
     # numpy's own truth value, without an import of numpy
     return bool(value) if type(value).__name__ in ("bool", "bool_") else None
+
+
+def _with_exact_ids(
+    samples: Sequence[Sample], wanted: Sequence[str | int], task: str
+) -> Sequence[int]:
+    """Return the positions of exact ids, in the order in which they are given.
+
+    ``7`` and ``"7"`` are told apart where both exist. Several samples may have one id; all of
+    them are taken, as in an eval.
+    """
+    texts = {str(each) for each in wanted}
+    found: dict[str, list[tuple[str | int | None, int]]] = {}
+    for position, sample in enumerate(samples):
+        if (text := str(sample.id)) in texts:
+            found.setdefault(text, []).append((sample.id, position))
+    missing = [each for each in wanted if str(each) not in found]
+    if missing:
+        raise ConfigError(_unknown_ids(samples, missing, task))
+    chosen: dict[int, None] = {}
+    for each in wanted:
+        candidates = found[str(each)]
+        exact = [position for id, position in candidates if id == each]
+        chosen.update(dict.fromkeys(exact or [position for _, position in candidates]))
+    return array("q", chosen)
+
+
+def _matching(samples: Sequence[Sample], wanted: Sequence[str | int], task: str) -> Sequence[int]:
+    """Return the positions of the ids that match a pattern, in the order of the dataset.
+
+    An id that is no match for itself (``q[1]``) is taken literally where no pattern meets it.
+    """
+    own = f"{task.lower()}:"
+    texts = [
+        each[len(own) :] if isinstance(each, str) and each.lower().startswith(own) else each
+        for each in wanted
+    ]
+    patterns = [_normal(text) for text in texts]
+    found: set[str] = set()
+    chosen = array("q")
+    for position, sample in enumerate(samples):
+        name = _normal(sample.id)
+        hits = [each for each in patterns if fnmatchcase(name, each) or name == each]
+        if hits:
+            found.update(hits)
+            chosen.append(position)
+    missing = [raw for raw, each in zip(wanted, patterns, strict=True) if each not in found]
+    if missing:
+        raise ConfigError(_unknown_ids(samples, missing, task))
+    return chosen
+
+
+def _normal(id: str | int | None) -> str:
+    """Make ``7``, ``"7"`` and ``"007"`` equal, as Inspect does."""
+    text = str(id)
+    return str(int(text)).zfill(20) if text.isdigit() else text
+
+
+def _unknown_ids(samples: Sequence[Sample], missing: Sequence[object], task: str) -> str:
+    known = ", ".join(str(sample.id) for sample in islice(samples, _SHOWN))
+    ids = ", ".join(dict.fromkeys(str(each) for each in missing))
+    return f"task {task!r}: no sample has the id {ids} (the first ids are {known})"
+
+
+def _slice(limit: int | tuple[int, int] | None) -> slice:
+    return slice(*limit) if isinstance(limit, tuple) else slice(limit)
+
+
+def _range(limit: int | tuple[int, int] | None) -> str:
+    return f"{limit[0] + 1}-{limit[1]}" if isinstance(limit, tuple) else str(limit)
+
+
+def _check_limit(limit: object) -> None:
+    if limit is None:
+        return
+    whole = [limit] if not isinstance(limit, tuple) else [limit[0] + 1, limit[1]]
+    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in whole):
+        raise ConfigError(f"limit must be a whole number of at least 1, or a range, got {limit!r}")
+    if isinstance(limit, tuple) and (len(limit) != 2 or limit[0] >= limit[1]):
+        raise ConfigError(f"limit {limit!r} leaves no sample; a range is (from, to), from 0")
+
+
+def _check_ids(ids: object) -> None:
+    if ids is None:
+        return
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise ConfigError(f"sample_ids is a list of ids, such as [{ids!r}], not {ids!r:.80}")
+    if not ids:
+        raise ConfigError("sample_ids is empty, so there is no sample; None takes all of them")

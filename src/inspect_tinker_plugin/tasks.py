@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError
+from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError, suggestion
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -228,16 +227,6 @@ def _check_syntax(file: Path) -> None:
         raise TaskError(f"{where}: {type(error).__name__}: {error.args[0]}") from error
     except OSError as error:
         raise TaskNotFoundError(f"{file} cannot be read: {error.strerror}.") from error
-
-
-def suggestion(name: str, known: list[str]) -> str:
-    """Say which known names are close to a wrong one, or what there is when they are few."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if close:
-        return f" Did you mean {' or '.join(close)}?"
-    if 0 < len(known) <= 8:
-        return f" There is {', '.join(known)}."
-    return ""
 
 
 def in_folder(folder: str | None) -> Any:

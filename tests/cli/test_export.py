@@ -153,7 +153,7 @@ def test_a_sample_that_fails_is_named_and_the_exit_code_says_so() -> None:
         (["tasks.py@sums", "--task-config", "list.yaml"], 2, "does not hold keys with values"),
         (["tasks.py@sums", "--limit", "ten"], 2, "expected a number or a range"),
         (["tasks.py@sums", "--limit", "0"], 2, "leaves no sample"),
-        (["tasks.py@sums", "--limit", "7-9"], 1, "there is no sample to export"),
+        (["tasks.py@sums", "--limit", "7-9"], 1, "limit 7-9 leaves no sample"),
         (["tasks.py@sums", "--sample-id", "9"], 1, "no sample has the id 9"),
         (["tasks.py@sums", "--sample-id", "1", "--limit", "1"], 1, "sample ids go neither with"),
         (["tasks.py@sums", "--sample-shuffle", "x"], 2, "expected a seed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -19,7 +20,8 @@ def test_the_line_in_the_groups_help_is_the_commands_own(name: str) -> None:
     command = rl.get_command(click.Context(rl), name)
     assert command is not None
     assert command.name == name
-    assert command.get_short_help_str(200).rstrip(".")
+    first_line = (command.help or "").strip().splitlines()[0]
+    assert COMMANDS[name][1] == first_line
 
 
 def test_the_reference_is_in_step() -> None:
@@ -29,5 +31,26 @@ def test_the_reference_is_in_step() -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    with pytest.raises(click.UsageError, match="No such command 'exprt'"):
+    with pytest.raises(click.UsageError, match=r"No such command 'exprt'. Did you mean export\?"):
         rl(["exprt"], standalone_mode=False)
+    with pytest.raises(click.UsageError, match="There is audit, bench, check"):
+        rl(["zzz"], standalone_mode=False)
+
+
+def test_a_misspelt_option_is_met_with_a_suggestion() -> None:
+    with pytest.raises(click.NoSuchOption) as caught:
+        rl(["rollout", "toy.py", "--group-sise", "2"], standalone_mode=False)
+    assert "--group-size" in caught.value.format_message()
+
+
+PROGRAMS = [
+    [str(Path(sys.executable).with_name("inspect-rl"))],
+    [str(Path(sys.executable).with_name("inspect")), "rl"],
+    [sys.executable, "-m", "inspect_tinker_plugin"],
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["inspect-rl", "inspect rl", "python -m"])
+def test_the_version_can_be_asked_for(program: list[str]) -> None:
+    done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"inspect-tinker-plugin {version('inspect-tinker-plugin')}"

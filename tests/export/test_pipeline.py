@@ -17,11 +17,11 @@ from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.errors import ConfigError, ExportError, TaskError
 from inspect_tinker_plugin.export import pipeline
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
-from inspect_tinker_plugin.export.selection import Selection
+from inspect_tinker_plugin.samples import Selection
 from inspect_tinker_plugin.tasks import ResolvedTask
 
 
@@ -197,7 +197,7 @@ async def test_an_export_is_not_continued_with_other_data(tmp_path: Path) -> Non
 
 
 async def test_a_shuffled_export_without_a_seed_continues_in_its_order(tmp_path: Path) -> None:
-    shuffled = Selection(shuffle=True)
+    shuffled = Selection(sample_shuffle=True)
     await interrupted(tmp_path / "out", selection=shuffled)
     report = await export(numbers(10), tmp_path / "out", selection=shuffled)
     assert report.continued > 0
@@ -247,7 +247,7 @@ async def test_two_exports_into_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 async def test_an_empty_selection_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no sample has the id 99 \(the first ids are 1, 2\)"):
-        await export(numbers(2), tmp_path / "out", selection=Selection(sample_ids=["99"]))
+        await export(numbers(2), tmp_path / "out", selection=Selection(sample_id=["99"]))
     assert names(tmp_path) == []
 
 
@@ -256,8 +256,8 @@ async def test_an_empty_selection_is_an_error_that_leaves_nothing(tmp_path: Path
     [
         (Selection(limit=2), ["1", "2"]),
         (Selection(limit=(2, 4)), ["3", "4"]),
-        (Selection(sample_ids=["4", "02"]), ["2", "4"]),
-        (Selection(sample_ids=["*5"]), ["5", "15"]),
+        (Selection(sample_id=["4", "02"]), ["2", "4"]),
+        (Selection(sample_id=["*5"]), ["5", "15"]),
     ],
     ids=["first", "range", "ids", "pattern"],
 )
@@ -270,7 +270,7 @@ async def test_samples_are_chosen_as_in_an_eval(
 
 async def test_a_seed_shuffles_as_inspect_does(tmp_path: Path) -> None:
     task = numbers(9)
-    await export(task, tmp_path / "out", selection=Selection(shuffle=True, seed=5))
+    await export(task, tmp_path / "out", selection=Selection(sample_shuffle=5))
     task.dataset.shuffle(5)
     assert [row["answer"] for row in rows(tmp_path / "out")] == [s.target for s in task.dataset]
 
@@ -283,7 +283,7 @@ async def test_a_task_that_makes_samples_as_it_goes_is_refused(tmp_path: Path) -
         async def next_samples(self) -> list[Sample] | None:
             return None
 
-    with pytest.raises(ExportError, match="makes its samples while it runs"):
+    with pytest.raises(TaskError, match="makes its samples while it runs"):
         await export(Task(dataset=Source()), tmp_path / "out")
     assert names(tmp_path) == []
 

@@ -96,7 +96,7 @@ class Rollout:
 
 async def roll(task: Task, script: Script, **options: Any) -> Rollout:
     """One rollout through the public API and the cookbook's own runner."""
-    [builder] = as_rl_dataset(task, load_renderer(), max_samples=1, **options).get_batch(0)
+    [builder] = as_rl_dataset(task, load_renderer(), limit=1, **options).get_batch(0)
     [env] = await builder.make_envs()
     spy = Spy(script)
     try:

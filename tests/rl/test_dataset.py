@@ -71,7 +71,7 @@ def test_a_permutation_is_one(size: int) -> None:
 
 
 def test_samples_are_chosen_by_number_or_by_id() -> None:
-    first = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, max_samples=2)
+    first = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, limit=2)
     chosen = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, sample_ids=["s3", "s1"])
     assert ids(first.get_batch(0)) == ["s0", "s1"]
     assert ids(chosen.get_batch(0)) == ["s3", "s1"]

@@ -13,8 +13,8 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, ToolError, tool
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.task import with_ids
 from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.samples import with_id
 from inspect_tinker_plugin.testing import Script
 from inspect_tinker_plugin.testing.scripts import Player
 from inspect_tinker_plugin.testing.sides import play
@@ -77,7 +77,7 @@ async def run(
     """Run the task's first sample with an executor in force."""
     runner = EpisodeRunner(task, keep_log=True)
     with use_tool_executor(executor, within or scope()):
-        result = await play(runner, with_ids(task.dataset[0], 0), Player(script))
+        result = await play(runner, with_id(task.dataset[0], 0), Player(script))
     if result.error is not None and result.error.__cause__ is not None:
         raise result.error.__cause__
     return result

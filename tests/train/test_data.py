@@ -39,13 +39,13 @@ def inputs(dataset: InspectRLDataset) -> list[object]:
 
 
 async def test_a_small_dataset_is_gone_through_again_for_the_steps_that_are_asked_for() -> None:
-    train, _ = await built(max_samples=10, min_batches=20)
+    train, _ = await built(limit=10, min_batches=20)
     assert len(train) == 21  # seven passes of three batches
     assert len(set(map(str, inputs(train)))) == 10
 
 
 async def test_a_split_holds_samples_out_of_every_pass() -> None:
-    train, test = await built(max_samples=20, test_split="5", min_batches=12)
+    train, test = await built(limit=20, test_split="5", min_batches=12)
     assert test is not None
     assert len(test) == 1, "one batch, so that an evaluation is one log"
     assert len(inputs(test)) == 5
@@ -54,7 +54,7 @@ async def test_a_split_holds_samples_out_of_every_pass() -> None:
 
 
 async def test_test_samples_limits_what_is_measured_and_not_what_is_held_out() -> None:
-    train, test = await built(max_samples=20, test_split="5", test_samples=2)
+    train, test = await built(limit=20, test_split="5", test_samples=2)
     assert test is not None
     assert len(inputs(test)) == 2
     assert len(inputs(train)) == 15

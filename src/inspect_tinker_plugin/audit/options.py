@@ -15,6 +15,7 @@ from inspect_tinker_plugin.audit.reference import Gold
 from inspect_tinker_plugin.audit.stage import Budget
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
+from inspect_tinker_plugin.samples import Selection
 
 SAMPLES = 8
 """Samples that the dear probes look at."""
@@ -38,6 +39,9 @@ class AuditOptions:
 
     probes: Sequence[str] = ()
     """Expressions that name probes; every installed probe when empty."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Samples of the task that are audited."""
 
     samples: int = SAMPLES
     """Samples that the dear probes look at."""

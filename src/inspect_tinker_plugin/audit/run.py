@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -32,12 +32,11 @@ from inspect_tinker_plugin.audit.records import Journal
 from inspect_tinker_plugin.audit.reference import Gold, learn_reference
 from inspect_tinker_plugin.audit.resolve import resolve_probes
 from inspect_tinker_plugin.audit.stage import Stage
-from inspect_tinker_plugin.episode.task import with_ids
 from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.plugins import Plugins
 from inspect_tinker_plugin.rewards import resolve_reward
-from inspect_tinker_plugin.samples import plugin_samples
+from inspect_tinker_plugin.samples import select_samples
 
 PAGE = "audit.html"
 DATA = "audit.json"
@@ -79,6 +78,8 @@ class AuditReport:
         return min((each.severity for each in self.findings), key=lambda s: s.rank, default=None)
 
 
+T = TypeVar("T")
+
 Progress = Callable[[str, int | None], object]
 """Told the probe at work, with a number of episodes planned, or ``None`` after each of them."""
 
@@ -107,8 +108,7 @@ async def run_audit(
     """
     probes = resolve_probes(options.probes, plugins=plugins)
     task = with_plugin_scorers(task, plugins=plugins)
-    raw = [with_ids(task.dataset[n], n) for n in range(len(task.dataset))]
-    samples = list(plugin_samples(task, raw, plugins=plugins))
+    samples = list(select_samples(task, options.selection, plugins=plugins))
     out = options.out.expanduser().absolute()
     journal = Journal(out, _identity(task, name, options))
     current = "honest policies"
@@ -177,7 +177,7 @@ async def _wide(stage: Stage, chosen: Sequence[Sample], options: AuditOptions) -
     return max(options.samples, WIDE_IN_SANDBOX if any(boxed) else WIDE)
 
 
-def spread(samples: Sequence[Sample], count: int) -> list[Sample]:
+def spread(samples: Sequence[T], count: int) -> list[T]:
     """So many samples, evenly over the dataset, the first among them."""
     if len(samples) <= count:
         return list(samples)
@@ -191,6 +191,7 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
         "samples": len(task.dataset),
         "source": _source(task),
         "chosen": options.samples,
+        "selection": str(options.selection),
         "reward": str(options.reward),
         "gold": options.gold,
         "runner": {key: str(value) for key, value in options.runner_options.items()},

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inspect_tinker_plugin.cli.options import parse_args, parse_sandbox, task_options
+from inspect_tinker_plugin.cli.options import (
+    dataset_choices,
+    dataset_options,
+    load_task,
+    parse_args,
+    task_options,
+)
+from inspect_tinker_plugin.cli.progress import progress_bar
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.audit import AuditOptions, AuditReport
     from inspect_tinker_plugin.audit.attempts import Attempt
+    from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks import ResolvedTask
 
 SEVERITIES = ("high", "medium", "low", "info")
@@ -29,7 +37,7 @@ _COUNT = click.IntRange(1)
 
 @click.command("audit")
 @task_options
-@click.option("--reward", default="mean", show_default=True, help="How scores become a reward.")
+@dataset_options("audit")
 @click.option(
     "--gold",
     metavar="FIELD|FILE.sh",
@@ -97,7 +105,6 @@ _COUNT = click.IntRange(1)
     help="YAML or JSON with prices: prefill, cached, sample and train per million tokens, "
     "sandbox_hour.",
 )
-@click.option("--max-sandboxes", type=_COUNT, help="Sandboxes alive at once.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -159,64 +166,59 @@ def _show(report: AuditReport) -> None:
 def _audit(choices: dict[str, Any]) -> AuditReport:
     from inspect_tinker_plugin.audit import run_audit
     from inspect_tinker_plugin.audit.records import start_again
-    from inspect_tinker_plugin.tasks import resolve_task
+    from inspect_tinker_plugin.options import DatasetOptions
 
     if choices["model"] and choices["logs"]:
         raise click.UsageError("--logs and --model exclude each other.")
-    resolved = resolve_task(
-        choices["task"], parse_args(choices["task_args"], choices["task_config"])
-    )
+    dataset = DatasetOptions(**dataset_choices("audit", choices))
+    resolved = load_task(choices)
     name = resolved.task.name
     out = choices["out"] or Path("audits") / name.rpartition("/")[2]
     if choices["overwrite"]:
         start_again(out)
-    options = _options(choices, resolved, out)
+    options = _options(choices, dataset, resolved, out)
     with _progress() as progress:
         return asyncio.run(run_audit(resolved.task, options, name=name, progress=progress))
 
 
-def _options(choices: dict[str, Any], resolved: ResolvedTask, out: Path) -> AuditOptions:
+def _options(
+    choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
+) -> AuditOptions:
     from inspect_tinker_plugin.audit import AuditOptions
     from inspect_tinker_plugin.audit.options import DEFAULT_BUDGET
     from inspect_tinker_plugin.audit.plan import read_prices
-    from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
 
-    sandbox = parse_sandbox(choices["sandbox"])
-    mapping = resolve_sandbox(sandbox)
+    sandbox = choose_sandbox(dataset.sandbox)
     runner: dict[str, Any] = {
-        "sandbox": sandbox if mapping is None else None,
-        "sandbox_mapping": mapping,
+        "sandbox": sandbox.for_inspect,
+        "sandbox_mapping": sandbox.mapping,
+        "solver": dataset.solver,
     }
-    solver, solver_args = choices["solver"], parse_args(choices["solver_args"])
-    if solver_args and solver is None:
-        raise click.UsageError("-S needs --solver.")
-    if solver is not None:
-        from inspect_tinker_plugin.task_loading import create_solver
-
-        runner["solver"] = create_solver(solver, solver_args)
     return AuditOptions(
         out=out,
         probes=choices["probes"],
         samples=choices["samples"],
-        reward=choices["reward"],
+        selection=dataset.selection,
+        reward=dataset.reward,
         gold=choices["gold"],
         budget=choices["budget"] or DEFAULT_BUDGET,
         parallel=choices["parallel"],
         prompt_tokens=choices["prompt_tokens"],
         group_size=choices["group_size"],
         prices=read_prices(choices["price"]) if choices["price"] else None,
-        attempts=_attempts(choices, resolved, out, runner),
+        attempts=_attempts(choices, dataset, resolved, out),
         test_samples=_test_samples(choices),
         runner_options={key: value for key, value in runner.items() if value is not None},
         episode_options={
-            "model_roles": parse_args(choices["model_roles"]),
-            "max_sandboxes": choices["max_sandboxes"],
+            "model_roles": dataset.model_roles,
+            "max_sandboxes": dataset.max_sandboxes,
         },
     )
 
 
 def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
-    from inspect_tinker_plugin.episode.task import with_ids
+    from inspect_tinker_plugin.samples import select_samples
     from inspect_tinker_plugin.tasks import resolve_task
 
     args = parse_args(choices["test_args"])
@@ -224,15 +226,14 @@ def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
         if args:
             raise click.UsageError("--test-arg needs --test-task.")
         return ()
-    dataset = resolve_task(choices["test_task"], args).task.dataset
-    return [with_ids(dataset[n], n) for n in range(len(dataset))]
+    return select_samples(resolve_task(choices["test_task"], args).task)
 
 
 # attempts of a real model
 
 
 def _attempts(
-    choices: dict[str, Any], resolved: ResolvedTask, out: Path, runner: dict[str, Any]
+    choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
 ) -> Sequence[Attempt]:
     from inspect_tinker_plugin.audit.attempts import read_attempts
 
@@ -240,30 +241,22 @@ def _attempts(
     if choices["model"] or choices["local"]:
         from inspect_tinker_plugin.cli.audit_model import roll_out
 
-        logs.append(roll_out(choices, resolved, out / "rollouts", runner))
+        logs.append(roll_out(choices, dataset, resolved, out / "rollouts"))
     return read_attempts(logs, resolved.task.name) if logs else ()
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int | None], object]]:
     """Draw a bar on stderr, when that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        line = bar.add_task("episodes", total=0)
-        planned = 0
+    with progress_bar("episodes") as show:
+        done = planned = 0
 
         def told(probe: str, count: int | None) -> None:
-            nonlocal planned
+            nonlocal done, planned
             if count is None:
-                bar.advance(line)
+                done += 1
             else:
                 planned += count
-                bar.update(line, description=probe, total=planned)
+            show(done, planned, what=probe)
 
         yield told

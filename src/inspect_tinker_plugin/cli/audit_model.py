@@ -6,23 +6,24 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.audit.run import spread
 from inspect_tinker_plugin.cli.group_rollout import roll_groups
-from inspect_tinker_plugin.cli.options import parse_args, parse_sandbox
 from inspect_tinker_plugin.cli.policies import tinker_policy
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
 
+    from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.tasks import ResolvedTask
 
 
 def roll_out(
-    choices: dict[str, Any], resolved: ResolvedTask, folder: Path, runner: dict[str, Any]
+    choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask, folder: Path
 ) -> Path:
     """Roll out ``--episodes`` attempts at each of the chosen samples.
 
@@ -34,7 +35,7 @@ def roll_out(
     if folder.is_dir() and any(folder.glob("*.eval")):
         return folder
     with _model(choices, folder.parent) as (model, base_url):
-        dataset = _dataset(choices, resolved, folder, runner, model)
+        dataset = _dataset(choices, options, resolved, folder, model)
         policy = tinker_policy(
             model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
         )
@@ -49,51 +50,39 @@ async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> None:
     for batch in range(len(dataset)):
         groups = dataset.get_batch(batch)
         await asyncio.gather(
-            *(roll_groups([group], lambda env, sample, n: policy, _nothing) for group in groups)
+            *(
+                roll_groups([group], lambda env, sample, n: policy, lambda failed: None)
+                for group in groups
+            )
         )
-
-
-def _nothing() -> None:
-    """What is called after each rollout."""
 
 
 def _dataset(
     choices: dict[str, Any],
+    options: DatasetOptions,
     resolved: ResolvedTask,
     folder: Path,
-    runner: dict[str, Any],
     model: str,
 ) -> InspectRLDataset:
-    from tinker_cookbook.model_info import get_recommended_renderer_name
-    from tinker_cookbook.renderers import get_renderer
-    from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-    from inspect_tinker_plugin.episode.task import with_ids
-    from inspect_tinker_plugin.errors import ConfigError
-    from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+    from inspect_tinker_plugin.rl.dataset import build_dataset
+    from inspect_tinker_plugin.rl.renderer import make_renderer
+    from inspect_tinker_plugin.samples import select_samples
 
     name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
-    try:
-        name = name or get_recommended_renderer_name(model)
-        renderer = get_renderer(name, get_tokenizer(model))
-    except (ValueError, KeyError, OSError) as error:
-        raise ConfigError(f"no renderer {name or 'recommended'} for {model}: {error}") from error
-    samples = resolved.task.dataset
-    numbered = [with_ids(samples[n], n) for n in range(len(samples))]
-    ids = [sample.id for sample in spread(numbered, choices["samples"]) if sample.id is not None]
-    return as_rl_dataset(
+    renderer = make_renderer(name, model=model, option="--renderer")
+    samples = select_samples(resolved.task, options.selection)
+    indices = spread(range(len(samples)), choices["samples"])
+    return build_dataset(
         resolved.ref or resolved.task,
         renderer,
-        sample_ids=ids,
-        batch_size=4,
-        group_size=choices["episodes"],
-        solver=runner.get("solver"),
-        sandbox=parse_sandbox(choices["sandbox"]),
-        model_roles=parse_args(choices["model_roles"]),
-        max_sandboxes=choices["max_sandboxes"],
-        reward=choices["reward"],
-        on_error=0.0,
-        log_dir=folder,
+        replace(
+            options,
+            batch_size=4,
+            group_size=choices["episodes"],
+            on_error=0.0,
+            log_dir=folder,
+        ),
+        samples=samples.subset(indices),
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,21 +18,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inspect_tinker_plugin.cli.options import parse_args, parse_sandbox
-from inspect_tinker_plugin.cli.reporting import reported
+from inspect_tinker_plugin.cli.options import (
+    dataset_choices,
+    dataset_options,
+    load_task,
+    task_options,
+)
+from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, counted, reported
 
 if TYPE_CHECKING:
+    from inspect_ai import Task
     from inspect_ai.dataset import Sample
     from tinker_cookbook.completers import TokenCompleter
 
     from inspect_tinker_plugin.cli.report import RolloutReport
     from inspect_tinker_plugin.episode.types import TurnRequest
+    from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+    from inspect_tinker_plugin.samples import SelectedSamples
     from inspect_tinker_plugin.tasks import ResolvedTask
     from inspect_tinker_plugin.testing import Script
 
 TURNS = "inspect_rl_bench:turns"
+SAMPLE = "inspect_rl_bench:sample"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +60,18 @@ class Cost:
 
 
 @click.command("bench")
-@click.argument("task", metavar="TASK")
-@click.option("-T", "task_args", multiple=True, metavar="KEY=VALUE", help="Task arguments.")
-@click.option("--task-config", metavar="FILE", help="YAML or JSON file with task arguments.")
-@click.option("--sample-id", metavar="ID", help="The sample to run; the first without it.")
-@click.option("--episodes", type=click.IntRange(1), default=100, show_default=True)
+@task_options
+@click.option(
+    "--episodes",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Episodes per side, spread over the samples.",
+)
 @click.option(
     "--at-once", type=click.IntRange(1), default=8, show_default=True, help="Episodes in parallel."
 )
-@click.option("--sandbox", metavar="TYPE[:CONFIG]", help="Instead of the task's sandbox.")
-@click.option(
-    "--model-role", "model_roles", multiple=True, metavar="ROLE=MODEL", help="Model of a role."
-)
+@dataset_options("bench")
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
@@ -70,8 +82,9 @@ class Cost:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
 @reported
 def bench(**choices: Any) -> None:
-    """Measure what episodes of TASK cost, beside `inspect eval` of the same sample.
+    """Measure what episodes of TASK cost, beside `inspect eval` of the same samples.
 
+    One sample is run, the first, unless --limit or --sample-id says otherwise.
     A scripted policy answers at once, so what is measured is the environment: solver, tools,
     sandbox, scorers, rendering and parsing. Both sides run the sample once before they are
     measured, then as often and as many at once as each other. The eval's own start, some
@@ -81,97 +94,113 @@ def bench(**choices: Any) -> None:
     from inspect_ai.util import display_type
 
     display_type()
-    costs = asyncio.run(_bench(choices))
+    costs: list[Cost] = []
+    interrupted = False
+    try:
+        asyncio.run(_bench(choices, costs))
+    except KeyboardInterrupt:
+        interrupted = True
     if choices["as_json"]:
         click.echo(json.dumps([asdict(cost) for cost in costs]))
-    else:
+    elif costs:
         click.echo(as_text(costs))
+    if interrupted:
+        click.echo(f"Interrupted after {len(costs)} of 2 sides.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def as_text(costs: list[Cost]) -> str:
-    """A line for each side, and one for each part of an episode's time."""
-    ours, other = costs
+    """A line for each side, and one for each part of an episode's time; 60 columns."""
+    ours = costs[0]
     turns = ours.turns or 0.0
-    lines = [f"{ours.episodes} episodes, {turns:.1f} turns each, milliseconds", ""]
+    lines = [f"{counted(ours.episodes, 'episode')}, {turns:.1f} turns each, milliseconds", ""]
     lines.append(
-        f"{'':<14}{'CPU/episode':>13}{'CPU/turn':>13}{'wall/episode':>14}{'wall/turn':>13}"
+        f"{'':<12}{'CPU/episode':>12}{'CPU/turn':>10}{'wall/episode':>14}{'wall/turn':>11}"
     )
     for cost in costs:
         cpu, wall = (1000 * s / cost.episodes for s in (cost.cpu_s, cost.wall_s))
         per_turn = [f"{value / turns:.2f}" if turns else "" for value in (cpu, wall)]
-        lines.append(f"{cost.side:<14}{cpu:>13.2f}{per_turn[0]:>13}{wall:>14.2f}{per_turn[1]:>13}")
-    lines.append(
-        f"{'ratio':<14}{ours.cpu_s / other.cpu_s:>13.2f}{'':>13}{ours.wall_s / other.wall_s:>14.2f}"
-    )
+        lines.append(f"{cost.side:<12}{cpu:>12.2f}{per_turn[0]:>10}{wall:>14.2f}{per_turn[1]:>11}")
+    if len(costs) == 2:
+        other = costs[1]
+        cpu_ratio, wall_ratio = ours.cpu_s / other.cpu_s, ours.wall_s / other.wall_s
+        lines.append(f"{'ratio':<12}{cpu_ratio:>12.2f}{'':>10}{wall_ratio:>14.2f}")
     lines += ["", "of an episode, on average, while others run beside it:"]
     for name, value in ours.parts.items():
         shown = f"{1000 * value:.2f} ms" if name.endswith("_s") else f"{value:.2f}"
         lines.append(f"  {name.removesuffix('_s'):<22}{shown:>14}")
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
-async def _bench(choices: dict[str, Any]) -> list[Cost]:
+async def _bench(choices: dict[str, Any], costs: list[Cost]) -> None:
+    """Measure one side after the other; what is measured is in ``costs`` at once."""
     from inspect_tinker_plugin.cli.policies import read_script
-    from inspect_tinker_plugin.export.selection import SelectedSamples, Selection
-    from inspect_tinker_plugin.tasks import resolve_task
+    from inspect_tinker_plugin.options import DatasetOptions
+    from inspect_tinker_plugin.samples import select_samples
     from inspect_tinker_plugin.testing.default_script import default_script
 
-    resolved = resolve_task(
-        choices["task"], parse_args(choices["task_args"], choices["task_config"])
+    chosen = dataset_choices("bench", choices)
+    if chosen["sample_id"] is None and chosen["limit"] is None:
+        chosen["limit"] = 1
+    options = DatasetOptions(**chosen)
+    resolved = load_task(choices)
+    samples = select_samples(resolved.task, options.selection)
+    script = read_script(choices["script"])[0] if choices["script"] else None
+    plan = _Plan(
+        resolved=resolved,
+        options=options,
+        samples=samples,
+        scripts={sample.id: script or default_script(sample) for sample in samples},
+        passes=math.ceil(choices["episodes"] / len(samples)),
+        at_once=choices["at_once"],
     )
-    wanted = choices["sample_id"]
-    selection = Selection(sample_ids=[wanted]) if wanted else Selection(limit=1)
-    sample = SelectedSamples(resolved.task.dataset, selection)[0]
-    script = read_script(choices["script"])[0] if choices["script"] else default_script(sample)
-    same: dict[str, Any] = {
-        "sandbox": parse_sandbox(choices["sandbox"]),
-        "model_roles": parse_args(choices["model_roles"]) or None,
-    }
-    costs = []
     for side in (_episodes, _eval):
-        await side(resolved, sample, script, episodes=1, at_once=1, **same)
-        figures = {name: choices[name] for name in ("episodes", "at_once")}
-        costs.append(await side(resolved, sample, script, **figures, **same))
-    return costs
+        await side(replace(plan, passes=1, at_once=1))
+        costs.append(await side(plan))
 
 
-async def _episodes(
-    resolved: ResolvedTask,
-    sample: Sample,
-    script: Script,
-    *,
-    episodes: int,
-    at_once: int,
-    **same: Any,
-) -> Cost:
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What both sides run."""
+
+    resolved: ResolvedTask
+    options: DatasetOptions
+    samples: SelectedSamples
+    scripts: Mapping[int | str | None, Script]
+    """The replies by sample."""
+    passes: int
+    """Passes over the samples."""
+    at_once: int
+
+
+async def _episodes(plan: _Plan) -> Cost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
     from inspect_tinker_plugin.cli.policies import scripted_policy
-    from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+    from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.testing import load_renderer
 
     renderer = load_renderer()
-    assert sample.id is not None
 
     def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
         def request() -> TurnRequest:
             assert env.request is not None
             return env.request
 
+        script = plan.scripts[sample.id]
         return scripted_policy(renderer, script, max_tokens=1_000_000, request=request)
 
-    dataset = as_rl_dataset(
-        resolved.ref or resolved.task,
+    dataset = build_dataset(
+        plan.resolved.ref or plan.resolved.task,
         renderer,
-        sample_ids=[sample.id],
-        epochs=episodes,
-        **same,
+        replace(plan.options, epochs=plan.passes),
+        samples=plan.samples,
     )
-    builders = [builder for batch in range(episodes) for builder in dataset.get_batch(batch)]
-    room = asyncio.Semaphore(at_once)
+    builders = [builder for batch in range(len(dataset)) for builder in dataset.get_batch(batch)]
+    room = asyncio.Semaphore(plan.at_once)
 
     async def roll(builder: InspectGroupBuilder) -> list[RolloutReport]:
         async with room:
-            [reports] = await roll_groups([builder], policy_for, lambda: None)
+            [reports] = await roll_groups([builder], policy_for, lambda failed: None)
             return reports
 
     cpu, wall = time.process_time(), time.perf_counter()
@@ -189,47 +218,74 @@ async def _episodes(
     )
 
 
-async def _eval(
-    resolved: ResolvedTask,
-    sample: Sample,
-    script: Script,
-    *,
-    episodes: int,
-    at_once: int,
-    **same: Any,
-) -> Cost:
+async def _eval(plan: _Plan) -> Cost:
     from inspect_ai import eval_async
 
+    from inspect_tinker_plugin.samples import with_samples
+    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
     from inspect_tinker_plugin.testing import scripted_model
+    from inspect_tinker_plugin.testing.sides import with_mapped_sandboxes
 
-    task = resolved.ref.resolve() if resolved.ref else resolved.task
-    model = scripted_model(_for_many(script), keep_requests=False)
-    assert sample.id is not None
+    options = plan.options
+    task = plan.resolved.ref.resolve() if plan.resolved.ref else plan.resolved.task
+    sandbox = choose_sandbox(options.sandbox)
+    task = _remembering(with_samples(task, plan.samples))
+    if sandbox.mapping is not None:
+        task = with_mapped_sandboxes(task, sandbox.mapping)
+    model = scripted_model(_for_many(plan.scripts), keep_requests=False)
     with tempfile.TemporaryDirectory(prefix="bench-") as log_dir:
         cpu, wall = time.process_time(), time.perf_counter()
         [log] = await eval_async(
             task,
             model=model,
-            sample_id=sample.id,
-            epochs=episodes,
-            max_samples=at_once,
+            model_roles=dict(options.model_roles) or None,
+            solver=options.solver,  # type: ignore[arg-type]  # agents and sequences are fine, too
+            sandbox=sandbox.for_inspect,
+            epochs=plan.passes,
+            max_samples=plan.at_once,
+            message_limit=options.message_limit,
+            token_limit=options.token_limit,
+            time_limit=options.time_limit,
+            working_limit=options.working_limit,
+            cost_limit=options.cost_limit,
+            score_on_error=options.score_on_error or None,
             log_samples=False,
             log_realtime=False,
             log_dir=log_dir,
-            **same,
         )
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     _require_no_failures([] if log.error is None else [log.error.message])
+    episodes = plan.passes * len(plan.samples)
     return Cost(side="inspect eval", episodes=episodes, cpu_s=cpu, wall_s=wall)
 
 
-def _for_many(script: Script) -> Script:
+def _remembering(task: Task) -> Task:
+    """Have each sample of a task note its id, so that its model knows which script to follow."""
+    from inspect_ai.solver import Generate, Solver, TaskState, solver
+    from inspect_ai.util import store
+
+    @solver
+    def remember() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            store().set(SAMPLE, state.sample_id)
+            return state
+
+        return solve
+
+    setup: Any = task.setup if isinstance(task.setup, list) else [task.setup]
+    remembering = copy.copy(task)
+    remembering.setup = [remember(), *(each for each in setup if each is not None)]
+    return remembering
+
+
+def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
     """A script for a model that many samples ask at once: turns are counted in their stores."""
     from inspect_ai.util import store
 
     from inspect_tinker_plugin.testing.scripts import ScriptExhausted
 
     def reply(request: TurnRequest) -> Any:
+        script = scripts[store().get(SAMPLE)]
         turn = store().get(TURNS, 0)
         store().set(TURNS, turn + 1)
         if callable(script):

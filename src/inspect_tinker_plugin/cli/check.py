@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inspect_tinker_plugin.cli.options import (
-    parse_args,
-    parse_sandbox,
-    sample_options,
+    dataset_choices,
+    dataset_options,
+    load_task,
+    solver_maker,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    counted,
+    reported,
+)
 from inspect_tinker_plugin.cli.supervision import stream_from_thread
 
 if TYPE_CHECKING:
@@ -25,18 +31,14 @@ if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
 
     from inspect_tinker_plugin.testing import ParityReport, Script
-    from inspect_tinker_plugin.testing.sides import Overrides
 
 SIDES = ("messages", "tokens")
 SAMPLES = 3
 """Samples that are checked when nothing chooses any."""
 
-_COUNT = click.IntRange(1)
-
 
 @click.command("check")
 @task_options
-@sample_options
 @click.option(
     "--side",
     type=click.Choice(SIDES),
@@ -52,12 +54,10 @@ _COUNT = click.IntRange(1)
     help="JSON lines of replies, as for `inspect rl rollout`. Without one the policy thinks, "
     "then answers with the sample's target, and calls no tool but submit.",
 )
-@click.option("--message-limit", type=_COUNT, help="Messages in a conversation.")
-@click.option("--token-limit", type=_COUNT, help="Tokens of an episode.")
-@click.option("--time-limit", type=_COUNT, help="Seconds of an episode.")
+@dataset_options("check")
 @click.option(
     "--timeout",
-    type=_COUNT,
+    type=click.IntRange(1),
     default=600,
     show_default=True,
     help="Seconds that one run of a sample may take before it is given up.",
@@ -73,8 +73,6 @@ def check(**choices: Any) -> None:
     error, the store. Exit codes: 0 they agree; 1 they differ, or a run shows nothing since
     both sides failed, the script ran out or the solver did not end; 2 wrong usage.
     """
-    if choices["solver_args"] and choices["solver"] is None:
-        raise click.UsageError("-S needs --solver.")
     runs = agreed = 0
     interrupted = False
     try:
@@ -89,7 +87,7 @@ def check(**choices: Any) -> None:
     except KeyboardInterrupt:
         interrupted = True
     if not choices["as_json"]:
-        click.echo(f"{runs} run{'' if runs == 1 else 's'}, {agreed} agree")
+        click.echo(f"{counted(runs, 'run')}, {agreed} agree")
     if interrupted:
         sys.exit(EXIT_INTERRUPTED)
     if agreed < runs:
@@ -107,35 +105,22 @@ class Run:
 
 
 async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
-    from inspect_tinker_plugin.episode.types import EpisodeOptions
-    from inspect_tinker_plugin.errors import TaskError
-    from inspect_tinker_plugin.export.selection import SelectedSamples, Selection
-    from inspect_tinker_plugin.tasks import resolve_task
+    from inspect_tinker_plugin.options import DatasetOptions
+    from inspect_tinker_plugin.samples import select_samples
+    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
     from inspect_tinker_plugin.testing import check_parity_async
+    from inspect_tinker_plugin.testing.sides import Overrides
 
-    resolved = resolve_task(
-        choices["task"], parse_args(choices["task_args"], choices["task_config"])
-    )
+    make_solver = solver_maker(choices)
+    chosen = dataset_choices("check", choices)
+    if chosen["sample_id"] is None and chosen["limit"] is None:
+        chosen["limit"] = SAMPLES
+    options = DatasetOptions(**chosen)
+    choose_sandbox(options.sandbox)  # raises for a name that nobody knows
+    resolved = load_task(choices)
     # a new task for each run, where there is a way to make one: tasks may keep state
     source: Task | Callable[[], Task] = resolved.ref.resolve if resolved.ref else resolved.task
-    name = resolved.task.name
-    if len(resolved.task.dataset) == 0:
-        raise TaskError(f"task {name!r} has no samples")
-    shuffle, ids = choices["sample_shuffle"], choices["sample_id"]
-    selection = Selection(
-        limit=choices["limit"] if choices["limit"] or ids else SAMPLES,
-        sample_ids=ids,
-        shuffle=shuffle is not None,
-        seed=None if shuffle is True else shuffle,
-    )
-    options = EpisodeOptions(
-        model_roles=parse_args(choices["model_roles"]),
-        message_limit=choices["message_limit"],
-        token_limit=choices["token_limit"],
-        time_limit=choices["time_limit"],
-    )
-    overrides = _overrides(choices)
-    for position, sample in enumerate(SelectedSamples(resolved.task.dataset, selection)):
+    for position, sample in enumerate(select_samples(resolved.task, options.selection)):
         script = _script(choices["script"], sample, position)
         for side in choices["side"]:
             [report] = await check_parity_async(
@@ -144,24 +129,10 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
                 samples=[sample],
                 options=options,
                 side=side,
-                overrides=overrides,
+                overrides=Overrides(solver=make_solver, sandbox=options.sandbox),
                 timeout=choices["timeout"],
             )
-            yield Run(name, sample.id, side, report)
-
-
-def _overrides(choices: dict[str, Any]) -> Overrides:
-    from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
-    from inspect_tinker_plugin.task_loading import create_solver
-    from inspect_tinker_plugin.testing.sides import Overrides
-
-    sandbox = parse_sandbox(choices["sandbox"])
-    resolve_sandbox(sandbox)  # raises for a name that nobody knows
-    solver, solver_args = choices["solver"], parse_args(choices["solver_args"])
-    if solver is None:
-        return Overrides(sandbox=sandbox)
-    create_solver(solver, solver_args)  # raises, here once, for one that does not work
-    return Overrides(solver=lambda: create_solver(solver, solver_args), sandbox=sandbox)
+            yield Run(resolved.task.name, sample.id, side, report)
 
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
@@ -182,7 +153,7 @@ def _show(run: Run, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_as_json(run), ensure_ascii=False))
         return
-    turns = f"{report.turns} turn{'' if report.turns == 1 else 's'}"
+    turns = counted(report.turns, "turn")
     failed = "" if report.both_failed is None else f": {report.both_failed}"
     click.echo(f"{report.name}, {run.side}: {report.verdict}{failed} ({turns})")
     for line in describe(report, failure=False)[1:]:

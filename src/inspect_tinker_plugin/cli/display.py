@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
@@ -16,11 +17,16 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from inspect_tinker_plugin.cli.reporting import counted
+
 if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
     from inspect_ai.tool import ToolCall
 
     from inspect_tinker_plugin.cli.report import RolloutReport
+
+WIDTH = 100
+"""Columns of results that do not go to a terminal."""
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 """Colour of a message by the role of its author."""
@@ -54,10 +60,65 @@ def show_conversation(report: RolloutReport, *, full: bool = False) -> Renderabl
     return Group(*panels, _verdict(report))
 
 
-def show_group(reports: Sequence[RolloutReport]) -> RenderableType:
-    """Compare the rollouts of one group, a line each."""
+def table_console() -> Console:
+    """Make the console for results: as wide as the terminal or ``COLUMNS`` says, else 100."""
+    console = Console()
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return console
+    return Console(width=WIDTH)
+
+
+def print_to(console: Console, what: RenderableType) -> None:
+    """Print to a console; a file or a pipe gets no blanks at the ends of lines."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as capture:
+        console.print(what)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def show_group(
+    reports: Sequence[RolloutReport], *, width: int = WIDTH, told: int = 0
+) -> RenderableType:
+    """Compare the rollouts of one group, a line each, and say why any of them failed.
+
+    Args:
+        reports: The rollouts.
+        width: Columns there are; a list takes the place of a table that does not fit.
+        told: How many of them were shown before, with their errors.
+    """
+    table = _group_table(reports)
+    fits = Console(width=1_000).measure(table).maximum <= width
+    failures = [
+        _plain(f"rollout {report.number} failed: {report.error}").append("\n")
+        for report in reports[told:]
+        if report.error
+    ]
+    return Padding(Group(table if fits else _group_list(reports), *failures), (1, 0, 0, 0))
+
+
+def _title(reports: Sequence[RolloutReport]) -> Text:
+    return Text(f"sample {reports[0].sample_id}: {counted(len(reports), 'rollout')}", "bold")
+
+
+def _group_list(reports: Sequence[RolloutReport]) -> RenderableType:
+    lines = [_title(reports)]
+    for report in reports:
+        scores = ", ".join(f"{name}={_value(score)}" for name, score in report.scores.items())
+        line = Text(f"{report.number}. ", "bold")
+        line.append(f"reward {_number(report.reward)} ({_number(report.advantage, signed=True)})")
+        line.append(f", {counted(report.turns, 'turn')}", "not bold")
+        line.append(f", {report.input_tokens:,} tokens read, {report.output_tokens:,} sampled")
+        line.append(f"; {_clean(scores)}" if scores else "")
+        line.append("; failed" if report.error else f"; {report.stop or ''}")
+        lines.append(line)
+    return Group(*lines, Text(""))
+
+
+def _group_table(reports: Sequence[RolloutReport]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.title = Text(f"sample {reports[0].sample_id}: {len(reports)} rollouts", "bold")
+    table.title = _title(reports)
     for heading in ("rollout", "turns", "prompt tokens", "sampled", "reward", "advantage"):
         table.add_column(heading, justify="right")
     table.add_column("scores")
@@ -73,7 +134,7 @@ def show_group(reports: Sequence[RolloutReport]) -> RenderableType:
             _plain(", ".join(f"{name}={_value(s)}" for name, s in report.scores.items())),
             Text("failed", "bold red") if report.error else Text(report.stop or "", "dim"),
         )
-    return Padding(table, (1, 0, 0, 0))
+    return table
 
 
 def _message_panel(message: ChatMessage, turn: int, *, full: bool) -> RenderableType:
@@ -151,7 +212,7 @@ def _tokens(report: RolloutReport) -> str:
     trained, sequences = report.metrics.get("tokens/trained"), report.metrics.get("tokens/segments")
     if trained is None or sequences is None:
         return text
-    return f"{text}; {trained:,.0f} in {sequences:.0f} training sequence{'s'[: sequences != 1]}"
+    return f"{text}; {trained:,.0f} in {counted(int(sequences), 'training sequence')}"
 
 
 def _value(score: Mapping[str, Any]) -> str:
@@ -187,4 +248,5 @@ def _number(value: float | None, *, signed: bool = False) -> str:
     """Absent is not zero."""
     if value is None:
         return "none"
-    return f"{value:+.2f}" if signed else f"{value:.2f}"
+    shown = round(value, 2) + 0.0  # no "-0.00"
+    return f"{shown:+.2f}" if signed else f"{shown:.2f}"

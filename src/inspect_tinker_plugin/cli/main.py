@@ -9,31 +9,31 @@ import click
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (
         "inspect_tinker_plugin.cli.audit:audit",
-        "Look for what makes a task unfit to train on: rewards for nothing, and none for answers.",
+        "Look for what makes TASK unfit to train on: rewards for nothing, and none for answers.",
     ),
     "bench": (
         "inspect_tinker_plugin.cli.bench:bench",
-        "Measure what episodes of a task cost, beside an eval of the same sample.",
+        "Measure what episodes of TASK cost, beside `inspect eval` of the same samples.",
     ),
     "check": (
         "inspect_tinker_plugin.cli.check:check",
-        "Compare episodes of a task with an eval of it, turn by turn and score by score.",
+        "Run samples of TASK under `inspect eval` and as RL episodes, and compare them.",
     ),
     "export": (
         "inspect_tinker_plugin.cli.export:export_command",
-        "Write a task's prompts and answers as a dataset.",
+        "Write the prompts and answers of TASK as a dataset.",
     ),
     "plugins": (
         "inspect_tinker_plugin.cli.plugins:plugins",
-        "List installed plugins, what they implement and the names that they give.",
+        "List installed plugins with the hooks that they implement and the names that they give.",
     ),
     "rollout": (
         "inspect_tinker_plugin.cli.rollout:rollout",
-        "Roll out groups of episodes, and show conversations with their rewards.",
+        "Roll out groups of episodes of TASK, and show conversations with their rewards.",
     ),
     "train": (
         "inspect_tinker_plugin.cli.train:train_command",
-        "Train a model on a task, on the Tinker service or on this machine.",
+        "Train a model on TASK by reinforcement learning.",
     ),
 }
 """Name of each command: where it is, and its line in the group's help.
@@ -63,6 +63,17 @@ class LateGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; for one that does not exist the closest is suggested."""
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            from inspect_tinker_plugin.errors import suggestion
+
+            hint = suggestion(args[0], self.list_commands(ctx))
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from :data:`COMMANDS`."""
         with formatter.section("Commands"):
@@ -70,6 +81,9 @@ class LateGroup(click.Group):
 
 
 @click.group(cls=LateGroup)
+@click.version_option(
+    package_name="inspect-tinker-plugin", message="inspect-tinker-plugin %(version)s"
+)
 @click.pass_context
 def rl(ctx: click.Context) -> None:
     """Turn any Inspect task into a Tinker RL environment."""
@@ -88,6 +102,6 @@ def _read_dotenv() -> None:
     init_dotenv()
 
 
-def main() -> None:
+def main(program: str = "inspect-rl") -> None:
     """Run ``inspect-rl``; options are also read from ``INSPECT_RL_…`` variables."""
-    rl(prog_name="inspect-rl", auto_envvar_prefix="INSPECT_RL")
+    rl(prog_name=program, auto_envvar_prefix="INSPECT_RL")

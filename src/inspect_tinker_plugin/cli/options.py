@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from inspect_tinker_plugin.options import Option, declared_options
+
+if TYPE_CHECKING:
+    from inspect_ai.solver import Solver
+
+    from inspect_tinker_plugin.tasks import ResolvedTask
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
 
 
 def task_options(command: Command) -> Command:
-    """Options that say which task, with which arguments and solver."""
-    for option in reversed(
-        (
+    """Add the argument and the options that say which task, and with which arguments."""
+    return _decorated(
+        command,
+        [
             click.argument("task", metavar="TASK"),
             click.option(
                 "-T",
@@ -28,65 +37,97 @@ def task_options(command: Command) -> Command:
                 metavar="FILE",
                 help="YAML or JSON config file with task arguments.",
             ),
-            click.option(
-                "--solver",
-                metavar="NAME",
-                help="Solver to execute (overrides the task's solver).",
-            ),
+        ],
+    )
+
+
+def load_task(choices: dict[str, Any]) -> ResolvedTask:
+    """Take a command's task and its arguments out of its choices, and make the task."""
+    from inspect_tinker_plugin.tasks import resolve_task
+
+    args = parse_args(choices.pop("task_args"), choices.pop("task_config"))
+    return resolve_task(choices.pop("task"), args)
+
+
+def dataset_options(
+    name: str, *, hints: Mapping[str, str] | None = None, **defaults: Any
+) -> Callable[[Command], Command]:
+    """Add every option of a dataset that applies to a command, as it is declared.
+
+    Args:
+        name: The command.
+        hints: What its help says after an option's sentence, in parentheses.
+        defaults: Its own defaults, by option.
+    """
+
+    def decorate(command: Command) -> Command:
+        decorators: list[Any] = []
+        for option in declared_options():
+            if name in option.commands:
+                hint = (hints or {}).get(option.name)
+                text = option.help if hint is None else f"{option.help.rstrip('.')} ({hint})."
+                default = defaults.get(option.name, option.default)
+                decorators += _options(option, text, default)
+        return _decorated(command, decorators)
+
+    return decorate
+
+
+def dataset_choices(name: str, choices: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of a dataset out of a command's choices, as ``as_rl_dataset`` takes them."""
+    names = [option.name for option in declared_options() if name in option.commands]
+    make_solver = solver_maker(choices)
+    del choices["solver_args"]
+    chosen = {each: choices.pop(each) for each in names}
+    chosen["solver"] = None if make_solver is None else make_solver()
+    return chosen
+
+
+def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
+    """Return what makes the solver of ``--solver`` and ``-S``, if there is one.
+
+    Raises:
+        click.UsageError: There are arguments without a solver.
+    """
+    name, args = choices["solver"], parse_args(choices["solver_args"])
+    if name is None:
+        if args:
+            raise click.UsageError("-S needs --solver.")
+        return None
+    from inspect_tinker_plugin.task_loading import create_solver
+
+    return lambda: create_solver(name, args)
+
+
+def _decorated(command: Command, decorators: Sequence[Any]) -> Command:
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def _options(option: Option, help: str, default: Any) -> list[Any]:
+    """Make the command-line options of one declared option: all have one, ``solver`` two."""
+    flag = f"--{option.name.replace('_', '-')}"
+    written: dict[str, Any] = {"help": help, "default": default, "show_default": bool(default)}
+    written |= _PARAMETERS.get(option.name, {})
+    if "flag" in written:
+        flag = written.pop("flag")
+    if option.annotation in _TYPES:
+        written.setdefault("type", _TYPES[option.annotation])
+    elif option.annotation == "bool":
+        written.setdefault("is_flag", True)
+    made = [click.option(flag, option.name, **written)]
+    if option.name == "solver":
+        made.append(
             click.option(
                 "-S",
                 "solver_args",
                 multiple=True,
                 metavar="KEY=VALUE",
                 help="One or more solver arguments (e.g. -S arg=value).",
-            ),
-            click.option(
-                "--sandbox",
-                metavar="TYPE[:CONFIG]",
-                help="Sandbox environment type (with optional config file), e.g. 'docker' or "
-                "'docker:compose.yml'.",
-            ),
-            click.option(
-                "--model-role",
-                "model_roles",
-                multiple=True,
-                metavar="ROLE=MODEL",
-                help="Model of a role, e.g. --model-role grader=openai/gpt-4o.",
-            ),
+            )
         )
-    ):
-        command = option(command)
-    return command
-
-
-def sample_options(command: Command) -> Command:
-    """Options that choose samples."""
-    for option in reversed(
-        (
-            click.option(
-                "--limit",
-                metavar="N|FROM-TO",
-                callback=_parse_limit,
-                help="Limit samples, e.g. 10 or 10-20.",
-            ),
-            click.option(
-                "--sample-id",
-                metavar="IDS",
-                callback=_parse_ids,
-                help="Only specific sample(s): a comma separated list of ids or patterns.",
-            ),
-            click.option(
-                "--sample-shuffle",
-                is_flag=False,
-                flag_value="true",
-                metavar="[SEED]",
-                callback=_parse_shuffle,
-                help="Shuffle the order of samples (pass a seed to make it deterministic).",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+    return made
 
 
 def parse_args(pairs: Sequence[str], config: str | None = None) -> dict[str, Any]:
@@ -130,7 +171,9 @@ def _config_file(path: str) -> dict[str, Any]:
     return config
 
 
-def parse_sandbox(text: str | None) -> str | tuple[str, str] | None:
+def _parse_sandbox(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> str | tuple[str, str] | None:
     """Split ``type:config``."""
     if text is None or ":" not in text:
         return text
@@ -138,7 +181,13 @@ def parse_sandbox(text: str | None) -> str | tuple[str, str] | None:
     return kind, config
 
 
-def parse_on_error(
+def _parse_roles(
+    ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
+) -> dict[str, Any]:
+    return parse_args(pairs)
+
+
+def _parse_on_error(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> str | float | dict[str, str | float]:
     """Read ``--on-error``: one rule for every cause, or ``cause=rule`` as often as needed."""
@@ -191,7 +240,7 @@ def _parse_shuffle(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> bool | int | None:
     """Return a seed, True for an order of its own, or None for the dataset's order."""
-    if text is None or text.lower() in ("false", "no"):
+    if text is None or text.lower() in ("false", "no", "0"):
         return None
     if text.lower() in ("true", "yes"):
         return True
@@ -199,3 +248,46 @@ def _parse_shuffle(
         return int(text)
     except ValueError:
         raise click.BadParameter(f"expected a seed, not {text!r}.") from None
+
+
+_TYPES: dict[str, Any] = {
+    "int": click.IntRange(1),
+    "int | None": click.IntRange(1),
+    "float": click.FloatRange(0, min_open=True),
+    "float | None": click.FloatRange(0, min_open=True),
+}
+"""How a value of a declared type is written on a command line."""
+
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "limit": {"metavar": "N|FROM-TO", "callback": _parse_limit},
+    "sample_id": {"metavar": "IDS", "callback": _parse_ids},
+    "sample_shuffle": {
+        "is_flag": False,
+        "flag_value": "true",
+        "metavar": "[SEED]",
+        "callback": _parse_shuffle,
+    },
+    "shuffle": {"flag": "--shuffle/--no-shuffle"},
+    "seed": {"type": int},
+    "solver": {"metavar": "NAME"},
+    "sandbox": {"metavar": "TYPE[:CONFIG]", "callback": _parse_sandbox},
+    "model_roles": {
+        "flag": "--model-role",
+        "multiple": True,
+        "default": (),
+        "metavar": "ROLE=MODEL",
+        "callback": _parse_roles,
+    },
+    "tool_executor": {"metavar": "NAME"},
+    "reward": {"metavar": "EXPR"},
+    "group_reward": {"metavar": "EXPR"},
+    "on_error": {
+        "multiple": True,
+        "default": (),
+        "show_default": False,
+        "metavar": "raise|NUMBER|CAUSE=NUMBER",
+        "callback": _parse_on_error,
+    },
+    "log_dir": {"metavar": "DIR"},
+}
+"""How options are written whose type does not say it."""

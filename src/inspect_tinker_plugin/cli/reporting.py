@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -34,16 +35,24 @@ def reported(command: Command) -> Command:
     )
     @functools.wraps(command)
     def wrapper(*args: Any, traceback: bool, **kwargs: Any) -> Any:
-        if traceback:
-            return command(*args, **kwargs)
         try:
             return command(*args, **kwargs)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(EXIT_INTERRUPTED)
         except Exception as error:
+            if traceback:
+                raise
             raise click.ClickException(_line(error)) from error
 
     return wrapper  # type: ignore[return-value]  # same parameters but for --traceback
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1,200 rollouts``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _line(error: Exception) -> str:

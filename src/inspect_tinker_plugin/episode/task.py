@@ -208,8 +208,3 @@ def _guarded(name: str, scorer: Scorer) -> Scorer:
             return await call(state, target)
 
     return guarded
-
-
-def with_ids(sample: Sample, index: int) -> Sample:
-    """Give a sample without id its 1-based position, as ``eval()`` does; the input is kept."""
-    return sample if sample.id is not None else sample.model_copy(update={"id": index + 1})

@@ -8,12 +8,13 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, EvalSampleLimit
-from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput, ModelUsage
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import SampleScore
 from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.options import EpisodeOptions as EpisodeOptions
 
 Metrics = dict[str, float | int]
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
@@ -41,43 +42,6 @@ class TurnRequest:
     dialect: str | None = None
     """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call came in by
     through Inspect's agent bridge; ``None`` when no program translated its messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeOptions:
-    """How episodes of one dataset are run; plain values, shared by all of them."""
-
-    max_turns: int | None = None
-    """Model calls that an episode may make; the next one ends it with limit ``turn``."""
-
-    message_limit: int | None = None
-    """Messages in a conversation, as ``inspect eval --message-limit``."""
-
-    token_limit: int | None = None
-    """Tokens (all models together), as ``inspect eval --token-limit``."""
-
-    time_limit: int | None = None
-    """Seconds of wall clock, time spent waiting for the policy included."""
-
-    working_limit: int | None = None
-    """Seconds of working time, as ``inspect eval --working-limit``."""
-
-    cost_limit: float | None = None
-    """US dollars, as ``inspect eval --cost-limit``."""
-
-    score_on_error: bool = False
-    """Score the partial state of a sample whose solver raised."""
-
-    max_sandboxes: int | None = None
-    """Sandboxes of one provider that may be alive in the process when an episode starts its own,
-    whoever started them; ``None`` takes the provider's default."""
-
-    stop_timeout: float = 300.0
-    """Seconds that an episode has for scorers and clean-up once the trainer has stopped stepping
-    it; then it has failed. ``Task.cleanup`` is cut off after as long in every episode."""
-
-    model_roles: Mapping[str, str | Model | list[str | Model]] = field(default_factory=dict)
-    """Models by role (``grader`` …), over the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.task import SolverLike
 from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
 
 PROBE = "inspect_rl_probe"
 
@@ -62,11 +63,18 @@ class FirstTurns:
         *,
         options: EpisodeOptions | None = None,
         solver: SolverLike | None = None,
-        sandbox: SandboxEnvironmentType | None = None,
+        sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None,
     ) -> None:
         options = replace(options or EpisodeOptions(), max_turns=None)
         task = _observed(task)
-        self._real = EpisodeRunner(task, options=options, solver=solver, sandbox=sandbox)
+        choice = choose_sandbox(sandbox)
+        self._real = EpisodeRunner(
+            task,
+            options=options,
+            solver=solver,
+            sandbox=choice.for_inspect,
+            sandbox_mapping=choice.mapping,
+        )
         self._probe = EpisodeRunner(task, options=options, solver=solver, sandbox=PROBE)
 
     async def of(self, sample: Sample) -> FirstTurn:

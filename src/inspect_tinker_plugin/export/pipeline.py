@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from logging import getLogger
@@ -30,7 +30,7 @@ from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.folder import ExportFolder, check_target
 from inspect_tinker_plugin.export.formats import FORMATS, Format
 from inspect_tinker_plugin.export.journal import Failure
-from inspect_tinker_plugin.export.selection import SelectedSamples, Selection
+from inspect_tinker_plugin.samples import SelectedSamples, Selection, select_samples
 from inspect_tinker_plugin.tasks import ResolvedTask
 
 logger = getLogger(__name__)
@@ -60,7 +60,7 @@ class ExportOptions:
     solver_name: str | None = None
     """Name and arguments of ``solver``, as text; an export continues only with the same."""
 
-    sandbox: SandboxEnvironmentType | None = None
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
     """Replaces the task's sandbox."""
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
@@ -119,7 +119,7 @@ async def export_task(
         What was written. Samples that failed are in it, and in ``export.json``.
 
     Raises:
-        ConfigError: Nothing was chosen, or an id does not exist.
+        ConfigError: Nothing was chosen, an id does not exist, or the task has no samples.
         ExportError: The folder cannot be written or continued, or every sample failed.
     """
     options = options or ExportOptions()
@@ -146,9 +146,10 @@ async def export_task(
 
 
 def _seed(selection: Selection) -> int | None:
-    if selection.shuffle and selection.seed is None:
-        return random.SystemRandom().randrange(2**31)
-    return selection.seed
+    shuffle = selection.sample_shuffle
+    if shuffle is True:
+        return random.SystemRandom().randrange(1, 2**31)
+    return shuffle or None
 
 
 class _Export:
@@ -156,16 +157,8 @@ class _Export:
         self._resolved = resolved
         self._folder = folder
         self._options = options
-        chosen = options.selection
-        chosen = Selection(chosen.limit, chosen.sample_ids, chosen.shuffle, folder.journal.seed)
-        self._samples = SelectedSamples(resolved.task.dataset, chosen)
-        if resolved.task.sample_source is not None:
-            raise ExportError(
-                f"task {resolved.task.name!r} makes its samples while it runs (a SampleSource), so "
-                "there is no list of them to export."
-            )
-        if not self._samples:
-            raise ExportError(f"task {resolved.task.name!r}: there is no sample to export.")
+        chosen = replace(options.selection, sample_shuffle=folder.journal.seed)
+        self._samples = select_samples(resolved.task, chosen)
         self._turns = FirstTurns(
             resolved.task,
             options=options.episode,
@@ -330,8 +323,8 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
         "solver": options.solver_name,
         "sandbox": None if options.sandbox is None else str(options.sandbox),
         "limit": _plain(selection.limit),
-        "sample_ids": _plain(selection.sample_ids),
-        "shuffle": selection.seed if selection.seed is not None else selection.shuffle,
+        "sample_ids": _plain(selection.sample_ids or selection.patterns or None),
+        "shuffle": selection.sample_shuffle or False,
         "format": options.format,
     }
 

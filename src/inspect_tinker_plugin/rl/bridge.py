@@ -65,7 +65,7 @@ def load_environment(
         renderer,
         batch_size=batch_size,
         group_size=num_envs_per_group,
-        max_samples=max_samples,
+        limit=max_samples,
         solver=solver,
         max_turns=1 if env_type == "single_turn" else max_turns,
         sandbox=sandbox_type,

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import chz
-from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
+from inspect_tinker_plugin.rl.renderer import make_renderer
+from inspect_tinker_plugin.samples import SelectedSamples
+
+_DECLARED = {each.name: each for each in declared_options()}
+
+
+def _option(name: str, **changes: Any) -> Any:
+    """Make the field of a declared option, with its default and its sentence."""
+    option = _DECLARED[name]
+    return chz.field(**{"default": option.default, "doc": option.help, **changes})
 
 
 @chz.chz
 class InspectRLDatasetBuilder(RLDatasetBuilder):
     """Builds train and test datasets of Inspect tasks; every field is plain data.
 
-    Use it as ``dataset_builder`` of ``tinker_cookbook.rl.train.Config``. Options that have no
-    field of their own go into ``options`` (and ``test_options``), under the names that
-    ``as_rl_dataset`` gives them.
+    Use it as ``dataset_builder`` of ``tinker_cookbook.rl.train.Config``. The options of
+    ``as_rl_dataset`` are fields of the same names; ``options`` (and ``test_options``) may hold
+    them as well, and what they hold wins.
     """
 
     task: str = chz.field(doc="Registered name (pkg/task) or file (file.py@task).")
@@ -30,28 +40,45 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         default=None, doc="Cookbook renderer; the model's recommended one when None."
     )
     task_args: dict[str, Any] = chz.field(default_factory=dict, doc="Arguments of the task.")
-    batch_size: int = chz.field(default=1, doc="Groups a batch (P).")
-    group_size: int = chz.field(default=1, doc="Episodes a group (G).")
-    max_samples: int | None = chz.field(default=None, doc="Use only the first so many samples.")
-    epochs: int = chz.field(default=1, doc="Passes over the samples.")
-    shuffle: bool = chz.field(default=True, doc="Another order in every epoch.")
-    seed: int | None = chz.field(default=None, doc="Seed of that order.")
-    max_turns: int | None = chz.field(default=None, doc="Model calls an episode may make.")
-    sandbox: str | None = chz.field(default=None, doc="Replaces the task's sandbox provider.")
-    reward: str = chz.field(default="mean", doc="Reward expression.")
-    group_reward: str | None = chz.field(default=None, doc="Reward expression of a whole group.")
-    tool_executor: str | None = chz.field(default=None, doc="Who carries out tool calls.")
-    log_dir: str | None = chz.field(
-        default=None, doc="Folder for one .eval log a batch, in `train` and `test` below it."
+    limit: int | tuple[int, int] | None = _option("limit")
+    sample_id: str | int | list[str | int] | None = _option("sample_id")
+    sample_ids: list[str | int] | None = _option("sample_ids")
+    sample_shuffle: bool | int | None = _option("sample_shuffle")
+    batch_size: int = _option("batch_size")
+    group_size: int = _option("group_size")
+    epochs: int = _option("epochs")
+    shuffle: bool = _option("shuffle", default=True)
+    seed: int | None = _option("seed")
+    solver: Any = _option("solver")
+    sandbox: Any = _option("sandbox")
+    sandbox_config: Any = _option("sandbox_config")
+    tool_executor: Any = _option("tool_executor")
+    reward: Any = _option("reward")
+    group_reward: Any = _option("group_reward")
+    on_error: Any = _option("on_error")
+    rollout_limits: Any = _option("rollout_limits")
+    log_dir: str | None = _option(
+        "log_dir", doc="Folder for one .eval log per batch, in `train` and `test` below it."
     )
+    max_turns: int | None = _option("max_turns")
+    message_limit: int | None = _option("message_limit")
+    token_limit: int | None = _option("token_limit")
+    time_limit: int | None = _option("time_limit")
+    working_limit: int | None = _option("working_limit")
+    cost_limit: float | None = _option("cost_limit")
+    score_on_error: bool = _option("score_on_error")
+    max_sandboxes: int | None = _option("max_sandboxes")
+    stop_timeout: float = _option("stop_timeout")
+    model_roles: dict[str, Any] | None = _option("model_roles", default=None)
+    max_samples: int | None = chz.field(default=None, doc="The old name of limit.")
     options: dict[str, Any] = chz.field(
-        default_factory=dict, doc="Further options of as_rl_dataset, by name."
+        default_factory=dict, doc="Options of as_rl_dataset by name, over the fields."
     )
     test_task: str | None = chz.field(default=None, doc="Task of the test dataset, if any.")
     test_task_args: dict[str, Any] = chz.field(
         default_factory=dict, doc="Arguments of the test task."
     )
-    test_group_size: int = chz.field(default=1, doc="Episodes a group of the test dataset.")
+    test_group_size: int = chz.field(default=1, doc="Episodes per group of the test dataset.")
     test_options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Options of the test dataset, over those of the train dataset."
     )
@@ -62,55 +89,81 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         Raises:
             ConfigError: A task, an option or the renderer is not usable.
         """
-        renderer = self._renderer()
-        train = self._dataset(self.task, self.task_args, renderer, self._logs("train"))
+        renderer = self.renderer()
+        train = self.train_dataset(renderer)
         if self.test_task is None:
             return train, None
-        changes = {
-            "group_size": self.test_group_size,
-            "epochs": 1,
-            "shuffle": False,
-            **self._logs("test"),
-            **self.test_options,
-        }
-        return train, self._dataset(self.test_task, self.test_task_args, renderer, changes)
+        return train, self.test_dataset(renderer, self.test_task, self.test_task_args)
 
-    def _logs(self, part: str) -> dict[str, Any]:
-        return {} if self.log_dir is None else {"log_dir": Path(self.log_dir) / part}
+    def renderer(self) -> Renderer:
+        """Make the renderer of the model.
 
-    def _renderer(self) -> Renderer:
-        name = self.renderer_name
-        if name is None:
-            try:
-                name = get_recommended_renderer_name(self.model_name)
-            except (KeyError, ValueError) as error:
-                raise ConfigError(
-                    f"tinker_cookbook recommends no renderer for the model {self.model_name!r}; "
-                    "give renderer_name, e.g. 'qwen3'"
-                ) from error
-        return get_renderer(name, get_tokenizer(self.model_name), model_name=self.model_name)
+        Raises:
+            ConfigError: There is no such renderer or tokenizer.
+        """
+        return make_renderer(self.renderer_name, model=self.model_name, option="renderer_name")
 
-    def _dataset(
-        self, task: str, task_args: dict[str, Any], renderer: Renderer, changes: dict[str, Any]
+    def train_dataset(
+        self, renderer: Renderer, *, samples: SelectedSamples | None = None, **changes: Any
     ) -> InspectRLDataset:
-        named = {
-            "batch_size": self.batch_size,
-            "group_size": self.group_size,
-            "max_samples": self.max_samples,
-            "epochs": self.epochs,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "max_turns": self.max_turns,
-            "sandbox": self.sandbox,
-            "reward": self.reward,
-            "group_reward": self.group_reward,
-            "tool_executor": self.tool_executor,
-        }
+        """Build the train dataset, of samples that were chosen before if there are any."""
+        return build_dataset(
+            self.task,
+            renderer,
+            self.dataset_options(**changes),
+            task_args=self.task_args,
+            samples=samples,
+        )
+
+    def test_dataset(
+        self,
+        renderer: Renderer,
+        task: str,
+        task_args: dict[str, Any],
+        *,
+        samples: SelectedSamples | None = None,
+        **changes: Any,
+    ) -> InspectRLDataset:
+        """Build a test dataset: one pass in the order of the samples."""
+        options = self.options_of_test(**changes)
+        return build_dataset(task, renderer, options, task_args=task_args, samples=samples)
+
+    def options_of_test(self, **changes: Any) -> DatasetOptions:
+        """Put the options of the test dataset together: ``test_options`` win."""
+        log_dir = {} if self.log_dir is None else {"log_dir": Path(self.log_dir) / "test"}
+        return self.dataset_options(
+            **{
+                "group_size": self.test_group_size,
+                "epochs": 1,
+                "shuffle": False,
+                **log_dir,
+                **changes,
+                **self._read(self.test_options, "test_options"),
+            }
+        )
+
+    def dataset_options(self, **changes: Any) -> DatasetOptions:
+        """Put the options together: the fields, ``options`` over them, and changes over both.
+
+        Raises:
+            ConfigError: An option is unknown or has an impossible value.
+        """
+        given = {name: getattr(self, name) for name in _DECLARED}
+        given["model_roles"] = given["model_roles"] or {}
+        if self.log_dir is not None:
+            given["log_dir"] = Path(self.log_dir) / "train"
+        for old, new in OLD_NAMES.items():
+            if (value := getattr(self, old)) is not None:
+                warnings.warn(
+                    f"InspectRLDatasetBuilder: {old} is now called {new}",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                given[new] = value
+        return DatasetOptions(**{**given, **self._read(self.options, "options"), **changes})
+
+    def _read(self, options: dict[str, Any], field: str) -> dict[str, Any]:
         try:
-            return as_rl_dataset(
-                task, renderer, task_args=task_args, **{**named, **self.options, **changes}
-            )
+            return read_keywords(options, function=f"InspectRLDatasetBuilder.{field}")
         except TypeError as error:
-            if "unexpected keyword argument" in str(error):
-                raise ConfigError(f"InspectRLDatasetBuilder.options: {error}") from error
-            raise
+            raise ConfigError(str(error)) from error

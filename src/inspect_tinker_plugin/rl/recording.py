@@ -41,7 +41,7 @@ def log_folder(log_dir: str | Path) -> Path:
 def log_run(handle: TaskHandle) -> LogRun | None:
     """Return where the logs of a dataset are made, if it has any."""
     log_dir = handle.options.log_dir
-    return None if log_dir is None else LogRun(log_dir.absolute(), handle.uid)
+    return None if log_dir is None else LogRun(log_folder(log_dir), handle.uid)
 
 
 def open_logs(handle: TaskHandle, *, batches: int) -> None:

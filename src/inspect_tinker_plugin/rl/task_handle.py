@@ -12,16 +12,17 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset
 
-from inspect_tinker_plugin.config import DatasetOptions, ErrorPolicy
+from inspect_tinker_plugin.config import ErrorPolicy
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.errors import TaskError
 from inspect_tinker_plugin.hooks import DatasetHooks, with_plugin_scorers
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl import by_value
 from inspect_tinker_plugin.rl.ending import Outcomes
 from inspect_tinker_plugin.rl.tokens import RenderContext
-from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
 from inspect_tinker_plugin.tasks import TaskRef, task_reference
 
 _KEEP = 8
@@ -76,15 +77,15 @@ class TaskHandle:
     def _make_parts(self) -> Parts:
         options = self.options
         task = with_plugin_scorers(self._resolve())
-        mapping = resolve_sandbox(options.sandbox)
+        sandbox = choose_sandbox(options.sandbox)
         group_reward = options.group_reward
         return Parts(
             runner=EpisodeRunner(
                 task,
-                options=options.episode,
+                options=options,
                 solver=options.solver,
-                sandbox=options.sandbox if mapping is None else None,
-                sandbox_mapping=mapping,
+                sandbox=sandbox.for_inspect,
+                sandbox_mapping=sandbox.mapping,
                 keep_log=options.log_dir is not None,
             ),
             context=RenderContext(self.renderer),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.errors import PluginError, SandboxConfigError, suggestion
 from inspect_tinker_plugin.plugins import default_plugins
 
 _HOOK = "inspect_rl_sandbox_providers"
@@ -56,6 +56,27 @@ class SandboxMapping:
         return mapped
 
 
+@dataclass(frozen=True)
+class SandboxChoice:
+    """What ``sandbox=`` asks for: something that Inspect resolves, or a mapping by providers."""
+
+    for_inspect: SandboxEnvironmentType | None
+    """What Inspect resolves as it does ``eval(sandbox=...)``."""
+
+    mapping: SandboxMapping | None
+    """Maps the specification of the task and of each sample."""
+
+
+def choose_sandbox(sandbox: Any) -> SandboxChoice:
+    """Read ``sandbox=``, for everything that runs episodes.
+
+    Raises:
+        SandboxConfigError: The name is known neither to a plugin nor to Inspect.
+    """
+    mapping = resolve_sandbox(sandbox)
+    return SandboxChoice(sandbox if mapping is None else None, mapping)
+
+
 def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
     """See whether ``sandbox=`` names a provider of a plugin, or maps types to providers.
 
@@ -86,11 +107,19 @@ def _mapper(name: object) -> SandboxMapper:
         return catalogue.entries[name]
     if _known_to_inspect(name):
         return lambda spec: SandboxEnvironmentSpec(name, spec.config)
-    given = ", ".join(sorted(catalogue.entries)) or "none"
+    given, registered = sorted(catalogue.entries), _registered()
     raise SandboxConfigError(
         f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
-        f"a plugin (given: {given}){catalogue.broken}"
+        f"a plugin (given: {', '.join(given) or 'none'}; registered: {', '.join(registered)})"
+        f"{catalogue.broken}.{suggestion(name, [*given, *registered], most=0)}"
     )
+
+
+def _registered() -> list[str]:
+    """Return the names of the providers that Inspect knows, but for those that are internal."""
+    found = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
+    names = {registry_info(each).name.rpartition("/")[2] for each in found}
+    return sorted(name for name in names if not name.startswith("inspect_rl_"))
 
 
 def _known_to_inspect(name: str) -> bool:

@@ -6,21 +6,21 @@ import asyncio
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from inspect_ai import Task, eval_async
-from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, read_eval_log_async
 from inspect_ai.solver import Solver
 from inspect_ai.util import SandboxEnvironmentType, display_type
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.task import with_ids
 from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult
-from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+from inspect_tinker_plugin.samples import with_id, with_samples
+from inspect_tinker_plugin.sandboxes.hook import SandboxMapping, choose_sandbox
 from inspect_tinker_plugin.testing.record import Trace, trace_of_log, trace_of_result
 from inspect_tinker_plugin.testing.scripted import ScriptedAPI, recording, scripted_model
 from inspect_tinker_plugin.testing.scripts import Player, Script
@@ -53,7 +53,7 @@ class Overrides:
     solver: Callable[[], Solver] | None = None
     """Makes the solver, anew for each run: solvers may keep state."""
 
-    sandbox: SandboxEnvironmentType | None = None
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
     """A type that Inspect knows, or the name of a plugin's sandbox provider."""
 
 
@@ -71,24 +71,37 @@ def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
     Both sides get the very same sample, also of a task whose dataset is in another order
     each time that it is made.
     """
-    task = copy.copy(make_task(source))
+    task = make_task(source)
     if isinstance(sample, int):
-        sample = with_ids(task.dataset[sample], sample)
-    task.dataset = MemoryDataset(
-        [copy.deepcopy(sample)], name=task.dataset.name, location=task.dataset.location
+        sample = with_id(task.dataset[sample], sample)
+    return with_samples(task, [copy.deepcopy(sample)])
+
+
+def with_mapped_sandboxes(task: Task, mapping: SandboxMapping) -> Task:
+    """Give a task and its samples the sandboxes of a plugin's provider, which no eval can name."""
+    spec = internals.resolve_task_sandbox(task, None)
+    mapped = with_samples(
+        task,
+        [
+            sample
+            if sample.sandbox is None
+            else sample.model_copy(update={"sandbox": mapping(sample.sandbox)})
+            for sample in task.dataset
+        ],
     )
-    return task
+    mapped.sandbox = None if spec is None else mapping(spec)
+    return mapped
 
 
 def make_runner(task: Task, options: EpisodeOptions | None, overrides: Overrides) -> EpisodeRunner:
     """Make the runner of a side's episode."""
-    mapping = resolve_sandbox(overrides.sandbox)
+    sandbox = choose_sandbox(overrides.sandbox)
     return EpisodeRunner(
         task,
         options=options or EpisodeOptions(),
         solver=None if overrides.solver is None else overrides.solver(),
-        sandbox=overrides.sandbox if mapping is None else None,
-        sandbox_mapping=mapping,
+        sandbox=sandbox.for_inspect,
+        sandbox_mapping=sandbox.mapping,
         keep_log=True,
     )
 
@@ -141,20 +154,16 @@ async def run_eval(
 async def _eval(task: Task, model: Any, options: EpisodeOptions, overrides: Overrides) -> EvalLog:
     os.environ.setdefault("INSPECT_DISPLAY", "none")
     display_type()
-    mapping = resolve_sandbox(overrides.sandbox)
-    if mapping is not None:
-        # an eval knows nothing of the sandbox providers of plugins
-        spec = internals.resolve_task_sandbox(task, None)
-        task.sandbox = None if spec is None else mapping(spec)
-        for each in task.dataset:
-            each.sandbox = None if each.sandbox is None else mapping(each.sandbox)
+    sandbox = choose_sandbox(overrides.sandbox)
+    if sandbox.mapping is not None:
+        task = with_mapped_sandboxes(task, sandbox.mapping)
     with tempfile.TemporaryDirectory(prefix="parity-") as log_dir:
         [written] = await eval_async(
             task,
             model=model,
             model_roles=dict(options.model_roles) or None,
             solver=None if overrides.solver is None else overrides.solver(),
-            sandbox=overrides.sandbox if mapping is None else None,
+            sandbox=sandbox.for_inspect,
             epochs=1,
             log_dir=log_dir,
             log_realtime=False,

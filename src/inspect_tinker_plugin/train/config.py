@@ -14,10 +14,11 @@ from chz.blueprint import (
 )
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
-from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.options import read_keywords
+from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 
@@ -30,7 +31,7 @@ TEST_LOGS = "rollouts/test"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request that is silent gets."""
+    """Defaults for options that are not given."""
 
     batch_size: int
     group_size: int
@@ -99,7 +100,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
 
 def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
     chosen = LOCAL if request.local else HOSTED
-    renderer = request.renderer or chosen.renderer or _renderer(model)
+    renderer = _renderer(request, model, chosen.renderer)
     steps = request.steps or (chosen.steps if request.epochs == 1 else None)
     data = {
         "task": request.task,
@@ -110,11 +111,8 @@ def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
         "group_size": request.group_size or chosen.group_size,
         "epochs": request.epochs,
         "min_batches": steps,
-        "max_samples": request.limit,
-        "seed": request.seed,
-        "reward": request.reward,
+        **_options(request),
         "log_dir": str((request.log_dir / ROLLOUT_LOGS).parent),
-        "options": _options(request),
         "test_task": request.test_task,
         "test_task_args": dict(request.test_task_args),
         "test_split": request.test_split,
@@ -143,17 +141,22 @@ def _given(value: int | None, default: int) -> int:
 
 
 def _options(request: TrainRequest) -> dict[str, Any]:
-    options = {name: value for name, value in request.options.items() if value is not None}
-    return options if request.sandbox is None else {**options, "sandbox": request.sandbox}
-
-
-def _renderer(model: str) -> str:
+    """Collect the options of the dataset that the request states, one field of the builder each."""
+    named = {"limit": request.limit, "seed": request.seed, "sandbox": request.sandbox}
     try:
-        return str(get_recommended_renderer_name(model))
-    except Exception as error:
-        raise ConfigError(
-            f"the cookbook knows no renderer for the model {model!r}; name one with --renderer"
-        ) from error
+        further = read_keywords(request.options, function="TrainRequest.options")
+    except TypeError as error:
+        raise ConfigError(str(error)) from error
+    options = {"reward": request.reward, **named, **further}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _renderer(request: TrainRequest, model: str, default: str | None) -> str:
+    name = request.renderer or default
+    if name is None:
+        return recommended_renderer(model, option="--renderer")
+    require_renderer(name, option="--renderer")
+    return name
 
 
 def _learning_rate(model: str) -> float:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import chz
-from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import InspectRLDataset, NumberedSamples
-from inspect_tinker_plugin.samples import plugin_samples
+from inspect_tinker_plugin.rl.dataset import check_dataset
+from inspect_tinker_plugin.samples import SelectedSamples, Selection, select_samples
 from inspect_tinker_plugin.tasks import resolve_task
 from inspect_tinker_plugin.train.split import check_overlap, split_samples
+
+_ONE_BATCH = 1_000_000
+"""Groups in a batch of the test set, so that an evaluation is one log."""
 
 
 @chz.chz
@@ -42,54 +43,70 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             ConfigError: A task, an option or the renderer is not usable, or training and test
                 samples overlap.
         """
-        plain = _replaced(self, **self._changes())
-        train, test = await InspectRLDatasetBuilder.__call__(plain)
-        if test is not None and not self.allow_overlap:
-            check_overlap(_samples(train), _samples(test))
+        if self.test_split is not None and self.test_task is not None:
+            raise ConfigError("--test-task and --test-split exclude each other")
+        samples, held_out = self._samples()
+        renderer = self.renderer()
+        train = self.train_dataset(renderer, samples=samples, **self._passes(len(samples)))
+        if held_out is not None:
+            test = self.test_dataset(
+                renderer, self.task, self.task_args, samples=held_out, batch_size=_ONE_BATCH
+            )
+        elif self.test_task is not None:
+            changes = self._changes_of_test_task()
+            test = self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
+        else:
+            return train, None
+        if not self.allow_overlap:
+            check_overlap(train.samples, test.samples)
         return train, test
 
-    def _changes(self) -> dict[str, Any]:
-        changes: dict[str, Any] = {}
-        if self.test_split is not None:
-            if self.test_task is not None:
-                raise ConfigError("--test-task and --test-split exclude each other")
-            split = split_samples(self._chosen(), self.test_split, seed=self.seed or 0)
-            changes = {
-                "max_samples": None,
-                "options": {**self.options, "sample_ids": split.train},
-                "test_task": self.task,
-                "test_task_args": self.task_args,
-                "test_options": {"sample_ids": split.test[: self.test_samples]},
-            }
-        elif self.test_task is not None:
-            changes = {"test_options": {"max_samples": self.test_samples}}
-        if "test_options" in changes:
-            # One batch, so that an evaluation is one log.
-            changes["test_options"].update({"batch_size": 1_000_000, **self.test_options})
-        if self.min_batches is not None:
-            ids = changes.get("options", self.options).get("sample_ids")
-            size = len(self._chosen()) if ids is None else len(ids)
-            an_epoch = math.ceil(size / self.batch_size)
-            if an_epoch:
-                changes["epochs"] = max(self.epochs, math.ceil(self.min_batches / an_epoch))
-        return changes
+    def check(self) -> int:
+        """Find out what building would refuse, without starting a log or a sandbox.
 
-    def _chosen(self) -> Sequence[Sample]:
-        """Return the task's samples up to ``max_samples``."""
-        resolved = resolve_task(self.task, self.task_args)
-        samples = plugin_samples(resolved.task, NumberedSamples(resolved.task.dataset))
-        if self.max_samples is None or self.max_samples >= len(samples):
-            return samples
-        return [samples[position] for position in range(self.max_samples)]
+        Returns:
+            Batches of the train dataset.
+        """
+        if self.test_split is not None and self.test_task is not None:
+            raise ConfigError("--test-task and --test-split exclude each other")
+        samples, held_out = self._samples()
+        renderer = self.renderer()
+        options = self.dataset_options(**self._passes(len(samples)))
+        check_dataset(self.task, renderer, options, task_args=self.task_args, samples=samples)
+        if self.test_task is not None:
+            of_test = self.options_of_test(**self._changes_of_test_task())
+            held_out = check_dataset(
+                self.test_task, renderer, of_test, task_args=self.test_task_args
+            )
+        if held_out is not None and not self.allow_overlap:
+            check_overlap(samples, held_out)
+        return math.ceil(len(samples) / options.batch_size) * options.epochs
 
+    def _changes_of_test_task(self) -> dict[str, Any]:
+        choice = dict.fromkeys(("sample_id", "sample_ids", "sample_shuffle"))
+        return {**choice, "limit": self.test_samples, "batch_size": _ONE_BATCH}
 
-def _replaced(builder: TrainingDataBuilder, **changes: Any) -> TrainingDataBuilder:
-    return chz.replace(builder, **changes)
+    def selection(self) -> Selection:
+        """Return the choice of samples, with a seed where they are shuffled.
 
+        A run that is continued must have the same samples as before.
+        """
+        options = self.dataset_options()
+        if options.sample_shuffle is True:
+            return self.dataset_options(sample_shuffle=options.seed or 1).selection
+        return options.selection
 
-def _samples(dataset: RLDataset) -> Iterator[Sample]:
-    """Go once through the samples of a dataset."""
-    assert isinstance(dataset, InspectRLDataset)
-    for batch in range(len(dataset) // dataset.options.epochs):
-        for builder in dataset.get_batch(batch):
-            yield builder.sample
+    def _samples(self) -> tuple[SelectedSamples, SelectedSamples | None]:
+        """Return the samples to train on, and those that a split holds out."""
+        chosen = select_samples(resolve_task(self.task, self.task_args).task, self.selection())
+        if self.test_split is None:
+            return chosen, None
+        split = split_samples(chosen, self.test_split, seed=self.seed or 0)
+        return chosen.subset(split.train), chosen.subset(split.test)[: self.test_samples]
+
+    def _passes(self, size: int) -> dict[str, Any]:
+        options = self.dataset_options()
+        if self.min_batches is None:
+            return {}
+        per_pass = math.ceil(size / options.batch_size)
+        return {"epochs": max(options.epochs, math.ceil(self.min_batches / per_pass))}

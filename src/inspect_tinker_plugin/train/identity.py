@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.train.metrics import read_steps
 
 FILE = "run.json"
 
@@ -18,17 +19,19 @@ def check_same_run(log_dir: Path, config: Any) -> None:
     steps, learning rate and the like may change when a run is continued.
 
     Raises:
-        ConfigError: The folder holds another run.
+        ConfigError: The folder holds another run that has begun.
     """
     path = log_dir / FILE
     wanted = identity(config)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        path.write_text(json.dumps(wanted, indent=2, default=str) + "\n", encoding="utf-8")
-        return
+        found = None
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
+    if found is None or not has_begun(log_dir):
+        path.write_text(json.dumps(wanted, indent=2, default=str) + "\n", encoding="utf-8")
+        return
     wanted = json.loads(json.dumps(wanted, default=str))
     changed = [name for name in wanted if found.get(name) != wanted[name]]
     if changed:
@@ -39,18 +42,27 @@ def check_same_run(log_dir: Path, config: Any) -> None:
         )
 
 
+def has_begun(log_dir: Path) -> bool:
+    """Whether a run has left a step or a checkpoint; one that has not locks no folder."""
+    checkpoints = log_dir / "checkpoints.jsonl"
+    return bool(read_steps(log_dir)) or (checkpoints.is_file() and checkpoints.stat().st_size > 0)
+
+
 def identity(config: Any) -> dict[str, Any]:
     """Return what makes a run the run it is."""
     data = config.dataset_builder
+    options = data.dataset_options()
     return {
         "model": config.model_name,
         "renderer": config.renderer_name,
         "LoRA rank": config.lora_rank,
         "task": data.task,
         "task arguments": data.task_args,
-        "batch size": data.batch_size,
-        "seed": data.seed,
-        "limit": data.max_samples,
+        "batch size": options.batch_size,
+        "seed": options.seed,
+        "limit": options.limit,
+        "sample ids": options.sample_id or options.sample_ids,
+        "shuffled samples": options.sample_shuffle,
         "test task": data.test_task,
         "test split": data.test_split,
     }

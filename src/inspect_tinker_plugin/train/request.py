@@ -55,10 +55,10 @@ class TrainRequest:
     """Address of another Tinker API server."""
 
     batch_size: int | None = None
-    """Groups a step."""
+    """Groups per step."""
 
     group_size: int | None = None
-    """Episodes a group."""
+    """Episodes per group."""
 
     steps: int | None = None
     """Training steps; one pass over the samples when ``None``."""
@@ -69,8 +69,8 @@ class TrainRequest:
     seed: int | None = None
     """Seed of the order of the samples and of the test split."""
 
-    limit: int | None = None
-    """Use only the first so many samples."""
+    limit: int | tuple[int, int] | None = None
+    """Use only the first samples, or a range of them."""
 
     max_tokens: int | None = None
     """Tokens a reply may have."""
@@ -87,8 +87,8 @@ class TrainRequest:
     eval_every: int | None = None
     """Steps between measurements on the test set."""
 
-    reward: str = "mean"
-    """Reward expression."""
+    reward: str | None = None
+    """Reward expression; that of ``options``, or the mean of the scores, when ``None``."""
 
     sandbox: str | tuple[str, str] | None = None
     """Replaces the task's sandbox."""
@@ -152,6 +152,11 @@ def check_request(request: TrainRequest) -> None:
             raise ConfigError("--local starts a server of its own; leave --base-url out")
         if reason := local.missing():
             raise ConfigError(reason)
+        if request.model is not None and not Path(request.model).expanduser().is_dir():
+            raise ConfigError(
+                f"--local trains a model of this machine, and {request.model} is no folder here; "
+                "leave --model out for the tiny model, or --local to train on the Tinker service"
+            )
         return
     if not os.environ.get("TINKER_API_KEY"):
         raise ConfigError(NO_SERVER)

@@ -22,10 +22,9 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.tasks import resolve_task
 from inspect_tinker_plugin.train.config import LOCAL, ROLLOUT_LOGS, TEST_LOGS, build_config
 from inspect_tinker_plugin.train.identity import check_same_run
-from inspect_tinker_plugin.train.metrics import read_steps
+from inspect_tinker_plugin.train.metrics import parse, read_steps
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
@@ -71,8 +70,19 @@ def train(request: TrainRequest) -> TrainResult:
     model = _model(request)
     # What can be refused is refused before a server is started.
     config = build_config(request, model=model)
-    resolve_task(request.task, request.task_args)
+    batches = config.dataset_builder.check()
     check_same_run(log_dir, config)
+    steps = batches if config.max_steps is None else min(config.max_steps, batches)
+    done = last_checkpoint(log_dir)
+    if done is not None and done >= steps:
+        request.say(
+            f"this run is already done: {log_dir} has the checkpoint of step {done}; ask for more "
+            "with --steps, or choose another --log-dir"
+        )
+        _finish_logs(log_dir)
+        return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
+    if done is not None:
+        request.say(f"going on from the checkpoint of step {done}")
     with ExitStack() as stack:
         server = _server(request, model, stack) if request.local else None
         if server is not None:
@@ -85,6 +95,16 @@ def train(request: TrainRequest) -> TrainResult:
             stack.enter_context(_console(log_dir / "console.log"))
         _run(config, executor, server)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
+
+
+def last_checkpoint(log_dir: Path) -> int | None:
+    """Return how many steps the last checkpoint of a run has seen, ``None`` without one."""
+    path = log_dir / "checkpoints.jsonl"
+    if not path.is_file():
+        return None
+    rows = [row for row in parse(path.read_text(encoding="utf-8").splitlines()) if "batch" in row]
+    steps = [row["batch"] for row in rows if row.get("state_path")]
+    return int(steps[-1]) if steps else None
 
 
 def _model(request: TrainRequest) -> str:

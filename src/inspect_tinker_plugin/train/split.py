@@ -45,10 +45,10 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Split:
-    """Ids of the samples on each side, in the order of the dataset."""
+    """Indices of the samples on each side, in the order in which they were given."""
 
-    train: list[int | str]
-    test: list[int | str]
+    train: list[int]
+    test: list[int]
 
 
 def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Split:
@@ -58,23 +58,18 @@ def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Sp
     in every process and after a resume. Samples of the same content go to the same side.
 
     Args:
-        samples: All samples, with their ids.
+        samples: All samples.
         share: A fraction below 1 (``"0.1"``), a percentage (``"10%"``), or a number of
             samples (``"50"``).
         seed: Another seed holds out other samples.
 
     Raises:
-        ConfigError: The share is none of these or leaves a side empty, or an id is used twice.
+        ConfigError: The share is none of these, or leaves a side empty.
     """
     wanted = held_out(share, len(samples))
     by_hash: dict[str, list[int]] = {}
     for position, sample in enumerate(samples):
         by_hash.setdefault(sample_hash(sample), []).append(position)
-    ids = [sample.id for sample in samples]
-    if len({str(id) for id in ids}) < len(ids):
-        raise ConfigError(
-            "a test split needs samples with ids of their own, and this dataset uses an id twice"
-        )
     order = sorted(by_hash, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
     test: set[int] = set()
     for each in order:
@@ -87,8 +82,8 @@ def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Sp
             "content; give a smaller share, or a --test-task"
         )
     return Split(
-        train=[_id(sample) for i, sample in enumerate(samples) if i not in test],
-        test=[_id(sample) for i, sample in enumerate(samples) if i in test],
+        train=[index for index in range(len(samples)) if index not in test],
+        test=sorted(test),
     )
 
 
@@ -137,8 +132,3 @@ def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
             f"{len(shared)} of {len(held)} test samples are also trained on (test id = train "
             f"id: {shown}{more}); hold some out with --test-split, or say --allow-overlap"
         )
-
-
-def _id(sample: Sample) -> int | str:
-    assert sample.id is not None
-    return sample.id

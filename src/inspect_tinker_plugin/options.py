@@ -1,0 +1,353 @@
+"""Every option of a dataset, declared once: name, type, default, help, and commands that have it.
+
+What Python, the command line, ``rl.train.Config`` and the documentation say about an option comes
+from here. A field is declared with :func:`option`; a test holds the rest in step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from inspect_tinker_plugin.config import ErrorPolicy, OnError
+from inspect_tinker_plugin.errors import ConfigError, suggestion
+
+if TYPE_CHECKING:
+    from inspect_ai.model import Model
+    from inspect_ai.util import SandboxEnvironmentType
+    from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+    from inspect_tinker_plugin.episode.task import SolverLike
+    from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.samples import Selection
+
+T = TypeVar("T")
+
+COMMANDS = ("audit", "bench", "check", "export", "rollout", "train")
+"""Commands that take options of a dataset."""
+
+RUNNING = ("bench", "check", "rollout", "train")
+"""Commands that run episodes to their end."""
+
+ROLLING = ("rollout", "train")
+"""Commands that make groups of rollouts with rewards."""
+
+
+def option(default: T, help: str, *commands: str, factory: Callable[[], T] | None = None) -> T:
+    """Declare an option as a field of a dataclass.
+
+    Args:
+        default: Its default.
+        help: One sentence: what it does, in all surfaces.
+        commands: Commands of ``inspect rl`` that have it; Python has all of them.
+        factory: Makes the default, where it is an object that can change.
+    """
+    about = {"help": help, "commands": commands}
+    if factory is not None:
+        return field(default_factory=factory, metadata=about)
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """How episodes of one dataset are run; plain values, shared by all of them."""
+
+    max_turns: int | None = option(
+        None,
+        "Model calls an episode may make; it is then scored as it stands.",
+        "rollout",
+        "train",
+    )
+    message_limit: int | None = option(None, "Messages a conversation may have.", *RUNNING)
+    token_limit: int | None = option(
+        None,
+        "Tokens an episode may use, those of all models counted together.",
+        *RUNNING,
+    )
+    time_limit: int | None = option(
+        None,
+        "Seconds of wall-clock time an episode may take, sampling included.",
+        "bench",
+        "check",
+        "export",
+        "rollout",
+        "train",
+    )
+    working_limit: int | None = option(
+        None,
+        "Seconds of working time an episode may take, waiting for models and retries excluded.",
+        *RUNNING,
+    )
+    cost_limit: float | None = option(
+        None, "US dollars an episode may cost, as Inspect counts them.", *RUNNING
+    )
+    score_on_error: bool = option(
+        False, "Score the state of an episode whose solver raised an error.", *RUNNING
+    )
+    max_sandboxes: int | None = option(
+        None,
+        "Sandboxes (per provider and process) that may run in parallel.",
+        "audit",
+        "export",
+        "rollout",
+        "train",
+    )
+    stop_timeout: float = option(
+        300.0,
+        "Seconds that scorers and clean-up may take after the trainer stopped stepping an episode.",
+        *ROLLING,
+    )
+    model_roles: Mapping[str, str | Model | list[str | Model]] = option(
+        {}, "Models by role, such as a grader, over the task's own.", *COMMANDS, factory=dict
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(EpisodeOptions):
+    """How a task becomes batches of groups of episodes.
+
+    ``P`` is the number of groups in a batch and ``G`` the number of episodes in a group, as
+    in the cookbook.
+
+    Raises:
+        ConfigError: An option has an impossible value, or two exclude each other.
+    """
+
+    limit: int | tuple[int, int] | None = option(
+        None, "Use only the first samples, or a range of them.", *COMMANDS
+    )
+    sample_id: str | int | Sequence[str | int] | None = option(
+        None, "Use only samples with these ids or patterns, in the dataset's order.", *COMMANDS
+    )
+    sample_ids: Sequence[int | str] | None = option(
+        None, "Use only samples with these exact ids, in this order."
+    )
+    sample_shuffle: bool | int | None = option(
+        None, "Shuffle the samples before the limit is applied; a number is the seed.", *COMMANDS
+    )
+    batch_size: int = option(1, "Groups per batch (P).", "train")
+    group_size: int = option(1, "Episodes per group (G), all of the same sample.", *ROLLING)
+    epochs: int = option(1, "Passes over the samples.", "train")
+    shuffle: bool = option(False, "Visit the samples in another order in every epoch.", "train")
+    seed: int | None = option(None, "Seed of the order of the epochs.", "train")
+    solver: SolverLike | None = option(None, "Replaces the task's solver.", *COMMANDS)
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = option(
+        None, "Replaces the task's sandbox: a provider of Inspect or of a plugin.", *COMMANDS
+    )
+    sandbox_config: Any = option(None, "Configuration of the sandbox, such as a compose file.")
+    tool_executor: Any = option(None, "Carries out tool calls instead of Inspect.", *ROLLING)
+    reward: RewardSpec = option("mean", "How scores become a reward.", "audit", *ROLLING)
+    group_reward: GroupRewardSpec | None = option(
+        None, "How the rewards of a whole group are revised.", *ROLLING
+    )
+    on_error: OnError = option(
+        "raise",
+        "Reward of a failed episode, for all causes or by cause, instead of its error.",
+        *ROLLING,
+    )
+    rollout_limits: RolloutLimits | None = option(
+        None, "The cookbook's own budgets of a rollout, enforced by its runner."
+    )
+    log_dir: str | Path | None = option(
+        None, "Folder for one .eval log per batch, for inspect view.", "rollout"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "group_size", "epochs"):
+            _require_positive(name, getattr(self, name))
+        for name in _LIMITS:
+            _require_positive(name, getattr(self, name), optional=True)
+        _require_amount("cost_limit", self.cost_limit)
+        _require_amount("stop_timeout", self.stop_timeout)
+        if self.sandbox_config is not None:
+            # Folded into the sandbox, so that there is one place to look it up.
+            object.__setattr__(self, "sandbox", _with_config(self.sandbox, self.sandbox_config))
+            object.__setattr__(self, "sandbox_config", None)
+        ErrorPolicy.of(self.on_error)
+        _ = self.selection
+
+    @property
+    def selection(self) -> Selection:
+        """Which samples are used.
+
+        Raises:
+            ConfigError: Two of the choices exclude each other, or one chooses nothing.
+        """
+        from inspect_tinker_plugin.samples import Selection
+
+        return Selection(
+            limit=self.limit,
+            sample_id=self.sample_id,
+            sample_ids=self.sample_ids,
+            sample_shuffle=self.sample_shuffle,
+        )
+
+
+class DatasetKeywords(TypedDict, total=False):
+    """The options as keywords, for type checkers and editors; :class:`DatasetOptions` has the rest.
+
+    A test holds the two in step.
+    """
+
+    max_turns: int | None
+    message_limit: int | None
+    token_limit: int | None
+    time_limit: int | None
+    working_limit: int | None
+    cost_limit: float | None
+    score_on_error: bool
+    max_sandboxes: int | None
+    stop_timeout: float
+    model_roles: Mapping[str, str | Model | list[str | Model]]
+    limit: int | tuple[int, int] | None
+    sample_id: str | int | Sequence[str | int] | None
+    sample_ids: Sequence[int | str] | None
+    sample_shuffle: bool | int | None
+    batch_size: int
+    group_size: int
+    epochs: int
+    shuffle: bool
+    seed: int | None
+    solver: SolverLike | None
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None
+    sandbox_config: Any
+    tool_executor: Any
+    reward: RewardSpec
+    group_reward: GroupRewardSpec | None
+    on_error: OnError
+    rollout_limits: RolloutLimits | None
+    log_dir: str | Path | None
+    max_samples: int | None  # the old name of limit
+
+
+OLD_NAMES = {"max_samples": "limit"}
+"""Options that were renamed; the old name still works, with a warning."""
+
+_LIMITS = ("max_turns", "message_limit", "token_limit", "time_limit", "working_limit")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option."""
+
+    name: str
+    annotation: str
+    """Its type as it is written in the declaration."""
+
+    default: Any
+    help: str
+    commands: tuple[str, ...]
+    """Commands of ``inspect rl`` that have it."""
+
+
+def declared_options() -> list[Option]:
+    """Return all options: those of the dataset, then those of its episodes."""
+    of_episodes = {each.name for each in fields(EpisodeOptions)}
+    declared = sorted(fields(DatasetOptions), key=lambda each: each.name in of_episodes)
+    return [
+        Option(
+            each.name,
+            str(each.type),
+            each.default_factory() if each.default_factory is not MISSING else each.default,
+            each.metadata["help"],
+            each.metadata["commands"],
+        )
+        for each in declared
+    ]
+
+
+def read_keywords(
+    keywords: Mapping[str, Any], *, function: str = "as_rl_dataset"
+) -> dict[str, Any]:
+    """Check the names of keywords, and replace old names with a warning.
+
+    Args:
+        keywords: What the caller gave.
+        function: What it called, for messages.
+
+    Raises:
+        TypeError: There is no option of this name; a close one is suggested.
+    """
+    known = {each.name for each in declared_options()}
+    read = dict(keywords)
+    for old, new in OLD_NAMES.items():
+        if old not in read:
+            continue
+        value = read.pop(old)
+        warnings.warn(
+            f"{function}: {old} is now called {new}", DeprecationWarning, stacklevel=_outside()
+        )
+        if value is not None and read.get(new) is not None:
+            raise ConfigError(f"{function}: give {new} or its old name {old}, not both")
+        if value is not None:
+            read[new] = value
+    for name in read:
+        if name not in known:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}."
+                f"{suggestion(name, known)}"
+            )
+    return read
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature with ``**options`` spelled out, for editors and ``help()``."""
+    given = inspect.signature(function)
+    own = [each for each in given.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=each.annotation,
+        )
+        for each in declared_options()
+    ]
+    return given.replace(parameters=[*own, *options])
+
+
+def documented(text: str) -> str:
+    """Replace ``{options}`` in a docstring with a line per option."""
+    line = next((line for line in text.splitlines() if "{options}" in line), None)
+    if line is None:
+        return text
+    indent = line[: line.index("{options}")]
+    lines = [f"{indent}{each.name}: {each.help}" for each in declared_options()]
+    return text.replace(line, "\n".join(lines))
+
+
+def _outside() -> int:
+    """Return the stack level, for a warning, of the code that called this package."""
+    frame, level = inspect.currentframe(), 0
+    ours = str(Path(__file__).parent)
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
+    if not isinstance(sandbox, str):
+        raise ConfigError(
+            "sandbox_config needs sandbox to name a provider, e.g. sandbox='docker', "
+            "sandbox_config='compose.yaml'"
+        )
+    return (sandbox, config)
+
+
+def _require_positive(name: str, value: object, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _require_amount(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be a number above 0, got {value!r}")

@@ -1,0 +1,111 @@
+"""The renderer of a model: the one that is named, or the one that the cookbook recommends."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+
+from tinker_cookbook.model_info import get_recommended_renderer_name
+from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from inspect_tinker_plugin.errors import ConfigError, RendererError, suggestion
+
+
+def make_renderer(
+    name: str | None, *, model: str | None, tokenizer: str | None = None, option: str = "renderer"
+) -> Renderer:
+    """Make a renderer.
+
+    Args:
+        name: Name of the renderer; the one that the cookbook recommends for the model when
+            ``None``.
+        model: Name of the model, which decides about the tokenizer, too.
+        tokenizer: Name or folder of the tokenizer, if not the model's own.
+        option: What the caller calls the name of the renderer, for messages.
+
+    Raises:
+        RendererError: There is no such renderer, or none is recommended for the model.
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    if name is None:
+        name = recommended_renderer(str(model), option=option)
+    else:
+        require_renderer(name, option=option)
+    source = tokenizer or str(model)
+    try:
+        loaded = get_tokenizer(source)
+    except Exception as error:  # each hub and format raises errors of its own
+        raise ConfigError(_why_no_tokenizer(source, error)) from error
+    try:
+        return get_renderer(name, loaded, model_name=source)
+    except Exception as error:
+        raise RendererError(
+            f"renderer {name!r} does not fit the tokenizer of {source}: {_one_line(error)}"
+        ) from error
+
+
+def recommended_renderer(model: str, *, option: str = "renderer") -> str:
+    """Return the renderer that the cookbook recommends for a model.
+
+    Raises:
+        RendererError: It recommends none; the message says which option to give.
+    """
+    try:
+        return str(get_recommended_renderer_name(model))
+    except Exception as error:  # unknown organisations and models raise different errors
+        raise RendererError(
+            f"the cookbook knows no renderer for the model {model!r}; give {option}, e.g. qwen3"
+        ) from error
+
+
+def require_renderer(name: str, *, option: str = "renderer") -> None:
+    """Make sure that a renderer exists, before a tokenizer is loaded for it.
+
+    Raises:
+        RendererError: It does not; the message lists what there is.
+    """
+    known = renderer_names()
+    if known and name not in known:
+        raise RendererError(
+            f"{option}: there is no renderer {name}.{suggestion(name, known, most=999)}"
+        )
+
+
+def renderer_names() -> list[str]:
+    """Return the names that ``get_renderer()`` takes; none when its source cannot be read."""
+    return sorted({*_built_in_names(), *get_registered_renderer_names()})
+
+
+@functools.cache
+def _built_in_names() -> frozenset[str]:
+    # The cookbook has no list of them: its factory compares the name with one after the other.
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(get_renderer)))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    compared = [
+        each.comparators[0]
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Compare)
+        and isinstance(each.left, ast.Name)
+        and each.left.id == "name"
+    ]
+    return frozenset(str(each.value) for each in compared if isinstance(each, ast.Constant))
+
+
+def _why_no_tokenizer(source: str, error: Exception) -> str:
+    text = _one_line(error)
+    if "connect" in text.lower() or "offline" in text.lower():
+        return (
+            f"the tokenizer of {source} is not on this machine, and the Hugging Face hub cannot "
+            "be reached; check the connection, or name a folder that holds the tokenizer"
+        )
+    return f"the tokenizer of {source} cannot be loaded: {text}"
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

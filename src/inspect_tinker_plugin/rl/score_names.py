@@ -1,0 +1,49 @@
+"""Finds out, when a dataset is built, that a reward names a score that no scorer gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+
+from inspect_tinker_plugin.errors import RewardError, suggestion
+from inspect_tinker_plugin.rewards.combining import ScoreReward
+
+
+def require_scores(option: str, expression: object, aggregator: object, scorers: list[str]) -> None:
+    """Make sure that a task has the scorers that a reward expression names.
+
+    Only expressions are looked at. A score that a solver sets by itself has no scorer, and is
+    named with an aggregator in Python: ``reward=ScoreReward("name")``.
+
+    Args:
+        option: What the caller calls the expression.
+        expression: What was asked for.
+        aggregator: What it resolved to.
+        scorers: Names of the task's scorers, with those that plugins add.
+
+    Raises:
+        RewardError: There is no such scorer; the message lists those that there are.
+    """
+    if not isinstance(expression, str):
+        return
+    for path in _paths(aggregator):
+        if not any(path == name or path.startswith(f"{name}.") for name in scorers):
+            raise RewardError(
+                f"{option} {expression!r} names the score {path!r}, which no scorer of the task "
+                f"gives; its scorers are {', '.join(scorers)}.{suggestion(path, scorers, most=0)}"
+            )
+
+
+def _paths(part: object) -> Iterator[str]:
+    """Find the names of scores in an aggregator and in all that it is made of."""
+    if isinstance(part, ScoreReward):
+        yield part.path
+    elif is_dataclass(part):
+        for each in fields(part):
+            yield from _paths(getattr(part, each.name))
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _paths(value)
+    elif isinstance(part, Sequence) and not isinstance(part, str):
+        for value in part:
+            yield from _paths(value)

@@ -1,0 +1,153 @@
+"""Every option is declared once: signatures, builder, commands and pages follow the declaration."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ForwardRef
+
+import chz
+import click
+import pytest
+from inspect_ai import Task
+from tests.rl.policies import renderer
+from tests.test_samples import task
+
+from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset, load_environment
+from inspect_tinker_plugin.cli.main import COMMANDS, rl
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.options import (
+    OLD_NAMES,
+    DatasetKeywords,
+    DatasetOptions,
+    declared_options,
+)
+
+ROOT = Path(__file__).parents[1]
+OPTIONS = {each.name: each for each in declared_options()}
+
+
+def test_the_keywords_for_type_checkers_are_the_declared_options() -> None:
+    keywords = {
+        name: each.__forward_arg__ if isinstance(each, ForwardRef) else str(each)
+        for name, each in DatasetKeywords.__annotations__.items()
+    }
+    for old, new in OLD_NAMES.items():
+        assert old in keywords
+        del keywords[old]
+        assert new in keywords
+    assert keywords == {each.name: each.annotation for each in OPTIONS.values()}
+
+
+@pytest.mark.parametrize("function", [as_rl_dataset, getattr(Task, "as_rl_dataset")])  # noqa: B009
+def test_signatures_and_docstrings_name_every_option(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+    for option in OPTIONS.values():
+        assert parameters[option.name].default == option.default
+        assert parameters[option.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"{option.name}: {option.help}" in function.__doc__
+
+
+def test_the_builder_has_a_field_for_every_option() -> None:
+    of_builder = chz.chz_fields(InspectRLDatasetBuilder)
+    own_default = {"shuffle", "model_roles"}
+    own_sentence = {"log_dir"}
+    for option in OPTIONS.values():
+        field = of_builder[option.name]
+        if option.name not in own_default:
+            assert field._default == option.default, option.name
+        if option.name not in own_sentence:
+            assert field._doc == option.help, option.name
+
+
+def test_the_builder_hands_every_option_on() -> None:
+    builder: Any = InspectRLDatasetBuilder
+    given: dict[str, Any] = {
+        "limit": 3,
+        "on_error": {"scorer": -1},
+        "cost_limit": 0.5,
+        "score_on_error": True,
+        "max_turns": 4,
+        "log_dir": "/logs",
+    }
+    made = builder(task="t", model_name="m", options={"on_error": -1}, **given)
+    options = made.dataset_options()
+    assert (options.limit, options.max_turns, options.cost_limit) == (3, 4, 0.5)
+    assert options.on_error == -1, "what `options` holds wins, and takes nothing else away"
+    assert options.score_on_error is True
+    assert str(options.log_dir) == "/logs/train"
+    for each in fields(DatasetOptions):
+        assert hasattr(made, each.name)
+
+
+def flags(command: str) -> dict[str, click.Option]:
+    made = rl.get_command(click.Context(rl), command)
+    assert made is not None
+    return {str(each.name): each for each in made.params if isinstance(each, click.Option)}
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plugins"}))
+def test_commands_have_the_options_that_apply_to_them(command: str) -> None:
+    of_command = flags(command)
+    for option in OPTIONS.values():
+        if command not in option.commands:
+            continue
+        assert option.name in of_command, f"{command} has no option for {option.name}"
+        assert (of_command[option.name].help or "").startswith(option.help.rstrip("."))
+
+
+def test_train_has_every_option_that_a_rollout_has() -> None:
+    assert not {
+        each.name
+        for each in OPTIONS.values()
+        if "rollout" in each.commands and "train" not in each.commands
+    } - {"log_dir"}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_the_readme_has_a_row_for_every_option(name: str) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| `{name}` \|", text, re.MULTILINE)
+
+
+def test_the_old_name_of_limit_still_works_and_warns_where_it_is_used() -> None:
+    with pytest.warns(DeprecationWarning, match="max_samples is now called limit") as caught:
+        dataset = as_rl_dataset(task(), renderer(), max_samples=2)
+    assert len(dataset) == 2
+    assert caught[0].filename == __file__
+    of_method: Any = getattr(task(), "as_rl_dataset")  # noqa: B009
+    with pytest.warns(DeprecationWarning, match="now called limit") as caught:
+        three = of_method(renderer(), max_samples=3)
+    assert len(three) == 3
+    assert caught[0].filename == __file__
+    with (
+        pytest.warns(DeprecationWarning, match="max_samples"),
+        pytest.raises(ConfigError, match="give limit or its old name max_samples, not both"),
+    ):
+        as_rl_dataset(task(), renderer(), max_samples=2, limit=3)
+    builder: Any = InspectRLDatasetBuilder
+    with pytest.warns(DeprecationWarning, match="max_samples is now called limit"):
+        options = builder(task="t", model_name="m", max_samples=5).dataset_options()
+    assert options.limit == 5
+
+
+def test_the_call_of_the_older_bridge_keeps_its_word() -> None:
+    assert len(load_environment(task(), renderer(), max_samples=2)) == 2
+
+
+def test_a_misspelt_option_is_met_with_a_suggestion() -> None:
+    wrong: dict[str, Any] = {"group_sise": 2}
+    with pytest.raises(TypeError, match=r"argument 'group_sise'. Did you mean group_size"):
+        as_rl_dataset(task(), renderer(), **wrong)
+    builder: Any = InspectRLDatasetBuilder
+    with pytest.raises(ConfigError, match="Did you mean group_size"):
+        builder(task="t", model_name="m", options=wrong).dataset_options()
+
+
+def test_a_cost_limit_is_an_amount() -> None:
+    for wrong in (0, -1.0, float("nan"), float("inf"), True, "1"):
+        with pytest.raises(ConfigError, match="cost_limit must be a number above 0"):
+            DatasetOptions(cost_limit=wrong)  # type: ignore[arg-type]
