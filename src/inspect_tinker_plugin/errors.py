@@ -17,8 +17,8 @@ The tree::
     │   ├── SandboxEngineError             the Docker engine cannot be reached
     │   ├── SandboxImageError              missing image, failed build or pull
     │   ├── SandboxStartError              the container did not start
-    │   ├── SandboxDiedError               the container went away in mid-episode
-    │   └── SandboxMisusedError            commands inside used it up or broke it
+    │   └── SandboxDiedError               the container went away in mid-episode
+    │       └── SandboxMisusedError        commands inside used it up or broke it
     ├── UnscoredError                      a reward needs a score that is not there (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
@@ -102,7 +102,7 @@ class SandboxDiedError(SandboxError):
     """A container went away (killed, out of memory, removed) while an episode used it."""
 
 
-class SandboxMisusedError(SandboxError):
+class SandboxMisusedError(SandboxDiedError):
     """Commands inside a sandbox used it up or broke it: its memory, processes or disk."""
 
 

@@ -19,7 +19,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxImageError
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxImageError
 from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
 from inspect_tinker_plugin.sandboxes.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.sandboxes.manager import PoolManager, close_all
@@ -307,6 +307,25 @@ async def test_a_silent_engine_holds_up_no_event_loop(
     assert time.monotonic() - begun < 5
     silent_engine.recover()
     first.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_silent_engine_holds_no_command(
+    image: str, manager: PoolManager, silent_engine: SilentEngine
+) -> None:
+    sandbox = await _take(DockerPoolConfig(image=image, warm=0))
+    silent_engine.fall_silent()
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.exec(["sleep", "60"], timeout=2), 3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.write_file("file", "x" * 1_000_000), 1)
+    assert time.monotonic() - begun < 6
+    with pytest.raises(SandboxEngineError, match="does not answer"):
+        await sandbox.exec(["true"], timeout=1)
+    assert time.monotonic() - begun < 60
+    silent_engine.recover()
+    sandbox.release()
 
 
 class TestDiskLimit:

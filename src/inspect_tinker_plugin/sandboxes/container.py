@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import threading
 import time
 import uuid
 from typing import Any
 
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
+import anyio
+
+from inspect_tinker_plugin.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxMisusedError,
+)
+from inspect_tinker_plugin.sandboxes import program
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig, is_keep_alive
-from inspect_tinker_plugin.sandboxes.direct import DirectExec
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
-from inspect_tinker_plugin.sandboxes.executor import Executor, Unsuitable, odd_names, script
-from inspect_tinker_plugin.sandboxes.hardening import host_options
+from inspect_tinker_plugin.sandboxes.executor import Call, Executor, ExecutorSilent, Kind, Setup
+from inspect_tinker_plugin.sandboxes.hardening import (
+    capability_mask,
+    command_capabilities,
+    host_options,
+    reaches_executor,
+)
 from inspect_tinker_plugin.sandboxes.image import Image
 from inspect_tinker_plugin.sandboxes.job import Job, Outcome
-from inspect_tinker_plugin.sandboxes.metrics import SLOW_EXECS, STARTED, measure
+from inspect_tinker_plugin.sandboxes.metrics import STARTED, measure
+from inspect_tinker_plugin.sandboxes.outcome import outcome
 from inspect_tinker_plugin.sandboxes.owner import KEPT, Owner
 from inspect_tinker_plugin.sandboxes.stream import AttachedSocket
 
 START_SECONDS = 60.0
-"""How long a container may take to come up, its entry point's work included."""
+"""How long a container may take to come up."""
 
-_FOLDER = ".inspect-pool"
-_NOBODY = 59123
-"""Owner of the executor's shell: no user of an image, so that only 'execute' is allowed."""
-
-_REACHING = frozenset({"ALL", "SYS_PTRACE", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF"})
-"""Capabilities with which a command could read the executor's channel."""
+_DIAGNOSIS_SECONDS = 10.0
+"""How long the engine may take to say what became of a container."""
 
 
 class Container:
@@ -47,10 +54,10 @@ class Container:
         """Monotonic time at which it could take its first command."""
         self._engine = engine
         self._owner = owner
-        environment = {**dict(image.environment), **dict(config.environment)}
-        self._odd = {key: environment[key] for key in odd_names(environment)}
         self._networks: list[str] = []
         self._executor: Executor | None = None
+        self._capabilities = command_capabilities(config)
+        self._not_found = 127
         self._removal = threading.Lock()
         self._removed = False
 
@@ -93,56 +100,113 @@ class Container:
         return self.config.command
 
     @property
-    def executor(self) -> Executor | None:
-        """The kept-open executor, if this container has one that works."""
-        executor = self._executor
-        return executor if executor is not None and executor.usable else None
-
-    @property
     def executor_status(self) -> str:
-        """Why commands do or do not go through the kept-open executor."""
-        if self._executor is None:
-            return "the container runs a command of its own"
-        return "in use" if self._executor.usable else self._executor.reason
+        """Whether commands can reach the executor that runs them."""
+        if reaches_executor(self._capabilities):
+            return "in use, but the container's capabilities reach into other processes"
+        return "in use"
 
     async def run(self, job: Job) -> Outcome:
-        """Run a command, through the executor if it can take it; errors as in ``direct.py``."""
-        if job.user is None or self._is_default(job.user):
-            executor = self.executor
-            if executor is not None:
-                try:
-                    return await executor.run(job)
-                except Unsuitable:
-                    pass
-                except ConnectionError:
-                    await self._engine.run(self.direct.check)
-                    raise SandboxDiedError(
-                        "the connection to the sandbox broke while a command ran",
-                        container=self.id,
-                    ) from None
-        measure(SLOW_EXECS)
-        return await self.direct.run(job)
+        """Run a command.
 
-    @property
-    def direct(self) -> DirectExec:
-        return DirectExec(self._engine, self.id, self._odd)
+        Raises:
+            SandboxDiedError: the container is not running.
+            SandboxMisusedError: what commands in it did keeps this one from running.
+            SandboxEngineError: the engine does not answer.
+        """
+        env = [
+            f"{key}={value}".encode("utf-8", "surrogateescape") for key, value in job.env.items()
+        ]
+        call = await self.request(
+            Kind.EXEC,
+            (job.user or self.user, job.cwd, *job.command),
+            env=env,
+            stdin=job.stdin or None,
+            timeout=job.timeout,
+            limit=job.limit,
+        )
+        try:
+            return outcome(call, job, not_found=self._not_found)
+        except SandboxMisusedError as ex:
+            ex.container = self.id
+            raise
+
+    async def request(self, kind: Kind, words: tuple[str, ...], **options: Any) -> Call:
+        """Make a request of the executor; its end is in the call.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
+        """
+        executor = self._executor
+        assert executor is not None, "the container was not started"
+        try:
+            return await executor.call(kind, words, **options)
+        except ConnectionError as ex:
+            await self._diagnose()
+            raise SandboxDiedError(
+                "the engine closed the connection to the sandbox, which ends it", container=self.id
+            ) from ex
+        except ExecutorSilent as ex:
+            await self._diagnose()
+            quietly(self._engine.submit, self.kill, "its executor did not answer")
+            raise SandboxMisusedError(
+                "the sandbox did not answer in time: its processes leave it no processor time or "
+                "memory",
+                container=self.id,
+            ) from ex
+
+    async def _diagnose(self) -> None:
+        """Ask what became of the container, as long as that does not take for ever."""
+        with anyio.move_on_after(_DIAGNOSIS_SECONDS):
+            await self._engine.run(self.check)
+            return
+        raise SandboxEngineError(
+            "the Docker engine does not answer, and a command's end cannot be known",
+            container=self.id,
+        )
+
+    def check(self) -> None:
+        """Look, in this thread, whether the container runs.
+
+        Raises:
+            SandboxMisusedError: it ended because of what commands in it used up.
+            SandboxDiedError: it ended for another reason, or is gone.
+            SandboxEngineError: the engine does not answer.
+        """
+        import docker
+
+        try:
+            state = self._engine.api.inspect_container(self.id)["State"]
+        except docker.errors.NotFound as ex:
+            raise SandboxDiedError(
+                "the container is gone: somebody removed it", container=self.id
+            ) from ex
+        except (OSError, docker.errors.DockerException) as ex:
+            raise typed(ex, "exec", self.id) from ex
+        if state["Running"]:
+            return
+        if self.fault is not None:
+            raise SandboxMisusedError(
+                f"the pool stopped this sandbox: {self.fault}", container=self.id
+            )
+        if state["OOMKilled"]:
+            raise SandboxMisusedError(
+                "the container ran out of memory and ended while an episode used it. Raise its "
+                "memory limit if the task needs more",
+                container=self.id,
+            )
+        raise SandboxDiedError(
+            f"the container ended (exit status {state['ExitCode']}) while an episode used it",
+            container=self.id,
+        )
 
     def looks_ready(self) -> bool | None:
         """Tell without waiting whether a warm container lives; ``None``: ask the engine."""
-        if self._executor is not None and self._executor.usable:
-            return self._executor.is_open()
-        return None
+        return self.is_ready()
 
     def is_ready(self) -> bool:
         """Look, in this thread, whether a warm container still lives."""
-        known = self.looks_ready()
-        if known is not None:
-            return known
-        try:
-            self.direct.check()
-        except SandboxError:
-            return False
-        return True
+        return self._executor is not None and self._executor.is_open()
 
     def kill(self, fault: str) -> None:
         """End the container at once; later commands fail with ``fault``."""
@@ -152,6 +216,8 @@ class Container:
     def keep(self) -> None:
         """Leave the container behind on purpose, marked so that no reaper takes it."""
         self.kept = True
+        if self._executor is not None:
+            quietly(self._executor.keep)
         quietly(self._engine.api.rename, self.id, self.name + KEPT)
         self.name += KEPT
 
@@ -174,71 +240,59 @@ class Container:
             self._removed = done and not self._networks
             return self._removed
 
-    def _is_default(self, user: str) -> bool:
-        same = {self.user}
-        if self.user in ("root", "0"):
-            same |= {"root", "0"}
-        return user in same
-
     def _start(self) -> None:
         api = self._engine.api
-        command, entrypoint, execute = self._command()
+        config = self.config
+        self._not_found = self._engine.not_found_status
         quota = self._engine.storage_quota(self.image.id, self._owner.labels())
-        host = host_options(self.config, storage_quota=quota)
-        networks = [self._network(network) for network in self.config.networks]
+        host = host_options(config, storage_quota=quota)
+        networks = [self._network(network) for network in config.networks]
         if networks:
             host["network_mode"] = networks[0]
+        if config.hardening.read_only:
+            # A volume of its own, removed with it, is where the program can still be put.
+            volume = {"Type": "volume", "Target": program.FOLDER}
+            host["mounts"] = [*host.get("mounts", []), volume]
         created = api.create_container(
             self.image.id,
-            command,
-            entrypoint=entrypoint,
+            entrypoint=[program.PATH],
             name=self.name,
             labels=self._owner.labels(),
-            environment=dict(self.config.environment),
-            working_dir=self.config.working_dir,
-            user=self.config.user,
-            hostname=self.config.hostname,
-            platform=self.config.platform,
-            stdin_open=execute,
-            # A TERM would only end the command that runs, as if it had failed by itself.
-            stop_signal="SIGKILL" if execute else None,
-            host_config=api.create_host_config(init=not execute and self.config.init, **host),
+            environment=dict(config.environment),
+            working_dir=config.working_dir,
+            user="0:0",  # of the executor, which starts commands as their own users
+            hostname=config.hostname,
+            platform=config.platform,
+            stdin_open=True,
+            stop_signal="SIGKILL",
+            host_config=api.create_host_config(**host),
         )
         self.id = created["Id"]
         for network in networks[1:]:
             api.connect_container_to_network(self.id, network)
-        if not execute:
-            api.start(self.id)
-            self.direct.check()
-            return
-        api.put_archive(self.id, "/", _shell_archive(self.image.shell))
+        folder = program.FOLDER if config.hardening.read_only else "/"
+        api.put_archive(self.id, folder, program.archive(self.image.architecture, folder))
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        channel = AttachedSocket(api.attach_socket(self.id, streams))
-        self._executor = Executor(self._engine, self.id, channel)
+        self._executor = Executor(AttachedSocket(api.attach_socket(self.id, streams)))
         api.start(self.id)
-        self._executor.greet(START_SECONDS)
-        if self._odd:
-            self._executor.usable = False
-            self._executor.reason = f"a shell would drop the variable {next(iter(self._odd))!r}"
-        if self._reachable():
-            self._executor.usable = False
-            self._executor.reason = "the container's capabilities reach into other processes"
+        self._executor.greet(self._setup(), START_SECONDS, self.id)
 
-    def _command(self) -> tuple[list[str] | None, list[str] | None, bool]:
-        config = self.config
-        entrypoint = None if config.entrypoint is None else list(config.entrypoint)
-        effective = config.command
-        if effective is None and config.entrypoint is None:
-            effective = self.image.command
-        execute = is_keep_alive(effective) and not config.hardening.read_only
-        if execute:
-            text = script("executor.sh") + "\n" + script("executor_main.sh")
-            return [f"/{_FOLDER}/sh", "-c", text], entrypoint, True
-        return None if config.command is None else list(config.command), entrypoint, False
-
-    def _reachable(self) -> bool:
-        added = set(self.config.hardening.cap_add)
-        return bool(added & _REACHING) or not self.config.hardening.seccomp
+    def _setup(self) -> Setup:
+        config, image = self.config, self.image
+        entrypoint = image.entrypoint if config.entrypoint is None else config.entrypoint
+        command = self.command or ()
+        holds = is_keep_alive(command)
+        if holds and entrypoint:
+            command = (program.PATH, "hold")
+        environment = {**dict(image.environment), **dict(config.environment)}
+        return Setup(
+            capabilities=capability_mask(self._capabilities),
+            has_home="HOME" in environment,
+            user=self.user,
+            folder=self.working_dir,
+            command=() if holds and not entrypoint else (*entrypoint, *command),
+            holds=holds,
+        )
 
     def _network(self, network: Any) -> str:
         api = self._engine.api
@@ -250,16 +304,3 @@ class Container:
         )
         self._networks.append(name)
         return name
-
-
-def _shell_archive(shell: bytes) -> bytes:
-    """Pack the executor's shell: anyone may run it and nobody read or change it."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        folder = tarfile.TarInfo(_FOLDER)
-        folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o555, _NOBODY, _NOBODY
-        tar.addfile(folder)
-        file = tarfile.TarInfo(f"{_FOLDER}/sh")
-        file.mode, file.uid, file.gid, file.size = 0o111, _NOBODY, _NOBODY, len(shell)
-        tar.addfile(file, io.BytesIO(shell))
-    return buffer.getvalue()

@@ -132,6 +132,15 @@ class Engine:
             self._facts = dict(self.api.info())
         return self._facts
 
+    @property
+    def not_found_status(self) -> int:
+        """The status of the engine's own exec for a command that is not there.
+
+        Engines before 28 overwrite it (https://github.com/moby/moby/pull/48552).
+        """
+        major = str(self.facts.get("ServerVersion")).partition(".")[0]
+        return 126 if major.isdigit() and int(major) < 28 else 127
+
     def close(self, seconds: float = 5.0) -> None:
         """Stop the threads and close the connections. The engine can be used again.
 
@@ -197,7 +206,10 @@ def typed(ex: BaseException, what: str, container: str | None = None) -> Sandbox
             return SandboxDiedError(
                 f"{what}: the container is not running: {ex.explanation}", container=container
             )
-        return SandboxStartError(f"{what}: {ex.explanation or ex}", container=container)
+        text = f"{what}: {ex.explanation or ex}"
+        if container is not None:  # in mid-episode: nothing was to be started
+            return SandboxEngineError(text, container=container)
+        return SandboxStartError(text)
     if isinstance(ex, (OSError, docker.errors.DockerException)):
         return SandboxEngineError(
             f"{what}: the Docker engine at {engine_address()} does not answer: {ex}",

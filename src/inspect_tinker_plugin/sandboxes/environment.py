@@ -22,7 +22,7 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
+from inspect_tinker_plugin.errors import SandboxError
 from inspect_tinker_plugin.sandboxes import files
 from inspect_tinker_plugin.sandboxes.compose import (
     CONFIG_FILES,
@@ -184,6 +184,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
+        if not cmd:
+            return ExecResult(False, 1, "", "requires at least 1 argument: the command\n")
         job = Job(
             command=tuple(cmd),
             cwd=self._path(cwd) if cwd else self._container.working_dir,
@@ -195,7 +197,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         )
         with self._measured():
             outcome = await self._container.run(job)
-        return _result(outcome, cmd, timeout)
+        return _result(outcome, timeout)
 
     @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:
@@ -220,11 +222,13 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         try:
-            await self._manager.engine.run(self._container.direct.check)
+            await self._manager.engine.run(self._container.check)
         except SandboxError as ex:
             raise ConnectionError(f"the sandbox is not running: {ex}") from ex
         name = self._container.name
-        login = ["--user", user] if user else []
+        user_of_commands = user or self._container.user
+        # The container's own user is root, which is the executor's before it becomes another.
+        login = [] if user_of_commands in ("root", "0") else ["--user", user_of_commands]
         return SandboxConnection(
             type="docker",
             command=shlex.join(["docker", "exec", "-it", *login, name, "/bin/sh", "-l"]),
@@ -246,19 +250,12 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         begun = time.monotonic()
         try:
             yield
-        except SandboxDiedError as ex:
-            if self._container.fault is None:
-                raise
-            raise SandboxDiedError(
-                f"the pool stopped this sandbox: {self._container.fault}",
-                container=self._container.id,
-            ) from ex
         finally:
             measure(EXEC, time.monotonic() - begun)
             measure(EXECS)
 
 
-def _result(outcome: Outcome, cmd: list[str], timeout: int | None) -> ExecResult[str]:
+def _result(outcome: Outcome, timeout: int | None) -> ExecResult[str]:
     stdout = outcome.stdout.decode(errors="replace")
     stderr = outcome.stderr.decode(errors="replace")
     if outcome.overflowed:
@@ -272,19 +269,17 @@ def _result(outcome: Outcome, cmd: list[str], timeout: int | None) -> ExecResult
             # Inspect shows this to the model beside the message.
             error.truncated_output = stdout + stderr  # type: ignore[attr-defined]
         raise error
-    if outcome.denied:
-        raise PermissionError(f"Permission denied executing command {cmd[0]!r}: {stderr.strip()}")
-    return ExecResult(
+    result = ExecResult(
         success=outcome.status == 0, returncode=outcome.status, stdout=stdout, stderr=stderr
     )
+    if outcome.denied:
+        raise PermissionError(f"Permission denied executing command: {result}")
+    return result
 
 
 async def _keep(manager: PoolManager, pool: Pool) -> None:
     """Leave the containers that are still in use, and tell how to reach and remove them."""
     for container in pool.containers():
-        executor = container.executor
-        if executor is not None:
-            await executor.keep()
         await manager.engine.run(container.keep)
         logger.warning(
             "docker_pool: container %s was left running: docker exec -it %s /bin/sh; remove it "

@@ -1,106 +1,68 @@
-"""Files of a container: written by a command as its user, read as an archive of the engine."""
+"""Files of a container: written as its user, read as its root, by the executor itself."""
 
 from __future__ import annotations
 
 import errno
 import io
+import os
 import posixpath
 import stat
 import tarfile
+from pathlib import PurePosixPath
 from typing import Any
 
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxError
 from inspect_tinker_plugin.sandboxes.container import Container
 from inspect_tinker_plugin.sandboxes.engine import Engine, typed
-from inspect_tinker_plugin.sandboxes.executor import MAX_REQUEST
-from inspect_tinker_plugin.sandboxes.job import Job, Outcome
+from inspect_tinker_plugin.sandboxes.executor import End, Flag, How, Kind, Stage
+from inspect_tinker_plugin.sandboxes.outcome import lost, raise_misuse
 
-_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT = 600.0
-_LINKS = 8
+_LINKS = 40
 _DIRECTORY, _SYMLINK = 1 << 31, 1 << 27
 _OTHER_KINDS = (1 << 26) | (1 << 25) | (1 << 24) | (1 << 21)  # devices, pipes, sockets
-
-# Exit statuses of the scripts below.
-_IS_DIRECTORY, _NO_PARENT, _FORBIDDEN, _NO_FILE, _SPECIAL = 91, 92, 93, 94, 95
-
-_CHECK = f"""
-[ -d "$1" ] && exit {_IS_DIRECTORY}
-[ -p "$1" ] && exit {_SPECIAL}
-p=${{1%/*}}; [ -d "${{p:-/}}" ] || mkdir -p -- "$p" || exit {_NO_PARENT}
-[ ! -e "$1" ] || [ -w "$1" ] || exit {_FORBIDDEN}
-"""
-_WRITE = _CHECK + 'cat >"$1"\n'
-# In the executor's own shell: no program runs, no byte passes a pipe.
-_WRITE_BUILTIN = f"I=; PATH={_SYSTEM_PATH}\n{_CHECK}" + 'printf %b "$2" >"$1"\n'
-_READ = f"""
-[ -d "$1" ] && exit {_IS_DIRECTORY}
-[ -e "$1" ] || exit {_NO_FILE}
-[ -r "$1" ] || exit {_FORBIDDEN}
-cat -- "$1"
-"""
+_ARCHIVE_OVERHEAD = 64 * 1024
 
 
 async def write(container: Container, path: str, contents: bytes) -> None:
     """Write a file as the container's user; parents are made.
 
+    Args:
+        container: where the file is to be.
+        path: absolute path.
+        contents: all of the file.
+
     Raises:
         IsADirectoryError: the path is a directory.
         PermissionError: the user may not write there.
-        OSError: no space is left, a parent is a file, or the path is special.
+        OSError: the kernel's own reason, or the path is no regular file (``EINVAL``). Nothing
+            is raised only if the file then had these contents.
     """
-    for job in _write_jobs(path, contents):
-        outcome = await container.run(job)
-        if outcome.status == 0:
-            return
-        # The shell's own message lacks the reason, so a failure is tried again with cat.
-    _raise_write_error(path, outcome)
-
-
-def _write_jobs(path: str, contents: bytes) -> list[Job]:
-    jobs = []
-    if len(contents) * 4 < MAX_REQUEST:
-        text = "".join(chr(b) if 32 <= b < 127 and b != 92 else f"\\0{b:03o}" for b in contents)
-        jobs.append(Job((path, text), cwd="/", timeout=_TIMEOUT, shell=_WRITE_BUILTIN))
-    jobs.append(
-        Job(
-            ("/bin/sh", "-c", f"PATH={_SYSTEM_PATH}\n{_WRITE}", "sh", path),
-            cwd="/",
-            stdin=contents,
-            timeout=_TIMEOUT,
-        )
+    path = str(PurePosixPath(path))
+    call = await container.request(
+        Kind.WRITE,
+        (container.user, path, str(len(contents))),
+        stdin=contents,
+        timeout=_TIMEOUT,
+        limit=0,
     )
-    return jobs
-
-
-def _raise_write_error(path: str, outcome: Outcome) -> None:
-    said = outcome.stderr.decode(errors="replace").strip()
-    lowered = said.lower()
-    if outcome.timed_out:
+    end = call.end
+    assert end is not None
+    raise_misuse(end)
+    if end.how is How.DONE:
+        return
+    if Flag.TIMED_OUT in end.flags:
         raise TimeoutError(f"writing {path} took more than {_TIMEOUT:.0f} seconds")
-    if outcome.status == _IS_DIRECTORY or "is a directory" in lowered:
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
-    if outcome.status == _FORBIDDEN or "permission denied" in lowered:
-        raise PermissionError(errno.EACCES, f"Permission denied. {said}".strip(), path)
-    if "no space left" in lowered:
-        raise OSError(errno.ENOSPC, "No space left on device", path)
-    if "read-only file system" in lowered:
-        raise PermissionError(errno.EROFS, "Read-only file system", path)
-    if outcome.status == _NO_PARENT:
-        raise NotADirectoryError(errno.ENOTDIR, f"Cannot make its folder. {said}".strip(), path)
-    if outcome.status == _SPECIAL:
-        raise OSError(errno.EINVAL, "Not a regular file", path)
-    raise OSError(errno.EIO, f"Write failed with status {outcome.status}. {said}".strip(), path)
+    raise _error(end, path)
 
 
 async def read(container: Container, engine: Engine, path: str, name: str) -> bytes:
     """Read a regular file, following links.
 
-    The engine reads it from outside, so that no program of the container, which a policy
-    may have replaced, stands between; only files that exist inside alone (``/proc``, a
-    tmpfs) are read by a command.
+    The executor reads it, so that no program of the container, which a policy may have
+    replaced, stands between. What its root may not read, the engine reads from outside.
 
     Args:
         container: where the file is.
@@ -111,48 +73,65 @@ async def read(container: Container, engine: Engine, path: str, name: str) -> by
     Raises:
         FileNotFoundError, IsADirectoryError, PermissionError: as their names say.
         OutputLimitExceededError: larger than Inspect's limit for reads.
-        OSError: not a regular file.
+        OSError: the kernel's own reason, or not a regular file (``EINVAL``).
     """
     limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-    too_large = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
     if posixpath.basename(path.rstrip("/")) in (".", "..", ""):
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", name)
+        raise _os_error(errno.EISDIR, name)
+    path = str(PurePosixPath(path))
+    call = await container.request(Kind.READ, ("0", path), timeout=_TIMEOUT, limit=limit)
+    end = call.end
+    assert end is not None
+    raise_misuse(end)
+    if end.stage is Stage.SIZE or Flag.OVERFLOWED in end.flags:
+        raise _too_large()
+    if end.how is How.DONE:
+        return bytes(call.out.data)
+    if Flag.TIMED_OUT in end.flags:
+        raise TimeoutError(f"reading {name} took more than {_TIMEOUT:.0f} seconds")
+    if end.stage is Stage.OPEN and end.error == errno.EACCES:
+        return await _read_from_outside(container, engine, path, name, limit)
+    raise _error(end, name)
+
+
+def _error(end: End, name: str) -> Exception:
+    if end.how is not How.NOT_STARTED:
+        return lost()
+    return _os_error(end.error, name)
+
+
+def _os_error(number: int, name: str) -> OSError:
+    reason = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
+    if number == errno.EROFS:
+        return PermissionError(number, f"{reason}.", name)
+    # With a full stop, as Inspect's Docker provider has it; the model sees this text.
+    return OSError(number, f"{reason}.", name)  # Python makes it the subclass of its number
+
+
+def _too_large() -> OutputLimitExceededError:
+    too_large = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+    return OutputLimitExceededError(limit_str=too_large, truncated_output=None)
+
+
+async def _read_from_outside(
+    container: Container, engine: Engine, path: str, name: str, limit: int
+) -> bytes:
     try:
         found = await engine.run(_read_archive, engine, container.id, path, name, limit)
-    except _TooLarge:
-        raise OutputLimitExceededError(limit_str=too_large, truncated_output=None) from None
+    except _Judged as ex:
+        raise ex.error from None
     except SandboxError:
-        await engine.run(container.direct.check)
+        await engine.run(container.check)
         raise
-    if found is not None:
-        return found
-    outcome = await container.run(
-        Job(
-            ("/bin/sh", "-c", f"PATH={_SYSTEM_PATH}\n{_READ}", "sh", path),
-            cwd="/",
-            timeout=_TIMEOUT,
-            limit=limit,
-        )
-    )
-    if outcome.overflowed:
-        raise OutputLimitExceededError(limit_str=too_large, truncated_output=None)
-    if outcome.status == _IS_DIRECTORY:
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", name)
-    if outcome.status == _FORBIDDEN:
-        raise PermissionError(errno.EACCES, "Permission denied", name)
-    if outcome.status != 0:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
-    return outcome.stdout
-
-
-class _TooLarge(Exception):
-    pass
+    if found is None:
+        raise _os_error(errno.EACCES, name)
+    return found
 
 
 class _Judged(Exception):
     """Carries a file's own error past those of the connection, which are OSErrors, too."""
 
-    def __init__(self, error: OSError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -163,7 +142,7 @@ def _read_archive(engine: Engine, container: str, path: str, name: str, limit: i
         if not isinstance(found, str):
             return found
         path = found
-    raise OSError(errno.ELOOP, "Too many levels of symbolic links", name)
+    raise _Judged(_os_error(errno.ELOOP, name))
 
 
 def _archive(
@@ -181,12 +160,24 @@ def _archive(
                 if "no such container" in response.text.lower():
                     raise SandboxDiedError("the container is gone", container=container)
                 return None
+            if response.status_code == 500 and "too many links" in response.text:
+                raise _Judged(_os_error(errno.ELOOP, name))
             response.raise_for_status()
             header = response.headers["X-Docker-Container-Path-Stat"]
             target = _check(docker.utils.decode_json_header(header), name, limit)
-            return _unpack(response.content, name) if target is None else target
-    except _Judged as ex:
-        raise ex.error from None
+            if target is not None:
+                return target
+            archive = bytearray()
+            for piece in response.iter_content(_ARCHIVE_OVERHEAD):
+                archive += piece
+                # The file may have grown since the engine looked at it.
+                if len(archive) > limit + _ARCHIVE_OVERHEAD:
+                    raise _Judged(_too_large())
+            return _unpack(bytes(archive), name, limit)
+    except (tarfile.TarError, KeyError, ValueError) as ex:
+        raise SandboxEngineError(
+            f"reading {name}: the engine's answer makes no sense: {ex!r}", container=container
+        ) from ex
     except OSError as ex:
         raise typed(ex, f"reading {name}", container) from ex
 
@@ -197,20 +188,22 @@ def _check(facts: dict[str, Any], name: str, limit: int) -> str | None:
     if mode & _SYMLINK:
         return str(facts["linkTarget"])
     if mode & _DIRECTORY:
-        raise _Judged(IsADirectoryError(errno.EISDIR, "Is a directory", name))
+        raise _Judged(_os_error(errno.EISDIR, name))
     if mode & _OTHER_KINDS:
-        raise _Judged(OSError(errno.EINVAL, "Not a regular file", name))
+        raise _Judged(_os_error(errno.EINVAL, name))
     if not mode & stat.S_IRUSR:
-        raise _Judged(PermissionError(errno.EACCES, "Permission denied", name))
+        raise _Judged(_os_error(errno.EACCES, name))
     if int(facts["size"]) > limit:
-        raise _TooLarge
+        raise _Judged(_too_large())
     return None
 
 
-def _unpack(archive: bytes, name: str) -> bytes:
+def _unpack(archive: bytes, name: str, limit: int) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
-        if file is None:
-            raise _Judged(OSError(errno.EINVAL, "Not a regular file", name))
+        if member is None or file is None:
+            raise _Judged(_os_error(errno.EINVAL, name))
+        if member.size > limit:
+            raise _Judged(_too_large())
         return file.read()

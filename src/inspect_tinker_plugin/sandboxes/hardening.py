@@ -4,7 +4,62 @@ from __future__ import annotations
 
 from typing import Any
 
+from inspect_tinker_plugin.errors import SandboxConfigError
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig
+
+_CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID"),
+    *("SETUID", "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST"),
+    *("NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO"),
+    *("SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE"),
+    *("SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE"),
+    *("AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM"),
+    *("BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE"),
+)
+"""In the order of the kernel's numbers."""
+
+_ENGINE_DEFAULT = frozenset(
+    [
+        *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID"),
+        *("SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
+    ]
+)
+
+EXECUTOR_CAPABILITIES = frozenset(["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK"])
+"""What the executor keeps for itself, to start commands as their users and to stop them.
+
+None of them lets a system call through the engine's filter that would be refused without."""
+
+_REACHING = frozenset(["SYS_PTRACE", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"])
+
+
+def command_capabilities(config: ContainerConfig) -> frozenset[str]:
+    """Name the capabilities of commands that run as root.
+
+    Raises:
+        SandboxConfigError: a capability that the kernel does not have.
+    """
+    added, dropped = _names(config.hardening.cap_add), _names(config.hardening.cap_drop)
+    everything = frozenset(_CAPABILITIES)
+    if "ALL" in added:
+        return everything - dropped
+    for name in (added | dropped) - everything - {"ALL"}:
+        raise SandboxConfigError(f"{config.source}: there is no capability {name!r}")
+    return (frozenset() if "ALL" in dropped else _ENGINE_DEFAULT - dropped) | added
+
+
+def capability_mask(names: frozenset[str]) -> int:
+    """Give capabilities as the kernel counts them."""
+    return sum(1 << _CAPABILITIES.index(name) for name in names)
+
+
+def reaches_executor(names: frozenset[str]) -> bool:
+    """Tell whether commands with these capabilities could take the executor over."""
+    return bool(names & _REACHING) or names >= EXECUTOR_CAPABILITIES
+
+
+def _names(capabilities: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.upper().removeprefix("CAP_") for name in capabilities)
 
 
 def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, Any]:
@@ -19,8 +74,8 @@ def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, A
     limits, hardening = config.limits, config.hardening
     options: dict[str, Any] = {
         "network_mode": hardening.network or None,
-        "cap_drop": list(hardening.cap_drop) or None,
-        "cap_add": list(hardening.cap_add) or None,
+        "cap_drop": ["ALL"],
+        "cap_add": sorted(command_capabilities(config) | EXECUTOR_CAPABILITIES),
         "security_opt": _security_options(config),
         "read_only": hardening.read_only,
         # The engine keeps no log: the executor's own output is not one, and a policy

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import threading
 from collections import defaultdict
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from inspect_tinker_plugin.errors import (
@@ -17,10 +15,8 @@ from inspect_tinker_plugin.errors import (
     SandboxImageError,
 )
 from inspect_tinker_plugin.sandboxes.config import Build, ContainerConfig
-from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
+from inspect_tinker_plugin.sandboxes.engine import Engine, typed
 from inspect_tinker_plugin.sandboxes.owner import Owner
-
-_LINKS = 8
 
 BUILD_SILENCE_SECONDS = 3600
 """How long a step of a build may print nothing."""
@@ -36,8 +32,8 @@ class Image:
     entrypoint: tuple[str, ...]
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
-    shell: bytes
-    """The file behind ``/bin/sh``."""
+    architecture: str
+    """As the engine names it: ``amd64``, ``arm64``, …"""
 
 
 def reference_of(config: ContainerConfig) -> str:
@@ -239,38 +235,11 @@ class Images:
                 known = self._known.get(facts["Id"])
             if known is None:
                 known = _describe(facts)
-                known = replace(known, shell=self._shell(known.id, reference))
                 with self._lock:
                     self._known[known.id] = known
             return known
         except (OSError, docker.errors.DockerException) as ex:
             raise typed(ex, f"image {reference!r}") from ex
-
-    def _shell(self, image: str, reference: str) -> bytes:
-        import docker
-
-        api = self._engine.api
-        probe = api.create_container(image, ["/bin/sh"], labels=self._owner.labels())["Id"]
-        try:
-            path = "/bin/sh"
-            for _ in range(_LINKS):
-                try:
-                    stream, stat = api.get_archive(probe, path)
-                except docker.errors.NotFound:
-                    break
-                archive = b"".join(stream)
-                if not stat["linkTarget"]:
-                    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                        member = tar.next()
-                        file = tar.extractfile(member) if member and member.isreg() else None
-                        return file.read() if file is not None else b""
-                path = stat["linkTarget"]
-        finally:
-            quietly(api.remove_container, probe, force=True, v=True)
-        raise SandboxImageError(
-            f"image {reference!r} has no /bin/sh, which docker_pool needs to run commands; use "
-            "Inspect's plain 'docker' sandbox"
-        )
 
 
 def _describe(facts: dict[str, Any]) -> Image:
@@ -286,7 +255,7 @@ def _describe(facts: dict[str, Any]) -> Image:
         environment=tuple(
             (key, value) for key, _, value in (v.partition("=") for v in config.get("Env") or ())
         ),
-        shell=b"",
+        architecture=str(facts.get("Architecture") or "amd64"),
     )
 
 

@@ -16,11 +16,9 @@ class Job:
     user: str | None = None
     stdin: bytes | None = None
     timeout: float | None = None
-    """Seconds, then the process tree is killed."""
+    """Seconds, then the command and all its descendants are ended."""
     limit: int = 10 * 1024**2
-    """Bytes of each output stream, then the process tree is killed."""
-    shell: str | None = None
-    """A script for the executor's own shell, in place of the command; no new session."""
+    """Bytes of each output stream, then the command and all its descendants are killed."""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from inspect_tinker_plugin.errors import SandboxEngineError
 
@@ -45,7 +44,7 @@ class Frames:
 class AttachedSocket:
     """A hijacked connection to the engine, used without blocking from any event loop.
 
-    Only one task may read and one may write at a time.
+    Only one task may receive and one thread may send at a time.
     """
 
     def __init__(self, wrapped: Any) -> None:
@@ -65,45 +64,43 @@ class AttachedSocket:
         self._socket.settimeout(timeout)
         return self._parse(self._socket.recv(_CHUNK))
 
-    def send_blocking(self, data: bytes, timeout: float) -> None:
-        self._socket.settimeout(timeout)
-        self._socket.sendall(data)
+    def receive_now(self) -> list[tuple[int, bytes]] | None:
+        """Take what is there: empty at the end of the stream, ``None`` if nothing came yet."""
+        try:
+            self._socket.setblocking(False)
+            return self._parse(self._socket.recv(_CHUNK))
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return []
 
-    async def receive(self) -> list[tuple[int, bytes]]:
-        """Wait for some output; empty at the end of the stream."""
-        self._socket.setblocking(False)
-        # Output may always be there: never starve the loop, nor its cancellations.
-        await anyio.lowlevel.checkpoint()
-        while True:
-            try:
-                return self._parse(self._socket.recv(_CHUNK))
-            except (BlockingIOError, InterruptedError):
-                await anyio.wait_readable(self._socket)
-            except OSError:
-                return self._parse(b"")
-
-    async def send(self, data: bytes) -> None:
-        """Send all bytes.
+    def send_now(self, data: bytes | bytearray | memoryview) -> int:
+        """Send as much as goes without waiting; return how many bytes.
 
         Raises:
             BrokenPipeError: the other side is gone.
         """
-        self._socket.setblocking(False)
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[self._socket.send(view) :]
-            except (BlockingIOError, InterruptedError):
-                await anyio.wait_writable(self._socket)
-            except OSError as ex:
-                raise BrokenPipeError(str(ex)) from ex
-
-    def end_input(self) -> None:
-        """Tell the other side that no more input comes."""
         try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
+            self._socket.setblocking(False)
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as ex:
+            raise BrokenPipeError(str(ex)) from ex
+
+    async def wait(self, *, writable: bool) -> None:
+        """Wait until something can be received, or, if asked, sent."""
+        if not writable:
+            await anyio.wait_readable(self._socket)
             return
+        async with anyio.create_task_group() as tasks:
+
+            async def first(ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+                await ready(self._socket)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(first, anyio.wait_readable)
+            tasks.start_soon(first, anyio.wait_writable)
 
     def is_open(self) -> bool:
         """Look, without waiting, whether the other side hung up."""
