@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -268,6 +270,7 @@ __all__ = [
     "enter_task_context",
     "environ_vars",
     "eval_error",
+    "in_one_line",
     "init_dotenv",
     "init_sample_assistant_internal",
     "init_sample_model_data",
@@ -296,6 +299,7 @@ __all__ = [
     "resolve_sample_files",
     "resolve_sandbox",
     "resolve_task_sandbox",
+    "role_falls_back_on_active_model",
     "route_tool_calls",
     "running_sample",
     "sample_messages",
@@ -364,6 +368,29 @@ def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
     inner = getattr(environment, "_sandbox", environment)
     assert isinstance(inner, SandboxEnvironment)
     return inner
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says, without line breaks and without the markup that Inspect adds."""
+    text = str(getattr(error, "message", None) or error)
+    plain = re.sub(
+        r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text
+    )
+    return " ".join(plain.split()).removeprefix("ERROR: ") or repr(error)
+
+
+def role_falls_back_on_active_model() -> bool:
+    """Whether whoever looks a role up in vain right now then takes the active model.
+
+    To be called by a mapping of roles. The caller of its ``get`` is either ``get_model``, which
+    may have been given a default or an error to raise instead, or code that sees to it itself.
+    """
+    frame = sys._getframe(2)
+    names = frame.f_code.co_name, frame.f_globals.get("__name__")
+    if names != ("get_model", "inspect_ai.model._model"):
+        return False
+    given = frame.f_locals
+    return not (given.get("model") or given.get("default") or given.get("required"))
 
 
 def unqualified_name(name: str) -> str:

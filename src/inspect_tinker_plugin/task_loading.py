@@ -78,7 +78,7 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
             internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
         )
     except internals.PrerequisiteError as error:
-        raise TaskError(f"solver {spec!r}: {error.message}") from error
+        raise TaskError(f"solver {spec!r}: {internals.in_one_line(error)}") from error
     except Exception as error:
         text = " ".join(str(error).split())
         raise TaskError(
@@ -135,7 +135,7 @@ def _loading(name: str) -> Iterator[None]:
     except InspectRLError:
         raise
     except internals.PrerequisiteError as error:
-        raise TaskError(f"task {name!r}: {error.message}") from error
+        raise TaskError(f"task {name!r}: {internals.in_one_line(error)}") from error
     except Exception as error:
         text = str(error).strip().replace("\n", " ")
         if "__registry_info__" in text:  # Inspect tags what it takes for a Task

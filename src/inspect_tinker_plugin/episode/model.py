@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from functools import cache
+from logging import getLogger
 from typing import Any
 
 from inspect_ai.event import SampleLimitEvent
@@ -25,7 +26,13 @@ from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.inspect_internals import bridge_dialect, record_event
+from inspect_tinker_plugin.inspect_internals import (
+    bridge_dialect,
+    record_event,
+    role_falls_back_on_active_model,
+)
+
+logger = getLogger(__name__)
 
 POLICY_PROVIDER = "rl"
 POLICY_NAME = "policy"
@@ -68,12 +75,43 @@ class PolicyGradingError(RuntimeError):
 
 
 class RoleBook(dict[str, Any]):
-    """Model roles that remember which role was asked for in vain."""
+    """Model roles of a task that remember which role was asked for in vain.
+
+    Args:
+        roles: Models by role.
+        task: Name of the task.
+        told: Roles that were warned about; shared by the episodes of the task.
+    """
+
+    def __init__(self, roles: Mapping[str, Any], *, task: str, told: set[str]) -> None:
+        super().__init__(roles)
+        self._task = task
+        self._told = told
+
+    def __bool__(self) -> bool:
+        """Be true when empty, too: Inspect takes a plain dict instead of roles that are false."""
+        return True
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the model of a role, noting the role when it is not set."""
         if key not in self:
             _missing_role.set(key)
+            if (
+                key not in self._told
+                and _scoring.get() is None  # refused when it is asked
+                and role_falls_back_on_active_model()
+            ):
+                self._told.add(key)
+                logger.warning(
+                    "task %r asks for the model role %r, which is not set: the model under "
+                    "training plays it, as in an eval, and what it says there is trained with the "
+                    "reward of the whole episode. Set the role to keep it apart: "
+                    "model_roles={%r: 'provider/model'}, or --model-role %s=provider/model",
+                    self._task,
+                    key,
+                    key,
+                    key,
+                )
         return super().get(key, default)
 
 

@@ -103,12 +103,18 @@ class PreparedTask:
         self._sandbox_mapping = sandbox_mapping
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
+        self._roles_told: set[str] = set()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
 
     def enter_context(self, model: PolicyModel) -> None:
         """Bind the model, roles, approval and ``generate`` to the current context."""
-        internals.enter_task_context(model, RoleBook(self.model_roles), self.config, self.task)
+        internals.enter_task_context(
+            model,
+            RoleBook(self.model_roles, task=self.name, told=self._roles_told),
+            self.config,
+            self.task,
+        )
         internals.set_sandbox_limits()
 
     def generate_with(self, model: PolicyModel) -> Generate:
@@ -170,6 +176,8 @@ def _resolve_roles(
     """Merge roles, the caller's over the task's; names become models."""
     roles: dict[str, Model | list[Model]] = {}
     for name, bound in {**(of_task or {}), **of_caller}.items():
+        if bound is None or bound == []:
+            raise ConfigError(f"model role {name!r} = {bound!r}: name a model, or leave it out")
         try:
             if isinstance(bound, list):
                 roles[name] = [get_model(model, role=name) for model in bound]
@@ -177,7 +185,7 @@ def _resolve_roles(
                 roles[name] = get_model(bound, role=name)
         except Exception as error:
             # a missing package, key or provider; each raises an error of its own kind
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            reason = internals.in_one_line(error)
             raise ConfigError(f"model role {name!r} = {bound!r}: {reason}") from error
     return roles
 
