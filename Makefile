@@ -114,10 +114,11 @@ test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus
 
-# All that are supported (an hour), or VERSIONS="inspect-ai=0.3.280 tinker-cookbook=newest".
+# All that are supported (half an hour), or VERSIONS="inspect-ai=0.3.280 tinker-cookbook=newest".
 VERSIONS ?=
 compat: $(STAMP) ## contract tests and parity over releases of Inspect and the cookbook
-	$(BIN)/python -W ignore scripts/compat.py $(if $(VERSIONS),$(VERSIONS),--write)
+	$(BIN)/python -W ignore scripts/compat.py --jobs $(or $(filter-out 0,$(WORKERS)),1) \
+		$(if $(VERSIONS),$(VERSIONS),--write)
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -67,16 +68,19 @@ def releases(name: str) -> list[str]:
     ]
 
 
-def install(name: str, release: str) -> Path:
-    """A folder with a release and nothing else."""
-    folder = FOLDERS / f"{name}-{release}"
+def _folder(name: str, release: str) -> Path:
+    return FOLDERS / f"{name}-{release}"
+
+
+def install(name: str, release: str) -> None:
+    """Put a release, and nothing else, into its folder."""
+    folder = _folder(name, release)
     if release == NEWEST:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
         wanted = name if release == NEWEST else f"{name}=={release}"
         command = [*PIP, "install", "-qq", "--no-deps", "--target", str(folder), wanted]
         subprocess.run(command, check=True)
-    return folder
 
 
 def unmet(folder: Path) -> Iterator[str]:
@@ -111,7 +115,7 @@ def run(folder: Path, *command: str) -> tuple[bool, str]:
 
 def try_release(name: str, release: str, *, docker: bool) -> Row:
     """Run contract tests and parity with one release."""
-    folder = install(name, release)
+    folder = _folder(name, release)
     [found] = distributions(path=[str(folder)])
     paths = COOKBOOK if name == "tinker-cookbook" else CONTRACT
     marks = "not slow and not long and not docker and not local and not ray"
@@ -150,15 +154,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="compat")
     parser.add_argument("only", nargs="*", metavar="NAME=RELEASE", help=f"or NAME={NEWEST}")
     parser.add_argument("--docker", action="store_true", help="with the parity cases of Docker")
+    parser.add_argument("--jobs", type=int, default=1, help="releases at once")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {PAGE.name}")
     args = parser.parse_args()
     wanted = [each.partition("=")[::2] for each in args.only] or [
         (name, release) for name in TRIED for release in releases(name)
     ]
-    rows = []
     for name, release in wanted:
-        rows.append(try_release(name, release, docker=args.docker))
-        print(rows[-1], flush=True)
+        install(name, release)
+    rows = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for row in pool.map(lambda each: try_release(*each, docker=args.docker), wanted):
+            rows.append(row)
+            print(row, flush=True)
     if args.write:
         PAGE.write_text(page(rows), encoding="utf-8")
     bad = [f"{row.name} {row.release}" for row in rows if not row.passed]
