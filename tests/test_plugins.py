@@ -217,6 +217,7 @@ async def test_a_broken_plugin_is_kept_with_its_error_and_harms_nothing_else(
     assert broken.error is not None
     with pytest.raises(PluginError, match=error):
         raise PluginError(broken.error)
+    assert "broken_rewards.py" in broken.error, "the file that is to blame"
     assert "BROKEN" in as_text(plugins)
     for expression in ("mean", "brevity"):
         resolved = resolve_reward(expression, plugins=plugins)
@@ -419,7 +420,7 @@ def test_plugins_are_listed_as_json() -> None:
     assert data["clashes"] == {}
 
 
-def python(*arguments: str, path: Path) -> str:
+def python(*arguments: str, path: Path, code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": str(path)},
@@ -427,15 +428,16 @@ def python(*arguments: str, path: Path) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
 def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     install(tmp_path, "broken_rewards", "import no_such_module")
-    assert "broken-rewards 1.0)  BROKEN" in python(
-        "-m", "inspect_ai", "rl", "plugins", path=tmp_path
-    )
+    listed = python("-m", "inspect_ai", "rl", "plugins", path=tmp_path, code=3)
+    assert "broken-rewards 1.0)  BROKEN" in listed
+    assert f"({tmp_path / 'broken_rewards.py'}:1)" in listed
+    assert "sandbox providers    docker_pool" in listed
     assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
 
 

@@ -38,8 +38,8 @@ def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
 def inspect_rl_sandbox_providers() -> Mapping[
     str, Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
 ]:
-    """Give nothing: whatever Inspect's registry knows needs no mapping."""
-    return {}
+    """Give ``docker_pool``; what else Inspect's registry knows needs no mapping."""
+    return {"docker_pool": lambda spec: SandboxEnvironmentSpec("docker_pool", spec.config)}
 
 
 @hookimpl

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -24,6 +26,9 @@ logger = getLogger(__name__)
 
 PACKAGE = "inspect-tinker-plugin"
 _BUILT_IN = "inspect_tinker_plugin.builtin"
+_OURS = str(Path(__file__).parent)
+_NOT_THEIRS = {"importlib", "pluggy"}
+"""Folders of code that only calls a plugin's."""
 
 NAMING_HOOKS = (
     "inspect_rl_reward_aggregators",
@@ -159,6 +164,7 @@ class Plugins:
     def _add(self, entry_point: EntryPoint) -> None:
         """Load one plugin; whatever is wrong with it stays with it."""
         plugin = Plugin(entry_point.name, _package(entry_point), _version(entry_point))
+        loaded: object = None
         try:
             loaded = _load(entry_point)
             trial = _trial(loaded)
@@ -168,6 +174,7 @@ class Plugins:
             self._manager.register(loaded, name=_key(plugin))
         except (Exception, SystemExit) as ex:
             error = str(ex) if isinstance(ex, PluginError) else f"{type(ex).__name__}: {ex}"
+            error += _place(ex, loaded)
             logger.debug("plugin %s of %s is broken", plugin.name, plugin.label, exc_info=True)
             self._plugins.append(Plugin(plugin.name, plugin.package, plugin.version, error=error))
             return
@@ -218,6 +225,22 @@ def _load(entry_point: EntryPoint) -> object:
         return importlib.import_module(_BUILT_IN)
     loaded: object = entry_point.load()
     return loaded() if isinstance(loaded, type) else loaded
+
+
+def _place(error: BaseException, loaded: object) -> str:
+    """Return the line of a plugin's own code that is to blame: `` (file.py:3)``, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_OURS, "<")) and not _NOT_THEIRS & set(
+            Path(frame.filename).parts
+        ):
+            return f" ({frame.filename}:{frame.lineno})"
+    for name, value in vars(loaded).items() if hasattr(loaded, "__dict__") else ():
+        if name.startswith("inspect_rl_") and name in str(error) and hasattr(value, "__code__"):
+            return f" ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
+    file = getattr(loaded, "__file__", None)
+    return f" ({file})" if file else ""
 
 
 def _trial(loaded: object) -> pluggy.PluginManager:

@@ -58,6 +58,9 @@ async def test_a_batch_is_one_log_with_messages_scores_reward_and_step(tmp_path:
     assert log.eval.config.epochs == 2
     assert log.eval.config.turn_limit == 3
     assert log.eval.dataset.samples == 4
+    assert log.eval.config.limit == 2, "the viewer counts 4 of 4 samples: limit times epochs"
+    assert log.eval.model_args == {"policy_step": 1}
+    assert [(s.scores or {})["reward"].answer for s in samples(log)[::2]] == ["3", "nine"]
     assert "inspect-tinker-plugin" in log.eval.packages
     assert (log.metadata["batch"], log.metadata["policy_step"]) == (1, 1)
     assert log.metadata["group_size"] == 2

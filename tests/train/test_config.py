@@ -100,8 +100,40 @@ def test_an_address_of_ray_that_is_none_is_refused() -> None:
 
 def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
     check_same_run(tmp_path, config())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "env/all/reward/total": 0.5}\n')
     check_same_run(tmp_path, config(learning_rate=0.5, steps=99))
     with pytest.raises(ConfigError, match=r"holds a run with batch size 2, not 4.*--log-dir"):
         check_same_run(tmp_path, config(batch_size=4))
     with pytest.raises(ConfigError, match="test split"):
         check_same_run(tmp_path, config(test_split="0.5"))
+
+
+def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) -> None:
+    check_same_run(tmp_path, config())
+    check_same_run(tmp_path, config(batch_size=4))
+    (tmp_path / "checkpoints.jsonl").write_text('{"name": "000005", "batch": 5}\n')
+    with pytest.raises(ConfigError, match="holds a run with batch size 4, not 2"):
+        check_same_run(tmp_path, config())
+
+
+def test_every_option_reaches_the_builder_and_an_override_takes_none_away() -> None:
+    made = config(
+        "dataset_builder.options={'on_error': -1}",
+        options={"max_turns": 3, "cost_limit": 0.5, "score_on_error": True, "limit": (1, 5)},
+    )
+    options = made.dataset_builder.dataset_options()
+    assert options.on_error == -1
+    assert (options.max_turns, options.cost_limit, options.score_on_error) == (3, 0.5, True)
+    assert options.limit == (1, 5)
+
+
+def test_options_that_are_none_are_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="Did you mean max_turns"):
+        config(options={"max_turn": 3})
+    with pytest.raises(ConfigError, match=r"--renderer: there is no renderer qwen99.*qwen3"):
+        config(renderer="qwen99")
+
+
+def test_a_local_run_needs_a_model_folder() -> None:
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-8B is no folder here; leave --model out"):
+        check_request(dataclasses.replace(REQUEST, model="Qwen/Qwen3-8B"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import click
 
-from inspect_tinker_plugin.cli.reporting import reported
+from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, reported
 from inspect_tinker_plugin.plugins import NAMING_HOOKS, Plugin, Plugins, default_plugins
 
 
@@ -17,13 +18,17 @@ from inspect_tinker_plugin.plugins import NAMING_HOOKS, Plugin, Plugins, default
 def plugins(as_json: bool) -> None:
     """List installed plugins with the hooks that they implement and the names that they give.
 
-    A plugin that cannot be loaded is listed with its error.
+    A plugin that cannot be loaded is listed with its error and the line that is to blame.
+    Exit codes: 0 all plugins work, 3 some are broken or claim the same name.
     """
     installed = default_plugins()
     if as_json:
         click.echo(json.dumps(as_data(installed), indent=2))
     else:
         click.echo(as_text(installed))
+    clashes = any(installed.catalogue(hook).clashes for hook in NAMING_HOOKS)
+    if clashes or any(plugin.error is not None for plugin in installed.plugins):
+        sys.exit(EXIT_PARTIAL)
 
 
 def as_data(installed: Plugins) -> dict[str, object]:

@@ -126,9 +126,12 @@ def _batch_log(
             "task_id": unique,
             "created": stats.started_at or spec.created,
             "metadata": metadata,
+            "model_args": {**spec.model_args, "policy_step": step},
         }
     )
     spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
+    # The viewer counts a log's samples against its limit times its epochs.
+    spec.config = spec.config.model_copy(update={"limit": len(spec.dataset.sample_ids)})
     results = eval_results(samples, planned=visit.groups * group_size, reward=reward)
     spec.headline_metric = results.headline
     return EvalLog(

@@ -37,7 +37,9 @@ def add_rewards(samples: Sequence[EvalSample]) -> str:
     for sample in samples:
         seen = figures(sample)
         if seen.get("reward") is not None:
-            score = Score(value=seen["reward"], explanation=_in_a_line(seen))
+            score = Score(
+                value=seen["reward"], answer=_answer(sample), explanation=_in_a_line(seen)
+            )
             sample.scores = {name: score, **(sample.scores or {})}
     return name
 
@@ -78,6 +80,12 @@ def eval_stats(samples: Sequence[EvalSample]) -> EvalStats:
         model_usage=usage,
         role_usage=roles,
     )
+
+
+def _answer(sample: EvalSample) -> str | None:
+    """Return what the viewer shows as a sample's answer: a scorer's, or the last reply."""
+    answers = [score.answer for score in (sample.scores or {}).values() if score.answer]
+    return answers[0] if answers else sample.output.completion or None
 
 
 def _in_a_line(seen: Mapping[str, Any]) -> str:

@@ -19,15 +19,21 @@ _PACKAGES = ("inspect_ai", "inspect-tinker-plugin", "tinker", "tinker-cookbook")
 
 
 def eval_spec(
-    prepared: PreparedTask, *, run_id: str, group_size: int, metadata: Mapping[str, Any]
+    prepared: PreparedTask,
+    *,
+    run_id: str,
+    group_size: int,
+    metadata: Mapping[str, Any],
+    model: str | None = None,
 ) -> EvalSpec:
     """Describe the rollouts of a dataset.
 
     Args:
         prepared: The task with its limits after overrides.
         run_id: Unique id of the dataset.
-        group_size: Rollouts a sample, which a log shows as epochs.
+        group_size: Rollouts per sample, which a log shows as epochs.
         metadata: What else the log's header should say (reward expression, renderer …).
+        model: The model under training, if it is known.
     """
     task, limits = prepared.task, prepared.limits
     size = len(task.dataset)
@@ -50,7 +56,7 @@ def eval_spec(
             shuffled=task.dataset.shuffled,
         ),
         sandbox=_sandbox(prepared.sandbox),
-        model=f"{POLICY_PROVIDER}/{POLICY_NAME}",
+        model=f"{POLICY_PROVIDER}/{model or POLICY_NAME}",
         model_generate_config=prepared.config,
         config=EvalConfig(
             epochs=group_size,

@@ -23,6 +23,7 @@ from inspect_tinker_plugin.logs import (
 )
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.renderer import model_name
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 
@@ -62,6 +63,7 @@ def open_logs(handle: TaskHandle, *, batches: int) -> None:
         parts.runner.prepared,
         run_id=run.run_id,
         group_size=options.group_size,
+        model=model_name(handle.renderer),
         metadata={
             "reward_expression": resolve_reward(options.reward).name,
             "group_reward_expression": None if group_reward is None else group_reward.name,

@@ -6,12 +6,14 @@ import ast
 import functools
 import inspect
 import textwrap
+from pathlib import Path
 
 from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.errors import ConfigError, RendererError, suggestion
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 
 
 def make_renderer(
@@ -72,6 +74,17 @@ def require_renderer(name: str, *, option: str = "renderer") -> None:
         raise RendererError(
             f"{option}: there is no renderer {name}.{suggestion(name, known, most=999)}"
         )
+
+
+def model_name(renderer: object) -> str | None:
+    """Return the model that a renderer was made for: a name, or of a folder its last part.
+
+    ``None`` when it is not known, or when there is only the tokenizer of the scripted policy.
+    """
+    name = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
+    if not isinstance(name, str) or not name or Path(name) == TOKENIZER_FOLDER:
+        return None
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def renderer_names() -> list[str]:

@@ -107,7 +107,8 @@ def _mapper(name: object) -> SandboxMapper:
         return catalogue.entries[name]
     if _known_to_inspect(name):
         return lambda spec: SandboxEnvironmentSpec(name, spec.config)
-    given, registered = sorted(catalogue.entries), _registered()
+    registered = _registered()
+    given = sorted(set(catalogue.entries) - set(registered))
     raise SandboxConfigError(
         f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
         f"a plugin (given: {', '.join(given) or 'none'}; registered: {', '.join(registered)})"

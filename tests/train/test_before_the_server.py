@@ -1,0 +1,89 @@
+"""What can be refused, or is done already, is said before a local server is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.train import run
+from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.run import last_checkpoint, train
+
+pytestmark = [pytest.mark.local]
+TOY = str(Path(__file__).parents[2] / "example_tasks" / "toy.py")
+
+
+class Started(AssertionError):
+    """The server was started."""
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(run, "LocalServer", refuse)
+
+
+def request(log_dir: Path, **changes: Any) -> TrainRequest:
+    fields: dict[str, Any] = {
+        "task": f"{TOY}@letters",
+        "local": True,
+        "model": str(TOKENIZER_FOLDER),
+        "log_dir": log_dir,
+        "say": lambda line: None,
+        **changes,
+    }
+    return TrainRequest(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"reward": "score:acuracy"},
+            r"reward 'score:acuracy' names the score 'acuracy', which no",
+        ),
+        ({"reward": "meen"}, "meen"),
+        ({"options": {"group_reward": "rnak"}}, "rnak"),
+        ({"options": {"tool_executor": "cashed"}}, "cashed"),
+        ({"options": {"sample_id": "nope"}}, "no sample has the id nope"),
+        ({"options": {"on_error": {"scorrer": -1}}}, "unknown cause 'scorrer'"),
+        ({"sandbox": "dokcer"}, r"unknown sandbox provider 'dokcer'.*Did you mean docker"),
+        ({"test_split": "100%"}, "leaves none"),
+        ({"test_task": f"{TOY}@leters"}, "has no task 'leters'"),
+        ({"test_task": f"{TOY}@letters"}, "test samples are also trained on"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(request(tmp_path / "run", **changes))
+    train_again = request(tmp_path / "run")
+    with pytest.raises(Started):
+        train(train_again)
+
+
+def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "checkpoints.jsonl").write_text(
+        '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
+        '{"name": "final", "batch": 15, "state_path": "tinker://b"}\n'
+    )
+    result = train(request(tmp_path, say=said.append))
+    assert "this run is already done" in said[0]
+    assert "checkpoint of step 15" in said[0]
+    assert result.log_dir == tmp_path
+    with pytest.raises(Started):
+        train(request(tmp_path, steps=20, say=said.append))
+    assert said[1] == "going on from the checkpoint of step 15"
+
+
+def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints.jsonl").write_text('{"name": "x", "batch": 3, "sampler_path": "t"}\n')
+    assert last_checkpoint(tmp_path) is None, "nothing to go on from"
