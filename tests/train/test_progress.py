@@ -89,3 +89,16 @@ def test_repeated_steps_count_once_and_torn_lines_not_at_all(tmp_path: Path) -> 
     assert list(found) == [0, 1]
     assert found[1]["env/all/reward/total"] == 0.3
     assert found[1]["other"] == 1.0
+
+
+def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
+    silent = {"env/all/by_group/frac_mixed": 0.0, "env/all/stop/max_tokens": 1.0}
+    rows = [step(i, 0.0, **silent, **{"env/all/ac_tokens_per_turn": 16.0}) for i in range(10)]
+    mixed = {"env/all/by_group/frac_mixed": 0.5, "env/all/stop/completed": 1.0}
+    lines = [line.strip() for line in told(tmp_path, *rows, step(10, 0.5, **mixed))]
+    assert lines[1] == "! no group had different rewards, so nothing was learned"
+    assert lines[2] == "! 100% of replies were cut at 16 tokens (max_tokens)"
+    assert [line for line in lines[3:] if line.startswith("!")] == [
+        "! no group had different rewards, so nothing was learned (10 steps in a row)",
+        "! 100% of replies were cut at 16 tokens (max_tokens) (10 steps in a row)",
+    ]

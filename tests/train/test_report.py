@@ -27,6 +27,7 @@ from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
 from inspect_tinker_plugin.train.figures import quantile
 from inspect_tinker_plugin.train.history import read_history
 from inspect_tinker_plugin.train.report import write_report
+from inspect_tinker_plugin.train.signal import run_problems
 
 
 @solver
@@ -118,7 +119,7 @@ def test_the_report_loads_nothing_and_links_to_logs_that_are_there(run: Path) ->
     assert len(links.found) == 2
     assert all((run / unquote(link)).is_file() for link in links.found)
     assert "by_length" in page
-    assert "step 0: solver 1" in page, "the error, by its cause"
+    assert "step 1: solver 1" in page, "the error, by its cause"
     assert "0.100 → 1.100" in page
 
 
@@ -154,3 +155,32 @@ def test_quantiles_lie_between_their_neighbours() -> None:
     assert quantile([3, 1, 2], 0.5) == 2
     assert quantile([0, 10], 0.25) == 2.5
     assert quantile([7], 0.9) == 7
+
+
+def test_a_run_that_learned_nothing_says_so_on_top(run: Path) -> None:
+    silent = {"env/all/by_group/frac_mixed": 0.0, "env/all/reward/total": 0.0}
+    rows = [{"step": i, **silent, "optim/kl_sample_train_v1": 0.5} for i in (0, 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(run, logs="rollouts", test_logs="test").read_text()
+    assert "No group had different rewards in any step" in page
+    assert "groups with a signal" in page
+    rows[1]["env/all/by_group/frac_mixed"] = 0.5
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(run, logs="rollouts", test_logs="test").read_text()
+    assert "No group had different rewards in 1 of 2 steps" in page
+
+
+def test_a_run_whose_replies_were_cut_says_so() -> None:
+    assert run_problems([], ["max_tokens"] * 8, 16) == [
+        "100% of replies were cut at 16 tokens: raise max_tokens."
+    ]
+    assert run_problems([], ["completed"] * 8, 16) == []
+
+
+def test_the_page_is_titled_with_the_tasks_name_and_counts_from_one(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({"task": "/a/folder/toy.py@letters", "model": "m"}))
+    page = write_report(run, logs="rollouts", test_logs="test").read_text()
+    assert "<h1>letters</h1>" in page
+    assert "<title>letters: training</title>" in page
+    assert "<td>1</td>" in page
+    assert "<td>0</td><td>0.100</td>" not in page

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import TIMES, RolloutFigures, Step
 from inspect_tinker_plugin.train.metrics import number
+from inspect_tinker_plugin.train.signal import WITH_SIGNAL
 
 _SCORERS = 8
 """Scorers with a line of their own, the most frequent first."""
@@ -22,6 +23,24 @@ def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
             _reward_chart(steps),
         ),
         ("Scores", "Mean of each scorer.", _score_chart(steps)),
+        (
+            "Groups with a signal",
+            "Share of the groups whose rewards differ; the others teach nothing.",
+            _figure_chart(steps, {"groups": WITH_SIGNAL}, unit_share=True),
+        ),
+        (
+            "KL",
+            "Between the sampling and the trained policy, per token: two estimates.",
+            _figure_chart(
+                steps,
+                {"v1": "optim/kl_sample_train_v1", "v2": "optim/kl_sample_train_v2"},
+            ),
+        ),
+        (
+            "Loss and entropy",
+            "As far as the cookbook's loop writes them down.",
+            _figure_chart(steps, {"entropy": "optim/entropy", **_losses(steps)}),
+        ),
         ("Length", "Sampled tokens of a rollout: mean, and the middle 80%.", _length_chart(steps)),
         ("Turns", "Model calls of a rollout.", _turn_chart(steps)),
         (
@@ -44,11 +63,11 @@ def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
 
 
 def _reward_chart(steps: Sequence[Step]) -> str:
-    lines = [Line("training", [(s.index, s.reward) for s in steps if s.reward is not None])]
-    tests = [(s.index, s.test_reward) for s in steps if s.test_reward is not None]
+    lines = [Line("training", [(s.number, s.reward) for s in steps if s.reward is not None])]
+    tests = [(s.number, s.test_reward) for s in steps if s.test_reward is not None]
     if tests:
         lines.append(Line("test", tests, colour=1, dots=True))
-    spread = [(s.index, s.log.rewards()) for s in steps if s.log and s.log.rewards()]
+    spread = [(s.number, s.log.rewards()) for s in steps if s.log and s.log.rewards()]
     bands = [
         Band("", [(i, quantile(v, low), quantile(v, 1 - low)) for i, v in spread])
         for low in (0.1, 0.25)
@@ -64,14 +83,32 @@ def _score_chart(steps: Sequence[Step]) -> str:
     lines = []
     for colour, (name, _) in enumerate(names[:_SCORERS]):
         values = [
-            (s.index, [one.scores[name] for one in _graded(s) if name in one.scores]) for s in steps
+            (s.number, [one.scores[name] for one in _graded(s) if name in one.scores])
+            for s in steps
         ]
         lines.append(Line(name, [(i, mean(v)) for i, v in values if v], colour=colour))
     return line_chart(lines)
 
 
+def _figure_chart(
+    steps: Sequence[Step], names: Mapping[str, str], *, unit_share: bool = False
+) -> str:
+    """Draw figures of the cookbook by their labels; those that are absent are left out."""
+    lines = []
+    for colour, (label, name) in enumerate(names.items()):
+        points = [(s.number, v) for s in steps if (v := number(s.figures, name)) is not None]
+        if points:
+            lines.append(Line(label, points, colour=colour % _SCORERS))
+    return line_chart(lines, from_zero=unit_share)
+
+
+def _losses(steps: Sequence[Step]) -> dict[str, str]:
+    names = {name for step in steps for name in step.figures if "loss" in name}
+    return {name.rpartition("/")[2]: name for name in sorted(names)}
+
+
 def _length_chart(steps: Sequence[Step]) -> str:
-    values = [(s.index, [o.tokens for o in _graded(s) if o.tokens is not None]) for s in steps]
+    values = [(s.number, [o.tokens for o in _graded(s) if o.tokens is not None]) for s in steps]
     known = [(i, v) for i, v in values if v]
     if not known:
         return empty("no figures yet")
@@ -82,7 +119,7 @@ def _length_chart(steps: Sequence[Step]) -> str:
 
 
 def _turn_chart(steps: Sequence[Step]) -> str:
-    values = [(s.index, [o.turns for o in _graded(s) if o.turns is not None]) for s in steps]
+    values = [(s.number, [o.turns for o in _graded(s) if o.turns is not None]) for s in steps]
     line = Line("turns", [(i, mean(v)) for i, v in values if v], colour=4)
     return line_chart([line] if line.points else [], from_zero=True)
 
@@ -107,11 +144,11 @@ def _counted(
         ]
         for name in names
     }
-    return stacked_chart([step.index for step in logged], layers, unit="%" if shares else "")
+    return stacked_chart([step.number for step in logged], layers, unit="%" if shares else "")
 
 
 def _time_chart(steps: Sequence[Step]) -> str:
-    timed = [(step.index, _graded(step)) for step in steps if _graded(step)]
+    timed = [(step.number, _graded(step)) for step in steps if _graded(step)]
     layers = {
         name: [mean([one.times.get(name, 0.0) for one in rollouts]) for _, rollouts in timed]
         for name in TIMES
@@ -131,7 +168,7 @@ def _wall_chart(steps: Sequence[Step]) -> str:
         max(0.0, t - sum(parts)) for t, *parts in zip(total, rollouts, training, test, strict=True)
     ]
     layers = {"rollouts": rollouts, "training": training, "test set": test, "other": rest}
-    return stacked_chart([step.index for step in timed], layers, unit=" s")
+    return stacked_chart([step.number for step in timed], layers, unit=" s")
 
 
 def _graded(step: Step) -> list[RolloutFigures]:

@@ -63,6 +63,11 @@ class Step:
     """Its rollouts; the last ones if the step was repeated after an interruption."""
 
     @property
+    def number(self) -> int:
+        """Counted from 1, as people and the terminal count."""
+        return self.index + 1
+
+    @property
     def reward(self) -> float | None:
         """Mean reward, as trained on."""
         value = number(self.figures, REWARD)

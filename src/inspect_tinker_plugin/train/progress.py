@@ -11,12 +11,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, Tail, number, parse
+from inspect_tinker_plugin.train.signal import step_problems
 
 PERIOD = 0.5
 """Seconds between looks at the files."""
 
 _PROBLEM = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
 _MANY = 5
+_REMIND = 10
+"""Steps after which a run that learns nothing is said to do so again."""
 _QUIET = ("py.warnings",)
 
 
@@ -38,6 +41,7 @@ class Progress:
         self._problems: dict[str, int] = {}
         self._last = time.monotonic()
         self._rollout_errors = 0.0
+        self._silent: dict[str, int] = {}
 
     def expect(self, steps: int) -> None:
         """Say how many steps the run has in all."""
@@ -90,6 +94,7 @@ class Progress:
         reward = number(row, REWARD)
         if reward is not None:
             lines.append(self._step(row, reward))
+            lines += self._silence(row)
         return lines
 
     def _step(self, row: Mapping[str, Any], reward: float) -> str:
@@ -110,6 +115,18 @@ class Progress:
         if errors := self._errors(row):
             parts.append(f"errors {errors:.0f}")
         return "  ".join(parts)
+
+    def _silence(self, row: Mapping[str, Any]) -> list[str]:
+        """Say what kept the step from learning: at once, and less often while it goes on."""
+        problems = step_problems(row)
+        found = {problem: self._silent.get(problem, 0) + 1 for problem in problems}
+        self._silent = found
+        lines = []
+        for problem, steps in found.items():
+            if steps == 1 or steps % _REMIND == 0:
+                again = f" ({steps} steps in a row)" if steps > 1 else ""
+                lines.append(f"         ! {problem}{again}")
+        return lines
 
     def _errors(self, row: Mapping[str, Any]) -> float:
         """Return the failures of a step: the cookbook counts them from the start of the run."""

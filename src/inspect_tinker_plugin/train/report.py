@@ -16,6 +16,7 @@ from inspect_tinker_plugin.train.history import (
     read_history,
 )
 from inspect_tinker_plugin.train.metrics import number
+from inspect_tinker_plugin.train.signal import WITH_SIGNAL, run_problems
 
 REPORT = "report.html"
 _PAGE = """<!doctype html>
@@ -47,12 +48,13 @@ def write_report(log_dir: Path, *, logs: str, test_logs: str) -> Path:
 
 def render(history: History) -> str:
     """Return the page."""
-    task = str(history.run.get("task", "a task"))
+    task = _task_name(str(history.run.get("task", "a task")))
     model = str(history.run.get("model", ""))
     about = [Path(model).name or model, history.run.get("renderer")]
     body = [
-        f"<h1>{escape(task.rpartition('/')[2])}</h1>",
+        f"<h1>{escape(task)}</h1>",
         f'<p class="sub">{escape(" · ".join(str(part) for part in about if part))}</p>',
+        _problems(history),
         _tiles(history),
         '<div class="grid2">',
         *(_card(*chart) for chart in charts(history.steps)),
@@ -63,6 +65,23 @@ def render(history: History) -> str:
     ]
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return _PAGE.format(title=escape(f"{task}: training"), style=style, body="\n".join(body))
+
+
+def _task_name(spec: str) -> str:
+    """Return the task's own name: what stands behind the file, or the package and the name."""
+    file, at, name = spec.rpartition("@")
+    if at and file:
+        return name
+    return Path(spec).stem if spec.endswith((".py", ".ipynb")) else spec
+
+
+def _problems(history: History) -> str:
+    problems = run_problems(
+        [step.figures for step in history.steps],
+        [one.stop for step in history.steps if step.log for one in step.log.rollouts if one.graded],
+        history.config.get("max_tokens"),
+    )
+    return "".join(f'<p class="problem">{escape(problem)}</p>' for problem in problems)
 
 
 # figures at the top
@@ -83,6 +102,9 @@ def _tiles(history: History) -> str:
     if tests:
         text = f"{tests[0]:.3f} → {tests[-1]:.3f}" if len(tests) > 1 else f"{tests[0]:.3f}"
         tiles.append((text, "test reward, first and last", _way(tests[0], tests[-1])))
+    shares = [v for s in history.steps if (v := number(s.figures, WITH_SIGNAL)) is not None]
+    if shares:
+        tiles.append((f"{mean(shares):.0%}", "groups with a signal", "" if any(shares) else "down"))
     tiles += [
         (str(sum(one.graded for one in rollouts)), "rollouts trained on", ""),
         (str(sum(one.cause is not None for one in rollouts)), "failed rollouts", ""),
@@ -121,7 +143,7 @@ def _step_table(history: History) -> str:
         rollouts = [] if step.log is None else step.log.rollouts
         rows.append(
             [
-                str(step.index),
+                str(step.number),
                 _shown(step.reward),
                 _shown(step.test_reward),
                 str(sum(one.graded for one in rollouts)),
