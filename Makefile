@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity compat update lock-check clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity compat update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,10 @@ update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what cha
 # Beside what tests/test_lock.py holds, this asks the index whether uv would lock the same.
 lock-check: $(STAMP)
 	$(BIN)/python scripts/update_lock.py --check
+
+# Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
+executor: ## build the program that runs commands in containers
+	$(MAKE) -B -C src/inspect_tinker_plugin/sandboxes/native
 
 clean: ## remove what demo and the tools wrote (not .venv)
 	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

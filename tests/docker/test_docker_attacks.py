@@ -395,3 +395,33 @@ async def test_a_policy_that_uses_everything_up_is_to_blame_for_what_fails(
         with contextlib.suppress(SandboxMisusedError, OSError):
             await asyncio.wait_for(sandbox.write_file("/tmp/file", "x" * 5000), 60)
             assert await sandbox.read_file("/tmp/file") == "x" * 5000
+
+
+async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
+    open_sandbox: Any,
+) -> None:
+    sandbox = await open_sandbox(cap_drop=[])  # root may then end any process but process 1
+    for _ in range(10):
+        result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived; exit 4"], timeout=20)
+        assert (result.returncode, result.stdout) == (4, "survived\n")
+        assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_an_image_without_any_program_has_files_and_an_honest_status(
+    tmp_path: Any, open_sandbox: Any
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /empty\n")
+    sandbox = await open_sandbox(str(tmp_path / "Dockerfile"))
+    await sandbox.write_file("/a/b/file", "text")
+    assert await sandbox.read_file("/a/b/file") == "text"
+    assert not (await sandbox.exec(["sh", "-c", "echo on"])).success
+
+
+async def test_a_replaced_shell_decides_nothing_but_its_own_status(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox()
+    replace = "cp /bin/true /tmp/sh; mv /tmp/sh /bin/sh; rm -f /dev/null; echo forged > /dev/null"
+    await sandbox.exec(["bash", "-c", replace])
+    await sandbox.write_file("/tmp/file", "text")
+    assert await sandbox.read_file("/tmp/file") == "text"
+    assert (await sandbox.exec(["cat"])).stdout == ""
+    assert not (await sandbox.exec(["false"])).success

@@ -18,7 +18,14 @@ from inspect_tinker_plugin.errors import (
 from inspect_tinker_plugin.sandboxes import program
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
-from inspect_tinker_plugin.sandboxes.executor import Call, Executor, ExecutorSilent, Kind, Setup
+from inspect_tinker_plugin.sandboxes.executor import (
+    Call,
+    Executor,
+    ExecutorSilent,
+    Flag,
+    Kind,
+    Setup,
+)
 from inspect_tinker_plugin.sandboxes.hardening import (
     capability_mask,
     command_capabilities,
@@ -86,7 +93,7 @@ class Container:
     @property
     def user(self) -> str:
         """The user that commands run as unless they ask for another."""
-        return self.config.user or self.image.user or "root"
+        return self.config.user or self.image.user or "0"
 
     @property
     def working_dir(self) -> str:
@@ -140,7 +147,7 @@ class Container:
         executor = self._executor
         assert executor is not None, "the container was not started"
         try:
-            return await executor.call(kind, words, **options)
+            call = await executor.call(kind, words, **options)
         except ConnectionError as ex:
             await self._diagnose()
             raise SandboxDiedError(
@@ -154,6 +161,9 @@ class Container:
                 "memory",
                 container=self.id,
             ) from ex
+        if call.end is not None and Flag.UNSTOPPED in call.end.flags:
+            quietly(self._engine.submit, self.kill, "a command in it could not be stopped")
+        return call
 
     async def _diagnose(self) -> None:
         """Ask what became of the container, as long as that does not take for ever."""

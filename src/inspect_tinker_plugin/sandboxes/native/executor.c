@@ -951,8 +951,8 @@ static void kill_process(int i) {
   long fd = CALL3(pidfd_open, ids[i], 0, 0);
   /* The number may be somebody else's by now, but not while the descriptor holds it. */
   if (look(ids[i], &state, &parent, &start_time) && start_time == started[i]) {
-    if (fd < 0 || CALL(pidfd_send_signal, fd, SIGKILL, 0, 0, 0, 0) == -ENOSYS)
-      kill_(ids[i], SIGKILL);
+    long failed = fd < 0 ? fd : CALL(pidfd_send_signal, fd, SIGKILL, 0, 0, 0, 0);
+    if (failed && failed != -ESRCH) kill_(ids[i], SIGKILL); /* an older kernel, an emulator */
   }
   if (fd >= 0) close_(fd);
 }
