@@ -183,6 +183,29 @@ def test_a_trial_that_hangs_is_refused_but_not_remembered(
     assert not unknown.exists()
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(2)"],
+    ids=["killed", "no room"],
+)
+def test_a_trial_that_this_machine_ended_is_refused_but_not_remembered(
+    code: str, unknown: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "SMOKE_TEST", says(code))
+    with pytest.raises(VersionError, match=r"the comparison ended with (-9|2)"):
+        releases.require_tried()
+    assert not unknown.exists()
+
+
+def test_a_source_folder_without_metadata_is_tried_as_well(
+    unknown: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "TRIED", {"not-installed-at-all": ("0.1", "0.2")})
+    monkeypatch.setattr(releases, "SMOKE_TEST", says(""))
+    releases.require_tried()
+    assert "not-installed-at-all==0+unknown" in unknown.read_text()
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"x": {"other": 1}}'])
 def test_what_another_release_remembers_does_no_harm(
     content: str, unknown: Path, monkeypatch: pytest.MonkeyPatch

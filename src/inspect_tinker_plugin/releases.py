@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from packaging.version import Version
@@ -33,6 +33,9 @@ UNCHECKED = "INSPECT_RL_UNCHECKED"
 
 PACKAGE = "inspect-tinker-plugin"
 SMOKE_TEST = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin.testing.smoke"]
+DIFFERS = 1
+"""Its exit code for a difference, and Python's own for what cannot be imported or called."""
+
 TIMEOUT = 300
 """Seconds after which a smoke test says nothing about a release; it takes a few."""
 
@@ -75,7 +78,10 @@ def _untried() -> list[str]:
 
 @functools.cache
 def _version(name: str) -> str:
-    return distribution(name).version
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a source folder on the path
+        return "0+unknown"
 
 
 def _shown(names: list[str]) -> str:
@@ -90,7 +96,7 @@ def _tested(names: list[str]) -> str:
 def _verdict() -> Verdict:
     """What is remembered of the installed releases, or what a smoke test says now."""
     file = user_cache_path("inspect-tinker-plugin") / "releases.json"
-    key = " ".join(_identity(distribution(name)) for name in (*TRIED, PACKAGE))
+    key = " ".join(_identity(name) for name in (*TRIED, PACKAGE))
     remembered = _read(file)
     if key not in remembered:
         _logger.warning(
@@ -107,13 +113,15 @@ def _verdict() -> Verdict:
     return remembered[key]
 
 
-def _identity(found: Distribution) -> str:
+def _identity(name: str) -> str:
     """Name, version and, for copies and development trees, where it is and how old it is."""
-    metadata = Path(str(found.locate_file("")))
-    name = found.metadata["Name"].lower().replace("-", "_")
-    source = metadata / name
+    try:
+        folder = Path(str(distribution(name).locate_file("")))
+    except PackageNotFoundError:
+        return f"{name}=={_version(name)}"
+    source = folder / name.replace("-", "_")
     changed = source.stat().st_mtime_ns if source.exists() else 0
-    return f"{name}=={found.version}@{metadata}:{changed}"
+    return f"{name}=={_version(name)}@{folder}:{changed}"
 
 
 def _smoke_test() -> tuple[Verdict, bool]:
@@ -145,7 +153,8 @@ def _smoke_test() -> tuple[Verdict, bool]:
         return Verdict(), True
     # The first difference; or, when it could not be looked for, the last line of a traceback.
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    return Verdict(said[-1].strip() if said else f"exit code {done.returncode}"), True
+    reason = said[-1].strip() if said else f"the comparison ended with {done.returncode}"
+    return Verdict(reason), done.returncode == DIFFERS
 
 
 def _read(file: Path) -> dict[str, Verdict]:

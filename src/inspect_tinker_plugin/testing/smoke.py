@@ -1,8 +1,8 @@
 """A few parity cases that take seconds: does an untried release do what the tested ones do?
 
-``python -m inspect_tinker_plugin.testing.smoke`` ends with 0 when episodes agree with evals, and
-with 1 and the first difference when they do not. Each case leans on much of Inspect at once;
-what the pieces do on their own is the matter of ``tests/parity``.
+``python -m inspect_tinker_plugin.testing.smoke`` ends with 0 when episodes agree with evals, with 1
+and the first difference when they do not, and with 2 when this machine is to blame. Each case leans
+on much of Inspect at once; what the pieces do on their own is the matter of ``tests/parity``.
 """
 
 from __future__ import annotations
@@ -270,7 +270,11 @@ async def first_difference() -> str | None:
 
 def main() -> int:
     """Print the first difference, if there is one."""
-    found = asyncio.run(first_difference())
+    try:
+        found = asyncio.run(first_difference())
+    except (OSError, MemoryError) as error:  # a full disk, say: nothing about the release
+        print(f"{type(error).__name__}: {error}")
+        return 2
     if found is not None:
         print(found)
     return 0 if found is None else 1
