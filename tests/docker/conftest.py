@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -91,8 +92,11 @@ def left_behind() -> Callable[[str], list[str]]:
 class PrivateEngine:
     """A second Docker engine that a test may stop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, users: str = "") -> None:
         self._folder = folder
+        self._options = options
+        self._users = users
+        """Lines of ``/etc/subuid`` and ``/etc/subgid`` that this engine alone shall see."""
         self.address = f"unix://{folder}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -102,7 +106,9 @@ class PrivateEngine:
             self._process = subprocess.Popen(
                 [
                     *("unshare", "--net"),  # the bridges of other engines stay as they are
+                    *self._with_users(),
                     "dockerd",
+                    *self._options,
                     f"--data-root={folder}/data",
                     f"--exec-root={folder}/exec",
                     f"--pidfile={folder}/pid",
@@ -122,6 +128,16 @@ class PrivateEngine:
                 return
             time.sleep(0.1)
         raise AssertionError((folder / "dockerd.log").read_text()[-2000:])
+
+    def _with_users(self) -> list[str]:
+        if not self._users:
+            return []
+        users = self._folder / "users"
+        users.write_text(self._users)
+        mounts = " && ".join(
+            f"mount --bind {users} {path}" for path in ("/etc/subuid", "/etc/subgid")
+        )
+        return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
     def stop(self) -> None:
         if self._process is not None:
@@ -145,15 +161,17 @@ class PrivateEngine:
         return self.run("ps", "--all", "--quiet").stdout.split()
 
 
-@pytest.fixture
-def private_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
+@contextlib.contextmanager
+def second_engine(*options: str, users: str = "") -> Iterator[PrivateEngine]:
+    """Run an engine of the test's own, with the image that the tests use."""
     if shutil.which("dockerd") is None or os.geteuid() != 0:
         pytest.skip("a second engine needs dockerd and root")
     # Sockets have short paths.
     with tempfile.TemporaryDirectory(prefix="engine") as folder:
-        engine = PrivateEngine(Path(folder))
-        engine.start()
+        Path(folder).chmod(0o711)  # remapped users have to pass
+        engine = PrivateEngine(Path(folder), *options, users=users)
         try:
+            engine.start()
             subprocess.run(
                 f"docker save {IMAGE} | docker --host={engine.address} load",
                 shell=True,
@@ -164,6 +182,12 @@ def private_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private
         finally:
             engine.stop()
             gc.collect()  # sockets that the SDK left open while nobody answered
+
+
+@pytest.fixture
+def private_engine() -> Iterator[PrivateEngine]:
+    with second_engine() as engine:
+        yield engine
 
 
 Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]

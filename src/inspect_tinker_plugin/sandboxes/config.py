@@ -81,7 +81,9 @@ class Hardening:
     cap_add: tuple[str, ...] = ()
     no_new_privileges: bool = True
     seccomp: bool = True
-    """The engine's default system call filter."""
+    """Whether system calls are filtered."""
+    seccomp_profile: str | None = None
+    """A filter as JSON, in place of the engine's default."""
     read_only: bool = False
 
 
@@ -113,6 +115,8 @@ class ContainerConfig:
     hostname: str | None = None
     init: bool = False
     platform: str | None = None
+    runtime: str | None = None
+    """A runtime of the engine in place of its default: ``runsc``, ``kata``, …"""
     mounts: tuple[Mount, ...] = ()
     tmpfs: tuple[tuple[str, str], ...] = ()
     """Path and mount options."""
@@ -167,6 +171,9 @@ class DockerPoolConfig(BaseModel):
     cap_drop: list[str] | None = None
     no_new_privileges: bool | None = None
     read_only: bool | None = None
+    runtime: str | None = None
+    seccomp: str | None = None
+    """Path of a profile, or ``unconfined``."""
     cpus: float | None = None
     memory: int | str | None = None
     pids: int | None = None
@@ -184,9 +191,14 @@ class DockerPoolConfig(BaseModel):
         given = self.model_dump(exclude_none=True, exclude=set(EXTENSIONS) | {"file"})
         words = {"network": "network_mode", "memory": "mem_limit", "pids": "pids_limit"}
         service = {words.get(name, name): value for name, value in given.items()}
-        privileges = service.pop("no_new_privileges", None)
+        privileges, seccomp = service.pop("no_new_privileges", None), service.pop("seccomp", None)
+        options = []
         if privileges is not None:
-            service["security_opt"] = [f"no-new-privileges:{str(privileges).lower()}"]
+            options.append(f"no-new-privileges:{str(privileges).lower()}")
+        if seccomp is not None:
+            options.append(f"seccomp:{seccomp}")
+        if options:
+            service["security_opt"] = options
         extension = self.model_dump(exclude_none=True, include=set(EXTENSIONS))
         return {**service, "x-docker-pool": extension} if extension else service
 

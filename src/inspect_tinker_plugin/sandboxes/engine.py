@@ -15,6 +15,7 @@ import anyio
 import sniffio
 
 from inspect_tinker_plugin.errors import (
+    SandboxConfigError,
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
@@ -140,6 +141,33 @@ class Engine:
         """
         major = str(self.facts.get("ServerVersion")).partition(".")[0]
         return 126 if major.isdigit() and int(major) < 28 else 127
+
+    def check_runtime(self, runtime: str | None, source: str) -> None:
+        """Look, in this thread, whether the engine has a runtime.
+
+        Raises:
+            SandboxConfigError: it has not; the message names those that it has.
+        """
+        known = sorted(self.facts.get("Runtimes") or {})
+        # A name with dots is a program beside the engine, which does not list it.
+        if runtime is not None and runtime not in known and "." not in runtime:
+            raise SandboxConfigError(
+                f"{source}: the engine at {engine_address()} has no runtime {runtime!r} "
+                f"(it has {', '.join(known)}); install it and name it in the engine's daemon.json"
+            )
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """Name what the engine isolates containers with, such as ``seccomp`` and ``userns``.
+
+        A filter of system calls that the engine was told to leave out is not named.
+        """
+        options = [str(option) for option in self.facts.get("SecurityOptions") or ()]
+        return tuple(
+            option.removeprefix("name=").partition(",")[0]
+            for option in options
+            if option != "name=seccomp,profile=unconfined"
+        )
 
     def close(self, seconds: float = 5.0) -> None:
         """Stop the threads and close the connections. The engine can be used again.

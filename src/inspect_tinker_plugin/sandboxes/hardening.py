@@ -85,6 +85,8 @@ def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, A
         "restart_policy": None,
         "ipc_mode": "private",
     }
+    if config.runtime is not None:
+        options["runtime"] = config.runtime
     if limits.memory is not None:
         options["mem_limit"] = limits.memory
         options["memswap_limit"] = limits.memory
@@ -114,4 +116,6 @@ def _security_options(config: ContainerConfig) -> list[str] | None:
         options.append("no-new-privileges:true")
     if not config.hardening.seccomp:
         options.append("seccomp=unconfined")
+    elif config.hardening.seccomp_profile is not None:
+        options.append(f"seccomp={config.hardening.seccomp_profile}")
     return options or None

@@ -197,6 +197,7 @@ class PoolManager:
         def look() -> None:
             try:
                 self._open()
+                self.engine.check_runtime(use.config.runtime, use.config.source)
                 image = self._images.resolve(use.config, refresh=refresh, urgent=urgent)
             except BaseException as ex:  # the boundary: whoever waits gets it
                 fail(ex)
@@ -263,6 +264,7 @@ class PoolManager:
                 raise
             except Exception as ex:
                 raise typed(ex, "start-up") from ex
+            self._report()
             tickers = [
                 Ticker("docker_pool_keeper", _TEND_SECONDS, self._tend),
                 Ticker("docker_pool_beat", BEAT_SECONDS, self._beat.renew),
@@ -274,6 +276,22 @@ class PoolManager:
                 self._tickers = tickers
             for ticker in tickers:
                 ticker.start()
+
+    def _report(self) -> None:
+        """Say what of the walls is the engine's own and differs from engine to engine."""
+        isolation = self.engine.isolation
+        if "seccomp" not in isolation:
+            logger.warning(
+                "docker_pool: the Docker engine at %s filters no system calls; containers are "
+                "less isolated than docs/sandboxes.md says",
+                engine_address(),
+            )
+        if "userns" in isolation or "rootless" in isolation:
+            logger.info(
+                "docker_pool: the engine runs containers under other users of the host (%s): root "
+                "in a container is nobody outside; mounted folders must be readable for them",
+                "rootless" if "rootless" in isolation else "user namespace remapping",
+            )
 
     def _tend(self) -> None:
         places = MOST_WARM

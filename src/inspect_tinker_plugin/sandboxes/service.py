@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -28,7 +29,7 @@ HONOURED = frozenset(
         "user", "hostname", "init", "platform", "volumes", "tmpfs", "networks", "network_mode",
         "cpus", "mem_limit", "memswap_limit", "pids_limit", "shm_size", "ulimits", "deploy",
         "cap_add", "cap_drop", "security_opt", "read_only", "pull_policy", "restart",
-        "stop_grace_period", "stdin_open", "tty", "privileged",
+        "stop_grace_period", "stdin_open", "tty", "privileged", "runtime",
     }
 )  # fmt: skip
 
@@ -89,11 +90,12 @@ def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
         hostname=service.get("hostname"),
         init=bool(service.get("init", False)),
         platform=service.get("platform"),
+        runtime=_runtime(service, refuse),
         mounts=tuple(_mount(item, base, refuse) for item in service.get("volumes") or []),
         tmpfs=tuple(_tmpfs(item) for item in _many(service.get("tmpfs"))),
         networks=_network_names(service, refuse),
         limits=_limits(service, extension, refuse),
-        hardening=_hardening(service, refuse),
+        hardening=_hardening(service, base, refuse),
         pool=PoolSize(
             warm=int(extension.get("warm", PoolSize.warm)),
             max=None if extension.get("max") is None else int(extension["max"]),
@@ -266,15 +268,34 @@ def _ulimit(name: str, value: Any) -> tuple[str, int, int]:
     return name, int(value), int(value)
 
 
-def _hardening(service: dict[str, Any], refuse: Refuse) -> Hardening:
+def _runtime(service: dict[str, Any], refuse: Refuse) -> str | None:
+    runtime = service.get("runtime")
+    if runtime == "nvidia":
+        raise refuse("runtime nvidia", "it hands out the host's GPUs")
+    return None if runtime is None else str(runtime)
+
+
+def _profile(value: str, base: Path, refuse: Refuse) -> str:
+    """Read a task's own filter of system calls, as compose does: the engine wants its text."""
+    path = base / Path(value).expanduser()
+    try:
+        profile = json.loads(path.read_text())
+    except (OSError, ValueError) as ex:
+        raise refuse("security_opt seccomp", f"profile {value!r}: {ex}") from ex
+    if not isinstance(profile, dict) or "defaultAction" not in profile:
+        raise refuse("security_opt seccomp", f"profile {value!r} has no defaultAction")
+    return json.dumps(profile)
+
+
+def _hardening(service: dict[str, Any], base: Path, refuse: Refuse) -> Hardening:
     network = str(service.get("network_mode") or ("none" if not service.get("networks") else ""))
     if network == "host" or network.startswith(("container:", "service:")):
         raise refuse(f"network_mode {network}", "it would leave the sandbox's own network")
     added = tuple(sorted(str(cap).upper().removeprefix("CAP_") for cap in _many(
         service.get("cap_add"))))  # fmt: skip
     dropped = service.get("cap_drop")
-    options = [str(option).replace("=", ":") for option in service.get("security_opt") or []]
-    privileges, seccomp = True, True
+    options = [str(option).replace("=", ":", 1) for option in service.get("security_opt") or []]
+    privileges, seccomp, profile = True, True, None
     for option in options:
         if option in ("no-new-privileges", "no-new-privileges:true"):
             privileges = True
@@ -282,6 +303,8 @@ def _hardening(service: dict[str, Any], refuse: Refuse) -> Hardening:
             privileges = False
         elif option == "seccomp:unconfined":
             seccomp = False
+        elif option.startswith("seccomp:"):
+            profile = _profile(option.removeprefix("seccomp:"), base, refuse)
         else:
             raise refuse(f"security_opt {option}")
     return Hardening(
@@ -290,6 +313,7 @@ def _hardening(service: dict[str, Any], refuse: Refuse) -> Hardening:
         cap_add=added,
         no_new_privileges=privileges,
         seccomp=seccomp,
+        seccomp_profile=profile,
         read_only=bool(service.get("read_only", False)),
     )
 
