@@ -8,21 +8,33 @@ the real ones.
 from __future__ import annotations
 
 import copy
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from anthropic import AsyncAnthropic
 from inspect_ai.agent import agent_bridge
+from inspect_ai.agent._bridge.sandbox import service  # private: what a sandbox's proxy calls
 from inspect_ai.solver import Generate, Solver, TaskState, solver
+from openai import AsyncOpenAI
 
 PARAMETERS = {
     "type": "object",
     "properties": {"cmd": {"type": "string", "description": "The command."}},
     "required": ["cmd"],
 }
+DESCRIPTION = "Run a command."
+NOWHERE = {"api_key": "none", "base_url": "http://nowhere.invalid"}
 Item = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """A tool call of a reply."""
+
+    id: str
+    name: str
+    arguments: Any
 
 
 def unchanged(item: Item) -> Item:
@@ -34,48 +46,73 @@ class Program(ABC):
     """A program's conversation in one API; items are what it sends."""
 
     items: list[Item] = field(default_factory=list)
-    tools: bool = True
-    as_it_keeps: Callable[[Item], Item] = unchanged
-    """What the program does to the items of a reply before it stores them."""
+    keeps: Callable[[Item], Item] = unchanged
+    """What the program makes of an item of a reply before it stores it."""
+
+    with_tools: bool = True
+    sandbox: Any = None
+    """The bridge, to go the way of a program in a sandbox; the client library's otherwise."""
+
+    async def call(self) -> list[Call]:
+        """Ask the model, store its reply, and return its tool calls."""
+        items = copy.deepcopy(self.items)
+        if self.sandbox is None:
+            reply = await self.by_client(items)
+        else:
+            reply = await self.by_sandbox({"model": "inspect", **self.body(items)})
+        stored, calls = self.read(reply)
+        self.items += [self.keeps(item) for item in stored]
+        return calls
 
     def user(self, text: str) -> None:
         """Append a message of the user."""
         self.items.append({"role": "user", "content": text})
 
     @abstractmethod
-    async def call(self) -> list[tuple[str, str, Any]]:
-        """Ask the model, store its reply, and return its calls: id, name, arguments."""
+    def body(self, items: list[Item]) -> dict[str, Any]:
+        """Return the request without its model."""
+
+    @abstractmethod
+    async def by_client(self, items: list[Item]) -> Any:
+        """Ask with the client library."""
+
+    @abstractmethod
+    async def by_sandbox(self, body: dict[str, Any]) -> Any:
+        """Ask as the proxy in a sandbox does."""
+
+    @abstractmethod
+    def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
+        """Return what to store of a reply, and its calls."""
 
     @abstractmethod
     def result(self, call_id: str, text: str) -> None:
         """Append the result of a tool call."""
 
-    def copy(self) -> Program:
-        """Return a program with the same history."""
-        return type(self)(copy.deepcopy(self.items), self.tools, self.as_it_keeps)
-
 
 class Chat(Program):
     """OpenAI's Chat Completions."""
 
-    async def call(self) -> list[tuple[str, str, Any]]:
-        from openai import AsyncOpenAI
+    def body(self, items: list[Item]) -> dict[str, Any]:
+        function = {"name": "bash", "description": DESCRIPTION, "parameters": PARAMETERS}
+        tools = [{"type": "function", "function": function}] if self.with_tools else []
+        return {"messages": items, **({"tools": tools} if tools else {})}
 
-        function = {"name": "bash", "description": "Run a command.", "parameters": PARAMETERS}
-        tools: Any = [{"type": "function", "function": function}]
-        async with AsyncOpenAI(api_key="none", base_url="http://nowhere.invalid") as client:
-            reply = await client.chat.completions.create(
-                model="inspect",
-                messages=cast(Any, copy.deepcopy(self.items)),
-                **({"tools": tools} if self.tools else {}),
-            )
-        message = reply.choices[0].message
-        self.items.append(self.as_it_keeps(message.model_dump(mode="json", exclude_none=True)))
-        return [
-            (call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls or []
-            if call.type == "function"
+    async def by_client(self, items: list[Item]) -> Any:
+        async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
+            create = cast(Any, client.chat.completions.create)
+            reply = await create(model="inspect", **self.body(items))
+        return reply.model_dump(mode="json", exclude_none=True)
+
+    async def by_sandbox(self, body: dict[str, Any]) -> Any:
+        return await service.generate_completions(self.sandbox)(body)
+
+    def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
+        message = {k: v for k, v in reply["choices"][0]["message"].items() if v is not None}
+        calls = [
+            Call(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls", [])
         ]
+        return [message], calls
 
     def result(self, call_id: str, text: str) -> None:
         self.items.append({"role": "tool", "tool_call_id": call_id, "content": text})
@@ -84,31 +121,28 @@ class Chat(Program):
 class Responses(Program):
     """OpenAI's Responses."""
 
-    async def call(self) -> list[tuple[str, str, Any]]:
-        from openai import AsyncOpenAI
+    def body(self, items: list[Item]) -> dict[str, Any]:
+        tool = {"type": "function", "name": "bash", "description": DESCRIPTION, "strict": False}
+        tools = [{**tool, "parameters": PARAMETERS}] if self.with_tools else []
+        return {"input": items, **({"tools": tools} if tools else {})}
 
-        tools: Any = [
-            {
-                "type": "function",
-                "name": "bash",
-                "description": "Run a command.",
-                "parameters": PARAMETERS,
-                "strict": False,
-            }
+    async def by_client(self, items: list[Item]) -> Any:
+        async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
+            create = cast(Any, client.responses.create)
+            reply = await create(model="inspect", **self.body(items))
+        return reply.model_dump(mode="json", exclude_none=True)
+
+    async def by_sandbox(self, body: dict[str, Any]) -> Any:
+        return await service.generate_responses(None, None, self.sandbox)(body)
+
+    def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
+        items = [{k: v for k, v in item.items() if v is not None} for item in reply["output"]]
+        calls = [
+            Call(item["call_id"], item["name"], item["arguments"])
+            for item in items
+            if item["type"] == "function_call"
         ]
-        async with AsyncOpenAI(api_key="none", base_url="http://nowhere.invalid") as client:
-            reply = await client.responses.create(
-                model="inspect",
-                input=cast(Any, copy.deepcopy(self.items)),
-                **({"tools": tools} if self.tools else {}),
-            )
-        calls = []
-        for output in reply.output:
-            item = output.model_dump(mode="json", exclude_none=True)
-            self.items.append(self.as_it_keeps(item))
-            if item["type"] == "function_call":
-                calls.append((item["call_id"], item["name"], item["arguments"]))
-        return calls
+        return items, calls
 
     def result(self, call_id: str, text: str) -> None:
         item = {"type": "function_call_output", "call_id": call_id, "output": text}
@@ -118,27 +152,23 @@ class Responses(Program):
 class Anthropic(Program):
     """Anthropic's Messages."""
 
-    async def call(self) -> list[tuple[str, str, Any]]:
-        from anthropic import AsyncAnthropic
+    def body(self, items: list[Item]) -> dict[str, Any]:
+        tool = {"name": "bash", "description": DESCRIPTION, "input_schema": PARAMETERS}
+        tools = [tool] if self.with_tools else []
+        return {"messages": items, "max_tokens": 1000, **({"tools": tools} if tools else {})}
 
-        tools: Any = [{"name": "bash", "description": "Run a command.", "input_schema": PARAMETERS}]
-        async with AsyncAnthropic(api_key="none", base_url="http://nowhere.invalid") as client:
-            reply = await client.messages.create(
-                model="inspect",
-                max_tokens=1000,
-                messages=cast(Any, copy.deepcopy(self.items)),
-                **({"tools": tools} if self.tools else {}),
-            )
-        blocks = [
-            {
-                key: value
-                for key, value in block.model_dump(mode="json").items()
-                if value is not None
-            }
-            for block in reply.content
-        ]
-        self.items.append(self.as_it_keeps({"role": "assistant", "content": blocks}))
-        return [(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+    async def by_client(self, items: list[Item]) -> Any:
+        async with AsyncAnthropic(**cast(Any, NOWHERE)) as client:
+            reply = await cast(Any, client.messages.create)(model="inspect", **self.body(items))
+        return {"content": [block.model_dump(mode="json") for block in reply.content]}
+
+    async def by_sandbox(self, body: dict[str, Any]) -> Any:
+        return await service.generate_anthropic(None, None, self.sandbox)(body)
+
+    def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
+        blocks = [{k: v for k, v in block.items() if v is not None} for block in reply["content"]]
+        calls = [Call(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+        return [{"role": "assistant", "content": blocks}], calls
 
     def result(self, call_id: str, text: str) -> None:
         block = {"type": "tool_result", "tool_use_id": call_id, "content": text}
@@ -157,12 +187,13 @@ DIALECTS: dict[str, type[Program]] = {
 
 
 @solver
-def bridged(run: Callable[[TaskState], Awaitable[None]]) -> Solver:
-    """Run a program under Inspect's agent bridge."""
+def bridged(run: Callable[[Any], Awaitable[None]]) -> Solver:
+    """Run a program under Inspect's agent bridge, which it is given."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with agent_bridge() as bridge:
-            await run(state)
+            bridge.forward_client_headers = {}  # type: ignore[attr-defined]  # a sandbox's has it
+            await run(bridge)
             state.output = bridge.state.output
         return state
 
@@ -173,11 +204,7 @@ async def converse(program: Program, turns: int) -> None:
     """Ask as often as given; answer calls with a result each, and text with a question."""
     for turn in range(turns):
         calls = await program.call()
-        for number, (call_id, _, arguments) in enumerate(calls):
-            program.result(call_id, f"result {turn}.{number} of {json.dumps(arguments)[:20]}")
+        for number, call in enumerate(calls):
+            program.result(call.id, f"Result {number} of turn {turn}.")
         if not calls:
             program.user(f"And {turn}?")
-
-
-def texts(messages: Sequence[Any]) -> list[Any]:
-    return [(m.role, m.content, getattr(m, "tool_calls", None)) for m in messages]

@@ -105,10 +105,10 @@ class EpisodeTokens:
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
-        messages = list(request.messages)
         tools = _offered(request)
         offer = tools_key(tools)
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
+        messages = self._turns.restored(list(request.messages), dialect)
         match = self._turns.find(offer, messages, dialect)
         with self._named():
             asked = (

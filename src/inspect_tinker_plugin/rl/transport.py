@@ -36,6 +36,9 @@ class Dialect:
     """Whether the API has a place for the reasoning of any model. Where it has none, Inspect
     sends it as text in ``<think>`` tags, which a program may keep or lose."""
 
+    joins_text_to_calls: bool = False
+    """Whether text after a tool result may come back in the message with the call."""
+
     def carried(self, reply: ChatMessageAssistant, arrived: ChatMessageAssistant) -> bool:
         """Return whether a message is a reply, up to what the API is known to lose.
 
@@ -62,7 +65,7 @@ class Dialect:
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("chat", keeps_reasoning=False),
+        Dialect("chat", keeps_reasoning=False, joins_text_to_calls=True),
         Dialect("responses", keeps_reasoning=True),
         Dialect("anthropic", keeps_reasoning=False),
     )

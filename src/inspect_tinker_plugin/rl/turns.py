@@ -120,7 +120,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._roots: dict[str, Place] = {}
-        self._by_reply: dict[str, Turn] = {}
+        self._by_name: dict[str, list[Turn]] = {}
         self._by_wording: dict[str, list[Turn]] = {}
 
     def find(self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
@@ -131,33 +131,78 @@ class Turns:
             messages: the request's messages.
             dialect: the API that the request came in by; ``None`` when no message was translated.
         """
-        start = self._newest_reply(offer, messages, dialect)
-        if start is None:
-            start = Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)
-        return _follow(start, messages, dialect)
+        named = self._newest_reply(offer, messages, dialect)
+        if named:
+            best = _follow(named, messages, dialect)
+            # A bridge names replies by their content: twins of this one have its name to get.
+            if dialect is None or best.turn is None or not best.turn.continued:
+                return best
+        root = self._roots.setdefault(offer, Place())
+        return _follow([*named, Match(None, 0, root, 0, False)], messages, dialect)
 
     def _newest_reply(
         self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
-    ) -> Match | None:
-        """Find the newest reply that a request names and that all before it leads to."""
+    ) -> list[Match]:
+        """Find the newest reply that a request names and that all before it leads to.
+
+        Several turns may have it: twins, which were asked and said the same.
+        """
         misses = 0
         for index in range(len(messages) - 1, -1, -1):
-            turn = self._named_in(messages[index])
-            if turn is None:
-                continue
-            if turn.offer == offer and turn.count == index:
-                how = recognise(turn, messages[index], dialect)
-                if how is not None and _begins(messages, turn):
-                    return Match(turn, index + 1, turn.behind, index + 1, how == "lossy")
-            misses += 1
+            turns = self._named_in(messages[index])
+            found = [
+                match
+                for turn in turns
+                if turn.offer == offer and turn.count == index and _begins(messages, turn)
+                for match in _match(turn, messages[index], index + 1, dialect)
+            ]
+            if found:
+                return found
+            misses += bool(turns)
             if misses == _MISSES:
                 break
+        return []
+
+    def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
+        """Undo what a transport does to the order of replies.
+
+        Inspect moves the text of a reply into the message before the last tool result, when that
+        message has calls and no text (some programs split their messages so). It is moved back
+        when the policy said just that: the calls without text, then the text.
+        """
+        if dialect is None or not dialect.joins_text_to_calls:
+            return messages
+        restored: list[ChatMessage] = []
+        for index, message in enumerate(messages):
+            restored.append(message)
+            if message.role != "tool" or index == 0:
+                continue
+            joined = messages[index - 1]
+            text = self._text_moved_into(joined, message, dialect)
+            if text is not None and isinstance(joined, ChatMessageAssistant):
+                restored[-2] = joined.model_copy(update={"content": ""})
+                restored.append(text)
+        return restored
+
+    def _text_moved_into(
+        self, joined: ChatMessage, result: ChatMessage, dialect: Dialect
+    ) -> ChatMessageAssistant | None:
+        """Return the message whose text was moved into one before a tool result."""
+        if not isinstance(joined, ChatMessageAssistant) or not joined.tool_calls:
+            return None
+        text = joined.model_copy(update={"tool_calls": None, "id": None})
+        for turn in self._named_in(joined):
+            if turn.reply is None or spoken_letters(turn.reply.message):
+                continue
+            place = turn.behind.following.get(message_key(result))
+            if place is not None and any(recognise(each, text, dialect) for each in place.asked):
+                return text
         return None
 
     def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
         """Put a turn where its request ends."""
         place = match.place
-        for seen in turn.seen[match.known :]:
+        for seen in turn.seen[match.known : turn.count]:
             place = place.following.setdefault(seen.key, Place())
         place.asked.append(turn)
         turn.place = place
@@ -174,7 +219,9 @@ class Turns:
 
     def _name(self, turn: Turn, reply: ChatMessage) -> None:
         for name in _names(reply):
-            self._by_reply[name] = turn
+            turns = self._by_name.setdefault(name, [])
+            if turn not in turns:
+                turns.append(turn)
 
     def replies_among(
         self, messages: Sequence[ChatMessage], dialect: Dialect | None
@@ -187,25 +234,30 @@ class Turns:
         for index, message in enumerate(messages):
             if not isinstance(message, ChatMessageAssistant):
                 continue
-            turn = self._named_in(message)
-            if turn is None and (wording := spoken_letters(message)):
-                taken = set(map(id, found.values()))
-                turn = next(
-                    (
-                        each
-                        for each in self._by_wording.get(wording, ())
-                        if id(each) not in taken and is_reply(each, message, dialect)
-                    ),
-                    None,
-                )
+            candidates = self._named_in(message)
+            if not candidates and (wording := spoken_letters(message)):
+                candidates = [
+                    turn
+                    for turn in self._by_wording.get(wording, ())
+                    if is_reply(turn, message, dialect)
+                ]
+            taken = set(map(id, found.values()))
+            turn = next((turn for turn in candidates if id(turn) not in taken), None)
             if turn is not None:
                 found[index] = turn
         return found
 
-    def _named_in(self, message: ChatMessage) -> Turn | None:
+    def _named_in(self, message: ChatMessage) -> Sequence[Turn]:
+        """Return the turns whose reply a message goes by the name of.
+
+        A bridge names messages by their content, so that there may be several.
+        """
         if message.role != "assistant":
-            return None
-        return next((turn for name in _names(message) if (turn := self._by_reply.get(name))), None)
+            return ()
+        for name in _names(message):
+            if turns := self._by_name.get(name):
+                return turns
+        return ()
 
 
 def recognise(turn: Turn, message: ChatMessage, dialect: Dialect | None) -> str | None:
@@ -229,43 +281,54 @@ def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None)
     )
 
 
-def _follow(start: Match, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
-    """Follow a request for as long as it is known; of several ways, the one to the last reply."""
-    best = start
-    ways = [start]
+def _follow(ways: list[Match], messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+    """Follow a request for as long as it is known; of several ways, the one to the last reply.
+
+    Of twins, one that nothing continues yet: they take turns.
+    """
+    best = ways[-1]
     while ways:
         match = ways.pop()
-        if (match.position, match.known) > (best.position, best.known):
+        if _rank(match) > _rank(best):
             best = match
         if match.known < len(messages):
             ways += _onwards(match, messages[match.known], dialect)
     return best
 
 
+def _rank(match: Match) -> tuple[int, bool, int]:
+    fresh = match.turn is not None and not match.turn.continued
+    return (match.position, fresh, match.known)
+
+
 def _onwards(match: Match, message: ChatMessage, dialect: Dialect | None) -> list[Match]:
-    """Return where a message leads, the likeliest way last."""
+    """Return where a message leads."""
     ways = []
     next_known = match.known + 1
     following = match.place.following
     if following and (place := following.get(message_key(message))) is not None:
         ways.append(match._replace(place=place, known=next_known))
     if message.role == "assistant":
-        ways += [
-            Match(turn, next_known, turn.behind, next_known, how == "lossy")
-            for turn, how in _replies(match.place, message, dialect)
-        ]
+        ways += _replies(match.place, message, next_known, dialect)
     return ways
 
 
-def _replies(place: Place, message: ChatMessage, dialect: Dialect | None) -> list[tuple[Turn, str]]:
-    """Return the turns whose reply a message may be, the likeliest last."""
-    matches = [(turn, how) for turn in place.asked if (how := recognise(turn, message, dialect))]
-    if len(matches) > 1:
-        named = [each for each in matches if _has_id(each[0], message)]
-        matches = named or [each for each in matches if each[1] == "exact"] or matches
-        # Twins with the same reply take turns: one that nothing continues yet comes first.
-        matches.sort(key=lambda each: not each[0].continued)
-    return matches
+def _replies(
+    place: Place, message: ChatMessage, position: int, dialect: Dialect | None
+) -> list[Match]:
+    """Return where a message leads as the reply of a turn; of several, those it is most like."""
+    found = [(turn, how) for turn in place.asked if (how := recognise(turn, message, dialect))]
+    if len(found) > 1:
+        named = [each for each in found if _has_id(each[0], message)]
+        found = named or [each for each in found if each[1] == "exact"] or found
+    return [Match(turn, position, turn.behind, position, how == "lossy") for turn, how in found]
+
+
+def _match(turn: Turn, message: ChatMessage, position: int, dialect: Dialect | None) -> list[Match]:
+    how = recognise(turn, message, dialect)
+    if how is None:
+        return []
+    return [Match(turn, position, turn.behind, position, how == "lossy")]
 
 
 def _has_id(turn: Turn, message: ChatMessage) -> bool:

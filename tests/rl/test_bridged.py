@@ -1,0 +1,440 @@
+"""Programs that speak a model API keep an episode in one sequence, unless they edit it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from tests.rl.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
+from tests.rl.conversations import Rollout
+from tests.rl.formats import renderer
+
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeOptions, TurnRequest
+from inspect_tinker_plugin.rl.extension import flatten
+from inspect_tinker_plugin.rl.tokens import RenderContext
+
+CONTEXTS: dict[str, RenderContext] = {}
+
+
+async def play(
+    run: Callable[[Any], Awaitable[None]],
+    says: Callable[[TurnRequest], str | tuple[str, bool]],
+    name: str = "qwen3_keep_thinking",
+) -> Rollout:
+    """Run a program; the policy says what a function makes of each request."""
+    sample = Sample(input="Do it.", target="x", id=1)
+    task = Task(dataset=[sample], solver=bridged(run), scorer=includes())
+    episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)
+    context = CONTEXTS.setdefault(name, RenderContext(renderer(name)))
+    rollout = Rollout(context)
+    try:
+        outcome = await episode.start()
+        while isinstance(outcome, TurnRequest):
+            said = says(outcome)
+            text, ended = said if isinstance(said, tuple) else (said, True)
+            reason = "stop" if ended else "length"
+            output = rollout.answer(outcome, text, stop=ended, stop_reason=reason)
+            outcome = await episode.reply(output)
+    finally:
+        await episode.close()
+    assert outcome.error is None, outcome.error.__cause__
+    return rollout
+
+
+def script(texts: Sequence[str | tuple[str, bool]]) -> Callable[[TurnRequest], Any]:
+    left = list(texts)
+    return lambda request: left.pop(0)
+
+
+def call(arguments: Any, name: str = "bash", *, indent: int | None = None) -> str:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, indent=indent)
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
+
+
+LS = call({"cmd": "ls"})
+CORPUS: dict[str, str | tuple[str, bool]] = {
+    "text": "A plain reply.",
+    "leading space": "  Two blanks before.",
+    "trailing space": "A blank after. ",
+    "trailing newlines": "Lines after.\n\n\n",
+    "tabs around": "\tTabs\taround.\t",
+    "inner space": "odd   inner\n\n\n\nspacing",
+    "only space": "   \n ",
+    "nothing": "",
+    "no content": "(no content)",
+    "lines": "- one\n- two\n\n1. three\n",
+    "code": "```python\nprint('x')\n```",
+    "html": "<b>bold</b> &amp; <i>x</i>",
+    "json text": '{"a": [1, 2, {"b": null}]}',
+    "quotes": "\"double\" 'single' \\ backslash \\n",
+    "accents": "Ünïcödé, naïve, Straße",
+    "emoji": "Fine 🙂👩‍👩‍👧‍👦 flags 🇩🇪",
+    "two forms": "é and e\u0301",
+    "right to left": "שלום عليكم",
+    "cjk": "你好，世界。これはテスト",
+    "odd spaces": "thin\u2009nbsp\u00a0zero\u200bwidth",
+    "controls": "bell\u0007 and \u001b[31mred\u001b[0m",
+    "call": LS,
+    "text and call": f"I look.\n\n{LS}",
+    "text and space and call": f"  I look. \n\n {LS}",
+    "call and space": f"{LS}\n\n ",
+    "two calls": f"{LS}\n{call({'cmd': 'cat a'})}",
+    "equal calls": f"{LS}\n{LS}",
+    "three calls": "\n".join(call({"cmd": f"echo {n}"}) for n in range(3)),
+    "compact call": '<tool_call>\n{"name":"bash","arguments":{"cmd":"ls"}}\n</tool_call>',
+    "wide call": call({"cmd": "ls", "deep": {"b": [1, 2.5, None]}}, indent=4),
+    "empty arguments": call({}),
+    "values": call({"z": True, "a": 1, "m": 1.0, "n": -0.0, "e": 1e30, "s": "1", "x": None}),
+    "unicode call": call({"cmd": "echo 'ü 🙂'"}),
+    "long argument": call({"cmd": "x" * 5000}),
+    "unknown tool": call({"x": 1}, name="nonsense"),
+    "malformed call": call('{"cmd": oops}'),
+    "malformed and good": f"{call('{')}\n{LS}",
+    "string arguments": call('"ls"'),
+    "unclosed call": '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"',
+    "reasoning": "<think>\nHm, let me see.\n</think>\n\nThe answer.",
+    "reasoning only": "<think>\nHm.\n</think>",
+    "reasoning and call": f"<think>\nHm.\n</think>\n\n{LS}",
+    "reasoning, text and call": f"<think>\n a \n\n b\n</think>\n\n Text \n{LS}",
+    "empty reasoning": "<think>\n\n</think>\n\nNo thought.",
+    "reasoning twice": "<think>one</think>First.<think>two</think>Second. ",
+    "reasoning between": "Before. <think>inside</think> After.",
+    "cut text": ("Once upon a", False),
+    "cut reasoning": ("<think>\nI was thin", False),
+    "cut call": ('<tool_call>\n{"name": "bash", "argu', False),
+    "very long": "A long line of text, again and again. \n" * 1200,
+}
+
+
+def test_the_corpus_is_as_large_as_it_claims() -> None:
+    assert len(CORPUS) >= 40
+
+
+def trimmed(item: Item) -> Item:
+    """What a program that trims text, and leaves out what is empty, stores."""
+    content = item.get("content")
+    if isinstance(content, str):
+        return {**item, "content": content.strip() or None}
+    if isinstance(content, list):
+        parts = [{**part, "text": part["text"].strip()} if "text" in part else part
+                 for part in content]  # fmt: skip
+        return {**item, "content": [part for part in parts if part.get("text") != ""] or parts}
+    return item
+
+
+def reserialised(item: Item) -> Item:
+    """What a program that reads arguments and writes them again stores."""
+    item = copy.deepcopy(item)
+    for function in [call["function"] for call in item.get("tool_calls", [])] + (
+        [item] if item.get("type") == "function_call" else []
+    ):
+        arguments = json.loads(function["arguments"])
+        function["arguments"] = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    for block in item["content"] if isinstance(item.get("content"), list) else []:
+        if block["type"] == "tool_use":
+            block["input"] = dict(sorted(block["input"].items()))
+    return item
+
+
+HABITS = {"as it comes": unchanged, "trims": trimmed, "writes again": reserialised}
+
+
+def assert_exact(rollout: Rollout) -> None:
+    """Check that the datums hold what the sampler was asked and said, and nothing else."""
+    remaining = [(flatten(turn.ob.chunks), list(turn.ac.tokens)) for turn in rollout.transitions]
+    for datum in rollout.data():
+        targets = datum.loss_fn_inputs["target_tokens"].data
+        mask = datum.loss_fn_inputs["mask"].data
+        whole = [*datum.model_input.to_ints(), targets[-1]]
+        trained = {index + 1 for index, value in enumerate(mask) if value}
+        for ob, ac in list(remaining):
+            span = range(len(ob), len(ob) + len(ac))
+            if whole[: len(ob) + len(ac)] == [*ob, *ac] and trained.issuperset(span):
+                trained.difference_update(span)
+                remaining.remove((ob, ac))
+        assert not trained
+    assert not [ac for _, ac in remaining if ac]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("sandbox", [False, True], ids=["client", "sandbox"])
+async def test_an_episode_of_every_reply_is_one_datum(
+    dialect: str, habit: str, sandbox: bool
+) -> None:
+    async def run(bridge: Any) -> None:
+        program = DIALECTS[dialect](keeps=HABITS[habit], sandbox=bridge if sandbox else None)
+        program.user("Do it.")
+        await converse(program, len(CORPUS))
+
+    rollout = await play(run, script(list(CORPUS.values())))
+    metrics = rollout.tokens.metrics
+    assert len(rollout.data()) == metrics["tokens/segments"] == 1
+    assert metrics["tokens/continued"] + metrics["tokens/continued_lossy"] == len(CORPUS) - 1
+    assert metrics["tokens/continued_lossy"] > 0
+    assert metrics["tokens/rerendered"] == metrics["tokens/resampled"] == 0
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_each_reply_alone_is_continued(dialect: str) -> None:
+    async def run(bridge: Any) -> None:
+        program = DIALECTS[dialect]()
+        program.user("Do it.")
+        await converse(program, 3)
+
+    for name, reply in CORPUS.items():
+        rollout = await play(run, script([reply, LS, "Done."]))
+        assert len(rollout.data()) == 1, name
+        assert_exact(rollout)
+
+
+def replaced(old: str, new: str) -> Callable[[list[Item]], list[Item]]:
+    def edit(items: list[Item]) -> list[Item]:
+        text = json.dumps(items, ensure_ascii=False)
+        assert old in text, text
+        edited: list[Item] = json.loads(text.replace(old, new, 1))
+        return edited
+
+    return edit
+
+
+REPLIES = ["Reply zero.", "Reply  one.", "Reply two."]
+EDITS: dict[str, Callable[[list[Item]], list[Item]]] = {
+    "a word": replaced("Reply zero", "Reply null"),
+    "a letter's case": replaced("Reply zero", "reply zero"),
+    "inner white space": replaced("Reply  one", "Reply one"),
+    "a reply's end": replaced("Reply zero.", "Reply zero"),
+    "an addition": replaced("Reply zero.", "Reply zero. And more."),
+    "a reply emptied": replaced("Reply zero.", ""),
+    "a reply to no content": replaced("Reply zero.", "(no content)"),
+    "the question": replaced("Do it.", "Do that."),
+    "a later question": replaced("And 1?", "And 7?"),
+    "a reply dropped": lambda items: [items[0], *items[2:]],
+    "a turn dropped": lambda items: [items[0], *items[3:]],
+    "the first dropped": lambda items: items[1:],
+    "an insertion": lambda items: [items[0], {"role": "user", "content": "P.S."}, *items[1:]],
+    "a system message": lambda items: [{"role": "user", "content": "Rules."}, *items],
+    "replies swapped": lambda items: [items[0], items[3], items[2], items[1], *items[4:]],
+    "questions swapped": lambda items: [items[2], items[1], items[0], *items[3:]],
+    "a reply twice": lambda items: [*items[:3], items[1], items[2], *items[3:]],
+    "another's words": lambda items: [items[0], items[5], *items[2:]],
+    "a role": lambda items: [items[0], {"role": "user", "content": "Reply zero."}, *items[2:]],
+}
+
+
+def begins_with(rollout: Rollout, later: int, earlier: int) -> bool:
+    """Whether a prompt holds all of an earlier turn."""
+    turn = rollout.transitions[earlier]
+    start = [*flatten(turn.ob.chunks), *turn.ac.tokens]
+    return flatten(rollout.transitions[later].ob.chunks)[: len(start)] == start
+
+
+async def edited(
+    dialect: str,
+    replies: Sequence[str],
+    edit: Callable[[list[Item]], list[Item]],
+    name: str = "qwen3_keep_thinking",
+) -> Rollout:
+    async def run(bridge: Any) -> None:
+        program = DIALECTS[dialect]()
+        program.user("Do it.")
+        await converse(program, len(replies))
+        program.items = edit(program.items)
+        await converse(program, 2)
+
+    return await play(run, script([*replies, "After the edit.", "End."]), name)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_edited_history_is_never_continued(dialect: str, edit: str) -> None:
+    rollout = await edited(dialect, REPLIES, EDITS[edit])
+    after = len(REPLIES)
+    assert not begins_with(rollout, after, after - 1)
+    assert begins_with(rollout, after + 1, after)
+    assert len(rollout.data()) == 2
+    metrics = rollout.tokens.metrics
+    assert metrics["tokens/segments"] == 2
+    assert metrics["tokens/rerendered"] == 1
+    assert metrics["tokens/first_divergence"] == after
+    assert metrics["tokens/resampled"] > 0
+    assert_exact(rollout)
+
+
+ARGUMENTS = [
+    ("424242", "424242.0"),
+    ("424242", "424243"),
+    ("true", "1"),
+    ("true", "false"),
+    ("null", "false"),
+    ("0.5", "5e-1 "),
+    ("-0.0", "0.0"),
+    ("[1, 2]", "[2, 1]"),
+    ("[1, 2]", "[1, 2, 3]"),
+    ("é", "e\u0301"),
+    ("inner", "outer"),
+    ("bash", "dash"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), ARGUMENTS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_edited_argument_is_never_continued(dialect: str, old: str, new: str) -> None:
+    arguments = '{"a": 424242, "b": true, "c": null, "d": 0.5, "e": -0.0, "f": [1, 2], '
+    arguments += '"g": {"inner": "é"}}'
+
+    def edit(items: list[Item]) -> list[Item]:
+        text = json.dumps(items, ensure_ascii=False).replace("\\\\u00e9", "é")
+        assert old in text
+        changed: list[Item] = json.loads(text.replace(old, new, 1))
+        return changed
+
+    rollout = await edited(dialect, [call(arguments)], edit)
+    if old == "0.5":  # the same number, written in another way
+        assert begins_with(rollout, 1, 0)
+    else:
+        assert not begins_with(rollout, 1, 0)
+        assert rollout.tokens.metrics["tokens/rerendered"] == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_edited_reasoning_is_never_continued(dialect: str) -> None:
+    thought = "<think>\nA thought.\n</think>\n\nText."
+    rollout = await edited(dialect, [thought], replaced("A thought.", "Another."))
+    assert not begins_with(rollout, 1, 0)
+
+
+def without_thought(items: list[Item]) -> list[Item]:
+    kept = []
+    for item in copy.deepcopy(items):
+        content = item.get("content")
+        if isinstance(content, str):
+            item["content"] = content.rpartition("</think>")[2]
+        elif isinstance(content, list):
+            item["content"] = [p for p in content if "<think>" not in p.get("text", "")]
+        if item["content"]:
+            kept.append(item)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("dialect", "continues"), [("chat", True), ("anthropic", True), ("responses", False)]
+)
+async def test_reasoning_may_be_lost_where_the_api_has_no_place_for_it(
+    dialect: str, continues: bool
+) -> None:
+    rollout = await edited(dialect, ["<think>\nHm.\n</think>\n\nText."], without_thought)
+    assert begins_with(rollout, 1, 0) is continues
+
+
+async def test_tags_that_are_text_are_not_lost_with_reasoning() -> None:
+    text = "Write <think>your thoughts</think> first."
+    rollout = await edited("chat", [text], without_thought, "qwen3_instruct")
+    assert not begins_with(rollout, 1, 0)
+    rollout = await edited("chat", [text], unchanged_items, "qwen3_instruct")
+    assert begins_with(rollout, 1, 0)
+
+
+def unchanged_items(items: list[Item]) -> list[Item]:
+    return items
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_side_question_does_not_split_the_main_line(dialect: str) -> None:
+    async def run(bridge: Any) -> None:
+        main = DIALECTS[dialect]()
+        main.user("Do it.")
+        for turn in range(3):
+            await converse(main, 1)
+            side = DIALECTS[dialect]()
+            side.user(f"A title for turn {turn}?")
+            await side.call()
+
+    rollout = await play(run, lambda request: "Title. " if len(request.messages) == 1 else LS)
+    assert len(rollout.data()) == 4
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_compaction_adds_one_datum(dialect: str) -> None:
+    async def run(bridge: Any) -> None:
+        program = DIALECTS[dialect]()
+        program.user("Do it.")
+        await converse(program, 4)
+        program.items = [{"role": "user", "content": "So far: nothing."}]
+        await converse(program, 4)
+
+    rollout = await play(run, lambda request: f" {len(request.messages)} \n{LS}")
+    assert len(rollout.data()) == rollout.tokens.metrics["tokens/segments"] == 2
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_sub_agents_at_once_are_a_datum_each(dialect: str) -> None:
+    async def run(bridge: Any) -> None:
+        agents = [DIALECTS[dialect]() for _ in range(8)]
+        for number, agent in enumerate(agents):
+            agent.user("Do it." if number < 4 else f"Do {number}.")
+        await asyncio.gather(*[converse(agent, 4) for agent in agents])
+
+    # four agents ask and are told the same, so that nothing but call ids tells them apart
+    rollout = await play(run, lambda request: f"Turn {len(request.messages)}. \n{LS} ")
+    assert len(rollout.data()) == 8
+    assert rollout.tokens.metrics["tokens/segments"] == 8
+    assert_exact(rollout)
+
+
+async def test_agents_that_say_the_same_without_calls_are_a_datum_each() -> None:
+    async def run(bridge: Any) -> None:
+        agents = [Chat(with_tools=False) for _ in range(4)]
+        for agent in agents:
+            agent.user("Do it.")
+        await asyncio.gather(*[converse(agent, 4) for agent in agents])
+
+    rollout = await play(run, lambda request: f"Turn {len(request.messages)}. ")
+    assert len(rollout.data()) == 4
+    assert_exact(rollout)
+
+
+def random_program(rng: random.Random, dialect: str) -> Callable[[Any], Awaitable[None]]:
+    """Conversations that grow, branch and are edited at random, some of them at once."""
+
+    async def run(bridge: Any) -> None:
+        programs: list[Program] = []
+        for number in range(rng.randint(1, 3)):
+            program = DIALECTS[dialect](keeps=rng.choice(list(HABITS.values())))
+            program.user(f"Task {rng.choice([0, number])}.")
+            programs.append(program)
+        for _ in range(rng.randint(3, 8)):
+            if rng.random() < 0.2:
+                other = copy.copy(rng.choice(programs))
+                other.items = copy.deepcopy(other.items)
+                programs.append(other)
+            chosen = rng.sample(programs, rng.randint(1, min(3, len(programs))))
+            await asyncio.gather(*[converse(program, 1) for program in chosen])
+
+    return run
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_a_program_does_the_datums_are_exact(dialect: str, seed: int) -> None:
+    rng = random.Random(seed)
+    replies = [reply for reply in CORPUS.values() if len(str(reply)) < 200]
+    rollout = await play(random_program(rng, dialect), lambda request: rng.choice(replies))
+    assert_exact(rollout)
+    metrics = rollout.tokens.metrics
+    data = rollout.data()
+    assert metrics["tokens/segments"] == len(data)
+    assert metrics["tokens/trained"] == sum(datum.model_input.length + 1 for datum in data)
+    assert metrics["tokens/rerendered"] == metrics["tokens/resampled"] == 0
