@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+import re
 import threading
 from collections.abc import Sequence
 
 from inspect_ai.tool import ToolInfo
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.rl.extension import Extension, Tail, flatten
@@ -73,6 +76,20 @@ class RenderContext:
         if tools:
             conversation_prefix(self.renderer, [], tools)
 
+    def warn_of_splits(self, task: str) -> None:
+        """Say once that each turn of an episode will be a training sequence of its own."""
+        name = getattr(self.renderer, "_renderer_name", None)
+        if self.extends or (name or "").endswith("_preserve_thinking"):
+            return
+        other = None if name is None else keeping_alternative(name)
+        self.warn_once(
+            "splits",
+            f"task {task!r}: the renderer {name or type(self.renderer).__name__} writes earlier "
+            "turns anew (it strips their reasoning), so a turn of a longer episode is a training "
+            "sequence of its own"
+            + (f"; {other} keeps an episode in one." if other else " (docs/renderers.md)."),
+        )
+
     def warn_once(self, topic: str, message: str) -> None:
         """Log a warning the first time that a topic comes up in this dataset."""
         if topic not in self._warned:
@@ -103,6 +120,18 @@ class RenderContext:
             "whole, and a trajectory becomes several datums.",
         )
         return False
+
+
+@functools.cache
+def keeping_alternative(name: str) -> str | None:
+    """Return the cookbook's renderer of the same model that keeps earlier reasoning, if any."""
+    known = set(re.findall(r'name == "([^"]+)"', inspect.getsource(get_renderer)))
+    stem = name
+    while stem:
+        if (other := f"{stem}_preserve_thinking") in known and other != name:
+            return other
+        stem = stem.rpartition("_")[0]
+    return None
 
 
 def _rebuild(

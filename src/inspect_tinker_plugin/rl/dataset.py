@@ -196,6 +196,8 @@ def _prepared(
     if parts.group_reward is not None:
         group = parts.group_reward.aggregator
         require_scores("group_reward", options.group_reward, group, scorers)
+    if options.max_turns != 1:
+        parts.context.warn_of_splits(resolved.task.name)
     if not can_describe_tools(parts.context):
         refuse_tools(parts.runner, options.solver, renderer, samples[0])
     return handle, samples

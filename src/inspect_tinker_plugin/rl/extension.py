@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tinker
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import ContentPart, Message, Renderer, TextPart, ThinkingPart
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
@@ -74,6 +74,11 @@ class Extension:
         self._stop_ids = frozenset(stop for stop in stops if isinstance(stop, int))
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
         self._heads: dict[bool, FlatPrompt] = {}
+        # A format that opens every reply with reasoning writes one without any in another way.
+        self._stubs: list[str | list[ContentPart]] = [
+            _STUB,
+            [ThinkingPart(type="thinking", thinking=_STUB), TextPart(type="text", text=_STUB)],
+        ]
 
     def after_reply(
         self, *, calls: Sequence[RendererToolCall], follows_user: bool, new: Sequence[Message]
@@ -90,25 +95,38 @@ class Extension:
             whole conversation has to be rendered.
         """
         anchor = Message(role="user" if follows_user else "system", content=_STUB)
-        stub = _stub_reply(calls)
+        for content in self._stubs:
+            tail = self._behind(anchor, _stub_reply(content, calls), calls, new)
+            if tail is not None:
+                self._stubs.sort(key=lambda other: other is not content)
+                return tail
+        return None
+
+    def _behind(
+        self,
+        anchor: Message,
+        stub: Message,
+        calls: Sequence[RendererToolCall],
+        new: Sequence[Message],
+    ) -> Tail | None:
         try:
             chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
             head = self._head(anchor)
+            if flatten(chunks)[: len(head)] != head:
+                return None
+            if self._stop_texts:
+                return self._split_at_text(chunks, len(head))
+            # Some formats end a reply by the next message's role token, and have no end at all
+            # before an unusual role: then the first stop token is not the stub's.
+            usual = bool(new) and new[0]["role"] == ("tool" if calls else "user")
+            end = self._first_stop(chunks, len(head))
+            if not usual and end != self._stub_length(anchor, stub, calls):
+                return None
+            return self._split_at_token(chunks, len(head))
         except Exception:
             # The renderer may refuse the stub and not the conversation. Rendering that as a
             # whole, which is what happens next, tells, and reports what is wrong with it.
             return None
-        if flatten(chunks)[: len(head)] != head:
-            return None
-        if self._stop_texts:
-            return self._split_at_text(chunks, len(head))
-        # Some formats end a reply by the next message's role token, and have no end at all
-        # before an unusual role: then the first stop token is not the stub's.
-        usual = bool(new) and new[0]["role"] == ("tool" if calls else "user")
-        end = self._first_stop(chunks, len(head))
-        if not usual and end != self._stub_length(anchor, stub, calls):
-            return None
-        return self._split_at_token(chunks, len(head))
 
     def spoken(self, sampled: Sequence[int], tail: Tail) -> list[tinker.ModelInputChunk]:
         """Return a reply's own tokens, with the end of turn if they lack it."""
@@ -178,8 +196,8 @@ class Extension:
         return None
 
 
-def _stub_reply(calls: Sequence[RendererToolCall]) -> Message:
-    stub = Message(role="assistant", content=_STUB)
+def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCall]) -> Message:
+    stub = Message(role="assistant", content=content)
     if calls:
         stub["tool_calls"] = [
             RendererToolCall(

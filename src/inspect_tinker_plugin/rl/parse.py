@@ -72,7 +72,7 @@ class ReplyParser:
         self._model = model
 
     @functools.cached_property
-    def _opens_thinking(self) -> bool:
+    def opens_thinking(self) -> bool:
         """Whether the prompt ends within a block of reasoning, which replies then go on with."""
         prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
         return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
@@ -197,7 +197,7 @@ class ReplyParser:
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
         if truncated:
-            parts = _open_thinking(parts, begun=self._opens_thinking)
+            parts = _open_thinking(parts, begun=self.opens_thinking)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
 
