@@ -425,3 +425,19 @@ async def test_a_replaced_shell_decides_nothing_but_its_own_status(open_sandbox:
     assert await sandbox.read_file("/tmp/file") == "text"
     assert (await sandbox.exec(["cat"])).stdout == ""
     assert not (await sandbox.exec(["false"])).success
+
+
+async def test_a_cancelled_command_ends_though_nobody_takes_its_output(
+    sandbox: DockerPoolSandboxEnvironment, manager: PoolManager
+) -> None:
+    loud = asyncio.create_task(sandbox.exec(["sh", "-c", "setsid yes | head -c 9000000; sleep 60"]))
+    await asyncio.sleep(0.01)
+    loud.cancel()
+    await asyncio.gather(loud, return_exceptions=True)
+    for _ in range(100):  # seen from outside, so that nothing is read from the executor
+        listed = str(manager.engine.api.top(sandbox.container.id)["Processes"])
+        if "yes" not in listed and "sleep 60" not in listed:
+            break
+        await asyncio.sleep(0.1)
+    assert "sleep 60" not in listed
+    assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"

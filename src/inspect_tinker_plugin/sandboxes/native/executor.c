@@ -1091,7 +1091,9 @@ static void serve(void) {
     long wait = tend();
     int ready = may_read();
     struct __kernel_timespec time = {wait / 1000, wait % 1000 * 1000000L};
-    set[0].fd = input_gone || !ready ? -1 : 0, set[0].events = POLLIN;
+    /* Requests to stop something are taken even when nobody takes output. */
+    set[0].fd = input_gone || !(output_gone || room() > 8 * 1024) ? -1 : 0;
+    set[0].events = POLLIN;
     set[1].fd = output_to > output_from ? 1 : -1, set[1].events = POLLOUT;
     set[2].fd = signals, set[2].events = POLLIN;
     set[3].fd = main_out, set[3].events = POLLIN;
