@@ -15,7 +15,7 @@ from inspect_tinker_plugin.testing import Script, ScriptedPolicy, load_renderer
 async def rewards_of(task: Task, script: Script, **options: Any) -> list[float]:
     """Roll out the first sample's group; raises what a failed episode raises."""
     renderer = load_renderer()
-    [builder] = as_rl_dataset(task, renderer, max_samples=1, **options).get_batch(0)
+    [builder] = as_rl_dataset(task, renderer, limit=1, **options).get_batch(0)
     policy = cast(TokenCompleter, ScriptedPolicy(renderer, script))
     group = await do_group_rollout(builder, policy)
     assert group is not None
