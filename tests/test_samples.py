@@ -227,6 +227,13 @@ def test_commands_have_what_plugins_leave(
     assert [cost["episodes"] for cost in costs] == [len(exported)] * 2
 
 
+def test_a_check_has_what_plugins_leave(filtered: str) -> None:
+    flags = ("--side", "messages", "--sample-id", "s[13]", "--json")
+    lines = run("check", filtered, *flags).stdout.splitlines()
+    reports = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [(each["sample_id"], each["agrees"]) for each in reports] == [("s1", True), ("s3", True)]
+
+
 def test_a_task_whose_samples_are_all_dropped_is_an_error() -> None:
     long = Task(
         name="long",
@@ -234,5 +241,5 @@ def test_a_task_whose_samples_are_all_dropped_is_an_error() -> None:
         scorer=match(),
         metadata={"acme_max_words": 3},
     )
-    with pytest.raises(TaskError, match="plugins drop all 1 samples of task 'long'"):
+    with pytest.raises(TaskError, match="plugins drop every sample of task 'long'"):
         as_rl_dataset(long, renderer())

@@ -29,8 +29,6 @@ The tree::
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -175,20 +173,3 @@ def _rebuild_episode_error(
     message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int
 ) -> EpisodeError:
     return EpisodeError(message, cause=cause, task=task, sample_id=sample_id, epoch=epoch)
-
-
-def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
-    """Say which known names are close to a wrong one, or what there is when they are few.
-
-    Args:
-        name: The wrong name.
-        known: What there is.
-        most: Names that are listed when none is close.
-
-    Returns:
-        A sentence with a blank in front of it, or nothing.
-    """
-    names = list(known)
-    if close := difflib.get_close_matches(name, names, n=2, cutoff=0.6):
-        return f" Did you mean {' or '.join(close)}?"
-    return f" There is {', '.join(names)}." if 0 < len(names) <= most else ""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from inspect_tinker_plugin.config import ErrorPolicy, OnError
-from inspect_tinker_plugin.errors import ConfigError, suggestion
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.wording import suggestion
 
 if TYPE_CHECKING:
     from inspect_ai.model import Model

@@ -141,7 +141,7 @@ def select_samples(
         samples = NumberedSamples(samples)
     size = len(samples)
     if size == 0:
-        raise TaskError(f"plugins drop all {len(task.dataset)} samples of task {task.name!r}")
+        raise TaskError(f"plugins drop every sample of task {task.name!r}")
     selection = selection or Selection()
     if selection.sample_ids is not None:
         return SelectedSamples(samples, _with_exact_ids(samples, selection.sample_ids, task.name))

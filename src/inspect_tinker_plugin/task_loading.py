@@ -14,13 +14,9 @@ from inspect_ai.solver import Solver
 from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.errors import (
-    InspectRLError,
-    TaskError,
-    TaskNotFoundError,
-    suggestion,
-)
+from inspect_tinker_plugin.errors import InspectRLError, TaskError, TaskNotFoundError
 from inspect_tinker_plugin.tasks import in_folder
+from inspect_tinker_plugin.wording import suggestion
 
 
 def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -> Task:

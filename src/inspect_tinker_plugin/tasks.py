@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError, suggestion
+from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError
+from inspect_tinker_plugin.wording import suggestion
 
 if TYPE_CHECKING:
     from inspect_ai import Task

@@ -8,7 +8,7 @@ from rich.console import Console
 from inspect_tinker_plugin.cli.bench import Cost, as_text
 from inspect_tinker_plugin.cli.display import print_to, show_group, table_console
 from inspect_tinker_plugin.cli.report import RolloutReport
-from inspect_tinker_plugin.cli.reporting import counted
+from inspect_tinker_plugin.wording import counted
 
 
 def report(number: int = 1, **fields: object) -> RolloutReport:

@@ -24,7 +24,8 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, counted, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -309,4 +310,6 @@ def _require_no_failures(errors: list[str]) -> None:
     from inspect_tinker_plugin.errors import InspectRLError
 
     if errors:
-        raise InspectRLError(f"{len(errors)} runs failed, so nothing was measured: {errors[0]}")
+        raise InspectRLError(
+            f"{counted(len(errors), 'run')} failed, so nothing was measured: {errors[0]}"
+        )

@@ -18,13 +18,9 @@ from inspect_tinker_plugin.cli.options import (
     solver_maker,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    counted,
-    reported,
-)
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
 from inspect_tinker_plugin.cli.supervision import stream_from_thread
+from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai import Task

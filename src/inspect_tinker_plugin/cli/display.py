@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.cli.reporting import counted
+from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage

@@ -18,12 +18,8 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.progress import progress_bar
-from inspect_tinker_plugin.cli.reporting import (
-    EXIT_INTERRUPTED,
-    EXIT_PARTIAL,
-    counted,
-    reported,
-)
+from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, EXIT_PARTIAL, reported
+from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from inspect_tinker_plugin.wording import suggestion
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (
         "inspect_tinker_plugin.cli.audit:audit",
@@ -68,8 +70,6 @@ class LateGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; for one that does not exist the closest is suggested."""
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            from inspect_tinker_plugin.errors import suggestion
-
             hint = suggestion(args[0], self.list_commands(ctx))
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -50,11 +50,6 @@ def reported(command: Command) -> Command:
     return wrapper  # type: ignore[return-value]  # same parameters but for --traceback
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1,200 rollouts``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _line(error: Exception) -> str:
     from inspect_tinker_plugin.errors import InspectRLError
 

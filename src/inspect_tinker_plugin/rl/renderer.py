@@ -12,8 +12,9 @@ from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.errors import ConfigError, RendererError, suggestion
+from inspect_tinker_plugin.errors import ConfigError, RendererError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.wording import suggestion
 
 
 def make_renderer(
@@ -72,7 +73,8 @@ def require_renderer(name: str, *, option: str = "renderer") -> None:
     known = renderer_names()
     if known and name not in known:
         raise RendererError(
-            f"{option}: there is no renderer {name}.{suggestion(name, known, most=999)}"
+            f"{option}: there is no renderer {name}.{suggestion(name, known, most=0)} "
+            f"There is {', '.join(known)}."
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
-from inspect_tinker_plugin.errors import RewardError, suggestion
+from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.rewards.combining import ScoreReward
+from inspect_tinker_plugin.wording import suggestion
 
 
 def require_scores(option: str, expression: object, aggregator: object, scorers: list[str]) -> None:

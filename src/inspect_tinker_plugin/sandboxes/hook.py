@@ -9,8 +9,9 @@ from typing import Any
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.errors import PluginError, SandboxConfigError, suggestion
+from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
 from inspect_tinker_plugin.plugins import default_plugins
+from inspect_tinker_plugin.wording import suggestion
 
 _HOOK = "inspect_rl_sandbox_providers"
 

@@ -25,6 +25,7 @@ from inspect_tinker_plugin.testing.sides import (
     run_episode,
     run_eval,
 )
+from inspect_tinker_plugin.wording import counted
 
 Side: TypeAlias = Literal["messages", "tokens"]
 """How an episode is played: with messages, or as a rollout through renderer and tokens."""
@@ -196,7 +197,7 @@ def _outcome(run: Trace | Exception) -> str:
         return f"did not run to its end: {run}"
     if isinstance(run, Exception):
         return f"cannot run: {_in_words(run)}"
-    return f"ran, in {len(run.requests)} turns"
+    return f"ran, in {counted(len(run.requests), 'turn')}"
 
 
 def _failed_alike(expected: Trace, found: Trace) -> str | None:

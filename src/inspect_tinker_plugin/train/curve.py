@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inspect_tinker_plugin.train.metrics import REWARD, number, read_steps
+from inspect_tinker_plugin.wording import counted
 
 HEIGHT = 8
 WIDTH = 60
@@ -46,7 +47,7 @@ def _rows(values: Sequence[float]) -> list[str]:
         label = f"{high:.2f}" if row == HEIGHT - 1 else f"{low:.2f}" if row == 0 else ""
         bars = "".join(_BARS[max(0, min(8, filled - row * 8))] for filled in eighths)
         rows.append(f"{label:>7} │{bars}")
-    rows.append(f"{'':>7} └{'─' * len(columns)} {len(values)} steps")
+    rows.append(f"{'':>7} └{'─' * len(columns)} {counted(len(values), 'step')}")
     return rows
 
 

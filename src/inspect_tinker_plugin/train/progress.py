@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, Tail, number, parse
 from inspect_tinker_plugin.train.signal import step_problems
+from inspect_tinker_plugin.wording import counted
 
 PERIOD = 0.5
 """Seconds between looks at the files."""
@@ -90,7 +91,9 @@ class Progress:
         test = number(row, f"{TEST}/{REWARD}")
         if test is not None:
             samples = number(row, f"{TEST}/env/all/total_episodes")
-            lines.append(f"         test reward {test:.3f} ({samples or 0:.0f} rollouts)")
+            lines.append(
+                f"         test reward {test:.3f} ({counted(int(samples or 0), 'rollout')})"
+            )
         reward = number(row, REWARD)
         if reward is not None:
             lines.append(self._step(row, reward))
