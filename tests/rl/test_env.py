@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import get_model
 from inspect_ai.scorer import Scorer, match, model_graded_qa
-from inspect_ai.solver import Solver, generate, use_tools
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from tests.rl.policies import Words, encode, renderer, tool_call
 from tests.rl.tasks import (
     add,
@@ -317,3 +318,20 @@ async def test_close_is_idempotent_and_stepping_afterwards_is_an_error() -> None
     await env.close()
     with pytest.raises(Exception, match="closed"):
         await env.step(encode("1<|im_end|>"))
+
+
+async def test_a_solver_counts_tokens_as_the_policys_tokenizer_does() -> None:
+    counted: list[int] = []
+    text = "Ünïcödé and   print(42)\n" * 5
+
+    @solver
+    def counting() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            counted.append(await get_model().api.count_text_tokens(text))
+            return await generate(state)
+
+        return solve
+
+    task = Task(dataset=sums(1), solver=counting(), scorer=match())
+    await do_group_rollout(as_rl_dataset(task, renderer()).get_batch(0)[0], Words(["1"]))
+    assert counted == [len(encode(text))]

@@ -195,13 +195,17 @@ class PolicyAPI(ModelAPI):
         record_event(SampleLimitEvent(type="turn", limit=limit, message=message))
         raise LimitExceededError("turn", value=self.asked + 1, limit=limit, message=message)
 
-    async def count_text_tokens(self, text: str) -> int:
-        """An estimate of four characters a token, which compaction starts from.
+    count_text: Callable[[str], int] | None = None
+    """Counts the tokens of a text as the policy's tokenizer does, where it is at hand."""
 
-        Inspect's default downloads an encoding on first use. From the first reply on,
-        compaction goes by the usage of the replies, which is exact.
+    async def count_text_tokens(self, text: str) -> int:
+        """Count with the policy's tokenizer; without one, estimate four characters a token.
+
+        Inspect's default downloads an encoding on first use. Compaction starts from this count;
+        from the first reply on it goes by the usage of the replies, which is exact.
         """
-        return len(text) // 4 + 1
+        count = getattr(self, "count_text", None)
+        return int(count(text)) if count is not None else len(text) // 4 + 1
 
     def connection_key(self) -> str:
         """One pool for all episodes, without a limit."""

@@ -69,6 +69,7 @@ class SampleRun:
         self._model, self._policy = policy_model(
             mailbox, max_turns=prepared.options.max_turns, merged=prepared.merged_configs
         )
+        self._policy.count_text = prepared.count_tokens
         self._record = SampleRecord(
             task=prepared,
             sample=sample,

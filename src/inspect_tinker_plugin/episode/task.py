@@ -103,6 +103,7 @@ class PreparedTask:
         self._sandbox_mapping = sandbox_mapping
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
+        self.count_tokens: Callable[[str], int] | None = None
         self._roles_told: set[str] = set()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)

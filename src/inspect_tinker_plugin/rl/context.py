@@ -67,6 +67,10 @@ class RenderContext:
         own = None if self.tokenizer is self.renderer.tokenizer else self.tokenizer
         return (_rebuild, (self.renderer, own, self.images, self.model))
 
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
     def check_tools(self, tools: Sequence[ToolInfo]) -> None:
         """Make sure that the renderer can describe tools.
 

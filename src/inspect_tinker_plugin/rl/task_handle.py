@@ -79,16 +79,19 @@ class TaskHandle:
         task = with_plugin_scorers(self._resolve())
         sandbox = choose_sandbox(options.sandbox)
         group_reward = options.group_reward
+        context = RenderContext(self.renderer)
+        runner = EpisodeRunner(
+            task,
+            options=options,
+            solver=options.solver,
+            sandbox=sandbox.for_inspect,
+            sandbox_mapping=sandbox.mapping,
+            keep_log=options.log_dir is not None,
+        )
+        runner.prepared.count_tokens = context.count_tokens
         return Parts(
-            runner=EpisodeRunner(
-                task,
-                options=options,
-                solver=options.solver,
-                sandbox=sandbox.for_inspect,
-                sandbox_mapping=sandbox.mapping,
-                keep_log=options.log_dir is not None,
-            ),
-            context=RenderContext(self.renderer),
+            runner=runner,
+            context=context,
             outcomes=Outcomes(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
             hooks=DatasetHooks(task, tool_executor=options.tool_executor),
