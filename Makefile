@@ -130,6 +130,12 @@ lock-check: $(STAMP)
 # Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
 executor: ## build the program that runs commands in containers
 	$(MAKE) -B -C src/inspect_tinker_plugin/sandboxes/native
+# Group by group; a failing case says how to run it alone.
+EPISODES ?= 10000
+SEED ?= 0
+faults: $(STAMP) ## run the fault campaign: 10,000 episodes, each with a random fault (ten minutes)
+	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults \
+		--episodes $(EPISODES) --seed $(SEED)
 
 clean: ## remove what demo and the tools wrote (not .venv)
 	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

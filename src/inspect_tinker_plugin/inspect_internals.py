@@ -302,6 +302,7 @@ __all__ = [
     "role_falls_back_on_active_model",
     "route_tool_calls",
     "running_sample",
+    "running_sample_id",
     "sample_messages",
     "sample_state",
     "sandbox_environments_context_var",
@@ -466,6 +467,12 @@ def running_sample(
     _sample_active.set(active)
     _acp_live_active.set(True)
     return active
+
+
+def running_sample_id() -> tuple[int | str | None, int]:
+    """Return id and epoch of the sample that runs in this context; ``(None, 0)`` outside of one."""
+    active = _sample_active.get(None)
+    return (None, 0) if active is None else (active.sample.id, active.epoch)
 
 
 def _record_interrupt(transcript: Transcript) -> None:

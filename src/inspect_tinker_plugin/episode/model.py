@@ -36,6 +36,7 @@ logger = getLogger(__name__)
 
 POLICY_PROVIDER = "rl"
 POLICY_NAME = "policy"
+POLICY_MODEL = f"{POLICY_PROVIDER}/{POLICY_NAME}"
 
 # Inspect's connection pool holds a place while a call is parked. A thousand parked
 # episodes need a thousand places, and the adaptive controller stops at a hundred.

@@ -5,21 +5,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any, Literal, cast
 
 from inspect_ai import Task
 from inspect_ai.agent import Agent, as_solver, is_agent
 from inspect_ai.dataset import Sample
-from inspect_ai.model import GenerateConfig, Model, get_model
+from inspect_ai.model import GenerateConfig, Model, get_model, get_model_info
 from inspect_ai.scorer import Score, Scorer, Target
 from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
+from inspect_tinker_plugin.episode.model import (
+    POLICY_MODEL,
+    MergedConfigs,
+    PolicyModel,
+    RoleBook,
+    scoring,
+)
 from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.releases import require_tried
+
+logger = getLogger(__name__)
 
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
@@ -107,6 +116,9 @@ class PreparedTask:
         self._roles_told: set[str] = set()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
+        if self.limits.cost is not None:
+            _require_prices(task.name, self.model_roles)
+        _name_what_is_an_evals(task)
 
     def enter_context(self, model: PolicyModel) -> None:
         """Bind the model, roles, approval and ``generate`` to the current context."""
@@ -189,6 +201,37 @@ def _resolve_roles(
             reason = internals.in_one_line(error)
             raise ConfigError(f"model role {name!r} = {bound!r}: {reason}") from error
     return roles
+
+
+def _require_prices(task: str, roles: Mapping[str, Model | list[Model]]) -> None:
+    """Refuse a cost limit that could never be reached, as an eval does."""
+    models = [model for bound in roles.values() for model in _listed(bound)]
+    names = [POLICY_MODEL, *dict.fromkeys(str(model) for model in models)]
+    priced = {name for name in names if (info := get_model_info(name)) is not None and info.cost}
+    if missing := [name for name in names if name not in priced]:
+        raise ConfigError(
+            f"task {task!r}: cost_limit needs prices for all models, and there are none for "
+            f"{', '.join(missing)}. Give them with set_model_info() of inspect_ai.model "
+            f"(the model under training is {POLICY_MODEL!r}), or drop the limit"
+        )
+
+
+def _listed(bound: Model | list[Model]) -> list[Model]:
+    return bound if isinstance(bound, list) else [bound]
+
+
+_named: set[tuple[str, str]] = set()
+
+
+def _name_what_is_an_evals(task: Task) -> None:
+    """Say once per task what of it has no effect on episodes."""
+    for option, set_to, why in (
+        ("early_stopping", task.early_stopping, "the trainer decides which samples are run"),
+        ("checkpoint", task.checkpoint, "an episode that is cut off is not resumed"),
+    ):
+        if set_to and (task.name, option) not in _named:
+            _named.add((task.name, option))
+            logger.warning("task %r: its %s has no effect here; %s", task.name, option, why)
 
 
 def _guarded_scorers(task: Task) -> list[NamedScorer]:

@@ -1,0 +1,132 @@
+"""What goes wrong in a fault campaign, where and how: drawn from a seed, the same every time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Point(StrEnum):
+    """Where an episode can be struck: one await of each part."""
+
+    SOLVER_BEFORE = "solver, before the policy is asked"
+    SOLVER_AFTER = "solver, after it has answered"
+    TOOL = "tool"
+    SCORER = "scorer"
+    JUDGE = "judge"
+    SANDBOX_START = "sandbox, start"
+    SANDBOX_WRITE = "sandbox, files"
+    SANDBOX_EXEC = "sandbox, command"
+    SANDBOX_RELEASE = "sandbox, release"
+    OBSERVER_START = "observer, start"
+    OBSERVER_TURN = "observer, turn"
+    OBSERVER_END = "observer, end"
+    REWARD = "reward"
+
+
+class Kind(StrEnum):
+    """How it is struck."""
+
+    RAISE = "raise"
+    """A `RuntimeError`."""
+    HANG = "hang"
+    """It never ends by itself."""
+    CANCEL = "cancel"
+    """A `CancelledError` that nobody asked for."""
+    TIMEOUT = "time-out"
+    """A `TimeoutError`."""
+    KILL = "kill"
+    """The whole group is cancelled, perhaps twice."""
+
+
+ALWAYS = (
+    Point.SOLVER_BEFORE,
+    Point.SOLVER_AFTER,
+    Point.SCORER,
+    Point.JUDGE,
+    Point.OBSERVER_START,
+    Point.OBSERVER_TURN,
+    Point.OBSERVER_END,
+    Point.REWARD,
+)
+"""Points of every episode; the others are those of an agent with a tool and a sandbox."""
+
+CAUSES: dict[Point, frozenset[str]] = {
+    Point.SOLVER_BEFORE: frozenset({"solver"}),
+    Point.SOLVER_AFTER: frozenset({"solver"}),
+    Point.TOOL: frozenset({"tool", "solver"}),
+    Point.SCORER: frozenset({"scorer"}),
+    Point.JUDGE: frozenset({"judge", "scorer"}),
+    Point.SANDBOX_START: frozenset({"sandbox"}),
+    Point.SANDBOX_WRITE: frozenset({"sandbox"}),
+    Point.SANDBOX_EXEC: frozenset({"sandbox", "inside_sandbox", "solver"}),
+    Point.SANDBOX_RELEASE: frozenset({"sandbox"}),
+    Point.OBSERVER_START: frozenset(),
+    Point.OBSERVER_TURN: frozenset(),
+    Point.OBSERVER_END: frozenset(),
+    Point.REWARD: frozenset({"reward"}),
+}
+"""Causes that a fault may be laid to; where it takes a rollout's time, also that of no score."""
+
+STRATEGIES = ("FailFast", "RetryOnFailure", "MinViableGroup")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong in one episode."""
+
+    point: Point
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.point}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One group of episodes with the fault of each."""
+
+    number: int
+    """Its place in the campaign, from 0; its sample's id."""
+
+    agent: bool
+    """An agent with a tool in a sandbox (two turns), or one question (one turn)."""
+
+    strategy: str
+    """The cookbook's rollout strategy."""
+
+    priced: bool
+    """Failures end with a penalty; otherwise they raise."""
+
+    runner_times: bool
+    """The cookbook's runner bounds a rollout in time; otherwise the strategy does."""
+
+    faults: tuple[Fault, ...]
+    """The fault of each member; members that a strategy adds have none."""
+
+
+def draw(seed: int, number: int, group_size: int) -> Case:
+    """Draw a case; it depends on nothing but the arguments."""
+    chance = random.Random(f"{seed}/{number}")
+    agent = chance.random() < 0.5
+    strategy = chance.choice(STRATEGIES)
+    points = tuple(Point) if agent else ALWAYS
+    return Case(
+        number=number,
+        agent=agent,
+        strategy=strategy,
+        priced=chance.random() < 0.5,
+        # FailFast has no time-out of its own
+        runner_times=strategy == "FailFast" or chance.random() < 0.5,
+        faults=tuple(_fault(chance, points) for _ in range(group_size)),
+    )
+
+
+def _fault(chance: random.Random, points: tuple[Point, ...]) -> Fault:
+    point = chance.choice(points)
+    # a kill ends the other members, too
+    [kind] = chance.choices(tuple(Kind), weights=[5, 2, 5, 5, 1])
+    if point is Point.SANDBOX_RELEASE and kind is Kind.HANG:
+        kind = Kind.RAISE  # what is never released is never released
+    return Fault(point, kind)

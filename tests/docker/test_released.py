@@ -1,0 +1,114 @@
+"""The stock docker provider under episodes that end badly: nothing of theirs outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+from tests.rl.policies import Words, renderer
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+COMPOSE = """
+services:
+  default:
+    image: inspect-rl-test/python:1
+    x-local: true
+    init: true
+    command: tail -f /dev/null
+    labels: {{inspect-rl-test: {label}}}
+networks:
+  default:
+    labels: {{inspect-rl-test: {label}}}
+"""
+
+
+class Stack:
+    """A compose file of one test, and what the engine has of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.label = uuid.uuid4().hex
+        self.file = folder / "compose.yaml"
+        self.file.write_text(COMPOSE.format(label=self.label))
+
+    def left(self) -> list[str]:
+        """Containers in any state, and networks."""
+        found: list[str] = []
+        for command in (["ps", "-aq"], ["network", "ls", "-q"]):
+            answer = subprocess.run(
+                ["docker", *command, "--filter", f"label=inspect-rl-test={self.label}"],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            found += answer.stdout.split()
+        return found
+
+    def dataset(self, sample: dict[str, object], *, group_size: int = 1) -> InspectRLDataset:
+        task = Task(
+            dataset=[Sample.model_validate({"id": 1, "input": "?", "target": "!"} | sample)],
+            solver=generate(),
+            scorer=includes(),
+            sandbox=("docker", str(self.file)),
+        )
+        return as_rl_dataset(task, renderer(), group_size=group_size, max_sandboxes=6)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Stack:
+    return Stack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param({"setup": "exit 3"}, id="set-up script fails"),
+        pytest.param({"files": {"/proc/nowhere/x": "x"}}, id="file cannot be written"),
+        pytest.param({"files": {"elsewhere:x": "x"}}, id="file for no service"),
+    ],
+)
+async def test_a_sandbox_whose_set_up_fails_is_released(
+    stack: Stack, sample: dict[str, object]
+) -> None:
+    with pytest.raises(EpisodeError, match="sandbox"):
+        await do_group_rollout(stack.dataset(sample).get_batch(0)[0], Words(["!"]))
+    assert stack.left() == []
+    assert sandbox_places("docker").alive == 0
+
+
+@pytest.mark.parametrize("after", [0.3, 1.0, 2.5, 4.0, 6.0])
+async def test_episodes_cancelled_in_parallel_leave_nothing(stack: Stack, after: float) -> None:
+    chance = random.Random(after)
+    [builder] = stack.dataset({"setup": "sleep 3"}, group_size=5).get_batch(0)
+
+    async def leave(rollout: asyncio.Task[object]) -> None:
+        await asyncio.sleep(after + chance.random())
+        rollout.cancel()
+        await asyncio.sleep(chance.random() / 10)
+        rollout.cancel()
+
+    rollouts = [
+        asyncio.create_task(env.initial_observation(), name=f"rollout {i}")
+        for i, env in enumerate(await builder.make_envs())
+    ]
+    await asyncio.gather(*[leave(rollout) for rollout in rollouts])
+    await asyncio.wait(rollouts)
+    cleaning = asyncio.create_task(builder.cleanup())
+    await asyncio.sleep(0.2)
+    cleaning.cancel()  # the canceller is cancelled, too
+    await asyncio.wait([cleaning])
+    assert stack.left() == []
+    assert sandbox_places("docker").alive == 0

@@ -1,0 +1,157 @@
+"""What sandboxes share in a process: places, one-time set-up, and nobody else's surroundings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate
+from tests.episode import sandbox_folder
+from tests.episode.sandbox_folder import Counted
+
+from inspect_tinker_plugin.episode.places import Places, sandbox_places
+from inspect_tinker_plugin.episode.providers import in_surroundings
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.errors import Cause
+
+
+async def test_surroundings_are_changed_only_while_the_work_itself_runs(tmp_path: Path) -> None:
+    here, seen = os.getcwd(), []
+
+    async def work() -> str:
+        for _ in range(3):
+            seen.append((os.getcwd(), os.environ.get("RL_TEST")))
+            await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(3600)
+        except TimeoutError:
+            raise AssertionError from None
+        except asyncio.CancelledError:
+            seen.append((os.getcwd(), os.environ.get("RL_TEST")))
+            return "done"
+        return "never"
+
+    async def run() -> str:
+        return await in_surroundings(work(), str(tmp_path), {"RL_TEST": "1"})
+
+    task = asyncio.create_task(run())
+    for _ in range(6):
+        await asyncio.sleep(0)
+        assert (os.getcwd(), os.environ.get("RL_TEST")) == (here, None)
+    task.cancel()
+    assert await task == "done"
+    assert seen == [(str(tmp_path), "1")] * 4
+    assert (os.getcwd(), os.environ.get("RL_TEST")) == (here, None)
+
+
+async def test_bounds_of_several_datasets_do_not_add_up() -> None:
+    places = Places()
+    most = 0
+
+    async def hold(bound: int) -> None:
+        nonlocal most
+        async with places.place(bound):
+            assert places.alive <= max(bound, 3)
+            most = max(most, places.alive)
+            await asyncio.sleep(0.001)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*[hold(bound) for bound in (3, 2, 3, 1, 2, 3, 3, 1, 2) * 3])
+    assert most == 3
+    assert places.alive == 0
+
+
+async def test_a_narrow_bound_waits_until_fewer_are_alive_whoever_they_are() -> None:
+    places = Places()
+    async with places.place(None), places.place(5):
+        narrow = asyncio.create_task(_held(places, 1))
+        await asyncio.sleep(0.01)
+        assert not narrow.done()
+    async with asyncio.timeout(5):
+        await narrow
+
+
+async def _held(places: Places, bound: int) -> None:
+    async with places.place(bound):
+        pass
+
+
+async def test_a_cancelled_narrow_waiter_lets_the_wider_ones_pass() -> None:
+    places = Places()
+    async with places.place(2):
+        narrow = asyncio.create_task(_held(places, 1))
+        await asyncio.sleep(0)
+        wide = asyncio.create_task(_held(places, 2))
+        await asyncio.sleep(0)
+        narrow.cancel()
+        async with asyncio.timeout(5):
+            await wide
+
+
+@pytest.fixture
+def preparing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+
+    async def task_init(task_name: str, config: Any) -> None:
+        calls.append(task_name)
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Counted, "task_init", task_init)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.providers._lifecycle", None)
+    return calls
+
+
+def boxed(**sample: Any) -> EpisodeRunner:
+    samples = [Sample(id=1, input="?", target="!", **sample)]
+    return EpisodeRunner(
+        Task(dataset=samples, solver=generate(), scorer=match(), sandbox=sandbox_folder.PROVIDER)
+    )
+
+
+async def test_a_cancelled_first_comer_does_not_end_the_set_up_for_others(
+    preparing: list[str],
+) -> None:
+    runner = boxed()
+    first, second = (runner.episode(runner.prepared.task.dataset[0]) for _ in range(2))
+    starting = [asyncio.create_task(episode.start()) for episode in (first, second)]
+    await asyncio.sleep(0.02)
+    await first.close()
+    async with asyncio.timeout(5):
+        await starting[1]
+    await second.close()
+    assert preparing == ["startup"]
+    assert isinstance(await asyncio.gather(starting[0], return_exceptions=True), list)
+
+
+@pytest.mark.parametrize("when", ["file fails", "set-up script", "start", "solver"])
+async def test_a_sandbox_is_released_once_and_not_as_interrupted(when: str) -> None:
+    sandbox_folder.releases.clear()
+    runner = boxed(
+        files={"bad" if when == "file fails" else "good": "x"},
+        setup="true" if when == "set-up script" else None,
+    )
+    episode = runner.episode(runner.prepared.task.dataset[0])
+    starting = asyncio.create_task(episode.start())
+    if when == "file fails":
+        await starting
+        result = await episode.stop("it has failed already")
+        assert result.error is not None
+        assert result.error.cause is Cause.SANDBOX
+    else:
+        pauses = {"start": 0.5, "set-up script": 1.5, "solver": 50}[when]
+        await asyncio.sleep(sandbox_folder.PAUSE * pauses)
+        closing = asyncio.create_task(episode.close())
+        await asyncio.sleep(sandbox_folder.PAUSE / 2)
+        closing.cancel()
+        starting.cancel()
+        await episode.close()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert [interrupted for _, interrupted in sandbox_folder.releases] == [False]
+    assert not sandbox_folder.alive
+    assert sandbox_places(sandbox_folder.PROVIDER).alive == 0

@@ -1,0 +1,220 @@
+"""Random sequences of calls against an episode: none hangs, nothing leaks, no reward is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tests.episode import sandbox_folder
+from tests.rl.policies import END, encode, renderer
+from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Trajectory
+
+from inspect_tinker_plugin.episode import runner as episode_runner
+from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.episode.states import EpisodeState
+from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.ending import Ending
+from inspect_tinker_plugin.rl.env import InspectEnv
+
+PATIENCE = 20.0
+_scored: list[float] = []
+
+
+@solver
+def twice() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        for _ in range(2):
+            state = await generate(state)
+            await asyncio.sleep(sandbox_folder.PAUSE)
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean()])
+def counted() -> Scorer:
+    """A value that no other run of the scorer gives."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        await asyncio.sleep(sandbox_folder.PAUSE)
+        _scored.append(1.0 + len(_scored) / 1024)
+        return Score(value=_scored[-1])
+
+    return score
+
+
+def make_task() -> Task:
+    return Task(
+        dataset=[Sample(id=1, input="?", target="!", files={"word": "plum"})],
+        solver=twice(),
+        scorer=counted(),
+        sandbox=sandbox_folder.PROVIDER,
+    )
+
+
+class EpisodeCalls(RuleBasedStateMachine):
+    """One env, and whoever calls it: rollout, group, clean-up, time-outs, the collector."""
+
+    @initialize()
+    def make(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        _scored.clear()
+        [self.builder] = as_rl_dataset(make_task(), renderer()).get_batch(0)
+        [env] = self._finish(self.builder.make_envs())
+        assert isinstance(env, InspectEnv)
+        self.env: InspectEnv | None = env
+        self.calls: list[asyncio.Task[Any]] = []
+        self.cancelled: set[asyncio.Task[Any]] = set()
+        self.state = EpisodeState.NEW
+
+    def _finish(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(call, PATIENCE))
+
+    def _call(self, call: Coroutine[Any, Any, Any]) -> None:
+        self.calls.append(self.loop.create_task(call))
+
+    held = precondition(lambda self: self.env is not None)
+
+    @held
+    @rule()
+    def start(self) -> None:
+        assert self.env is not None
+        self._call(self.env.initial_observation())
+
+    @held
+    @rule(text=st.sampled_from(["yes", "no"]))
+    def step(self, text: str) -> None:
+        assert self.env is not None
+        self._call(self.env.step(encode(text + END)))
+
+    @held
+    @rule()
+    def settle(self) -> None:
+        assert self.env is not None
+        self._call(self.env.settle())
+
+    @held
+    @rule()
+    def close(self) -> None:
+        assert self.env is not None
+        self._call(self.env.close())
+
+    @rule()
+    def clean_up(self) -> None:
+        self._call(self.builder.cleanup())
+
+    @held
+    @rule(how=st.sampled_from(["halt", "shut"]))
+    def end(self, how: str) -> None:
+        assert self.env is not None
+        if how == "halt":
+            self.env._episode.halt("out of time")
+        else:
+            self.env._episode.shut()
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.1]))
+    def go_on(self, seconds: float) -> None:
+        self._finish(asyncio.sleep(seconds))
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), again=st.booleans())
+    def cancel(self, data: st.DataObject, again: bool) -> None:
+        call = data.draw(st.sampled_from(self.calls))
+        if not call.done():
+            self.cancelled.add(call)
+            call.cancel()
+            if again:
+                self._finish(asyncio.sleep(0))
+                call.cancel()
+
+    @held
+    @precondition(lambda self: all(call.done() for call in self.calls))
+    @rule()
+    def drop(self) -> None:
+        self.env = None
+        self.builder._envs = []
+        self.calls.clear()
+        gc.collect()
+
+    @invariant()
+    def states_only_move_on(self) -> None:
+        if getattr(self, "env", None) is not None:
+            assert self.env is not None
+            now = self.env._episode.state
+            assert now is self.state or self.state.before(now), f"{self.state} to {now}"
+            self.state = now
+
+    @invariant()
+    def what_is_given_is_what_was_scored(self) -> None:
+        for call in getattr(self, "calls", []):
+            if call.done():
+                self._check(call)
+
+    def _check(self, call: asyncio.Task[Any]) -> None:
+        if call.cancelled():
+            assert call in self.cancelled, "it was cancelled, and nobody did"
+            return
+        error = call.exception()
+        if error is not None:
+            assert isinstance(error, EpisodeError | EpisodeClosedError | RuntimeError), error
+            return
+        result = call.result()
+        if isinstance(result, Ending):
+            assert result.reward is not None
+            assert result.reward.value in _scored
+        elif isinstance(result, InitialObservationOverflow) or (
+            isinstance(result, StepResult) and result.episode_done
+        ):
+            assert result.reward in _scored
+        elif isinstance(result, StepResult):
+            assert result.reward == 0.0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        self._finish(self.builder.cleanup())
+        if self.calls:
+            self.loop.run_until_complete(asyncio.wait(self.calls, timeout=PATIENCE))
+        assert all(call.done() for call in self.calls), "a call hangs"
+        self.what_is_given_is_what_was_scored()
+        if self.env is not None and self.env.ending is not None:
+            ending = self._finish(self.env.settle()) if self.env.ending.reward else None
+            if ending is not None:
+                unpaid = self.env.unpaid(Trajectory([], []))  # type: ignore[arg-type]
+                assert unpaid == ending.reward.value, "what nobody got is still owed"
+        self.env = None
+        self.calls.clear()
+        gc.collect()
+        for _ in range(200):  # a dropped episode is released in its own time
+            left = asyncio.all_tasks(self.loop)
+            if not left and not episode_runner._running:
+                break
+            self._finish(asyncio.sleep(0.01))
+        assert not asyncio.all_tasks(self.loop)
+        assert not episode_runner._running
+        assert not sandbox_folder.alive
+        assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
+        released = [number for number, _ in sandbox_folder.releases]
+        assert len(released) == len(set(released)), "a sandbox was released twice"
+        assert not any(interrupted for _, interrupted in sandbox_folder.releases)
+        self.loop.close()
+
+
+TestEpisodeCalls = EpisodeCalls.TestCase
+TestEpisodeCalls.settings = settings(
+    max_examples=60,
+    stateful_step_count=15,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)

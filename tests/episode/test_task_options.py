@@ -1,0 +1,86 @@
+"""Options of a task that an eval refuses or acts on: honoured, refused or named, never dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.event import InterruptEvent, ToolEvent
+from inspect_ai.model import ModelCost, ModelInfo, ModelOutput, get_model, set_model_info
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import Tool, tool
+
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.errors import ConfigError
+
+
+def plain(**options: Any) -> Task:
+    sample = Sample(id=1, input="?", target="!")
+    return Task(name="plain", dataset=[sample], solver=generate(), scorer=includes(), **options)
+
+
+@pytest.mark.parametrize("where", ["task", "options"])
+def test_a_cost_limit_without_prices_is_refused(where: str) -> None:
+    limit = 1.0 if where == "task" else None
+    options = EpisodeOptions(cost_limit=1.0 if where == "options" else None)
+    task = plain(cost_limit=limit, model_roles={"grader": get_model("mockllm/unpriced")})
+    with pytest.raises(ConfigError, match="mockllm/unpriced"):
+        EpisodeRunner(task, options=options)
+
+
+def test_a_cost_limit_with_prices_is_taken() -> None:
+    price = ModelCost(input=1, output=1, input_cache_write=1, input_cache_read=1)
+    for model in ("mockllm/priced", "rl/policy"):
+        set_model_info(model, ModelInfo(cost=price))
+    EpisodeRunner(plain(cost_limit=1.0, model_roles={"grader": get_model("mockllm/priced")}))
+
+
+@pytest.mark.parametrize("option", [{"checkpoint": True}])
+def test_what_has_no_effect_is_said_once(
+    option: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            EpisodeRunner(plain(**option))
+    assert caplog.text.count("its checkpoint has no effect") == 1
+
+
+@tool
+def nap() -> Tool:
+    async def execute() -> str:
+        """Sleep for long."""
+        await asyncio.sleep(60)
+        return "awake"
+
+    return execute
+
+
+async def test_a_tool_that_a_working_limit_cuts_off_is_logged_as_cancelled() -> None:
+    task = Task(
+        dataset=[Sample(id=1, input="?", target="!")],
+        solver=[use_tools(nap()), generate()],
+        scorer=includes(),
+        working_limit=1,
+    )
+    episode = EpisodeRunner(task, keep_log=True).episode(task.dataset[0])
+    assert isinstance(await episode.start(), TurnRequest)
+    call = ModelOutput.for_tool_call("rl/policy", "nap", {})
+    result = await episode.reply(call)
+    assert isinstance(result, EpisodeResult)
+    assert result.limit is not None
+    assert result.limit.type == "working"
+    assert result.build_log is not None
+    events = result.build_log().events
+    [cut] = [event for event in events if isinstance(event, ToolEvent)]
+    assert cut.pending is None
+    assert cut.error is not None
+    assert (cut.error.type, cut.failed) == ("cancelled", True)
+    [interrupt] = [event for event in events if isinstance(event, InterruptEvent)]
+    assert (interrupt.source, interrupt.interrupted) == ("limit", "tool_call")
+    assert interrupt.interrupted_tool_call_id == cut.id
