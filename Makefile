@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity compat update lock-check executor clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults compat update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,7 @@ lock-check: $(STAMP)
 # Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
 executor: ## build the program that runs commands in containers
 	$(MAKE) -B -C src/inspect_tinker_plugin/sandboxes/native
+
 # Group by group; a failing case says how to run it alone.
 EPISODES ?= 10000
 SEED ?= 0
