@@ -23,6 +23,9 @@ logger = getLogger(__name__)
 CLOSE_GRACE = 120.0
 """Seconds beyond ``stop_timeout`` that ``close()`` waits for a release before it goes on alone."""
 
+HAD_NOT_ENDED = "later it had not ended"
+"""What the error of an episode says that was given up."""
+
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before
 # it has released its sandbox.
 _running: set[asyncio.Task[None]] = set()
@@ -186,7 +189,7 @@ class EpisodeMachine:
         if self._run is None or not self.state.before(EpisodeState.SCORED):
             return
         patience = self.prepared.options.stop_timeout
-        self._finish(self._run.give_up(f"{reason}, and {patience:g} s later it had not ended"))
+        self._finish(self._run.give_up(f"{reason}, and {patience:g} s {HAD_NOT_ENDED}"))
         if self._scope is not None:
             self._scope.cancel()
 

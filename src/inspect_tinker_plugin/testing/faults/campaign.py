@@ -21,7 +21,9 @@ from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.observers import Observers
 from inspect_tinker_plugin.testing.faults import ground
+from inspect_tinker_plugin.testing.faults.folder import PROVIDER
 from inspect_tinker_plugin.testing.faults.plan import CAUSES, Case, draw
+from inspect_tinker_plugin.testing.faults.strikes import Running, running_cases
 
 if TYPE_CHECKING:
     import tinker
@@ -139,7 +141,7 @@ class _Campaign:
         from tinker_cookbook.exceptions import AllTrajectoriesFailedError
         from tinker_cookbook.rl.rollouts import do_group_rollout
 
-        running = ground._running[case.number] = ground.Running(case)
+        running = running_cases[case.number] = Running(case)
         dataset = self._dataset(case.agent, case.priced, case.runner_times)
         [builder] = dataset.get_batch(case.number)
         strategy = _strategy(case, self._settings.patience)
@@ -166,7 +168,7 @@ class _Campaign:
             outcomes["timed out by RetryOnFailure"] += len(case.faults)
         else:
             self._wrong(case, f"it raised {error!r}")
-        del ground._running[case.number]
+        del running_cases[case.number]
         self._report.struck += len(running.struck)
         for epoch in running.struck:
             self._report.faults[str(running.fault(epoch))] += 1
@@ -176,17 +178,20 @@ class _Campaign:
         if not isinstance(context.get("future"), asyncio.Task):
             self._report.wrong.append(f"the event loop reports {context}")
 
-    def _check_causes(self, running: ground.Running, causes: Sequence[str]) -> None:
+    def _check_causes(self, running: Running, causes: Sequence[str]) -> None:
         """A failure must be laid to what was struck, or to the time that it took."""
         case = running.case
         allowed = {"unscored", "sandbox"} if case.agent else {"unscored"}
+        if running.late:  # laid to whatever ran when time was up
+            self._report.outcomes["of them, not ended in time"] += len(causes)
+            allowed |= {"solver", "scorer", "sandbox"}
         for epoch in running.struck:
             fault = running.fault(epoch)
             allowed |= CAUSES[fault.point] if fault is not None else set()
         if not set(causes) <= allowed:
             self._wrong(case, f"causes {list(causes)}, not {sorted(allowed)}")
 
-    def _judge(self, running: ground.Running, group: TrajectoryGroup) -> None:
+    def _judge(self, running: Running, group: TrajectoryGroup) -> None:
         case = running.case
         clean = ground.clean_reward(case.number)
         for trajectory, total, of_group in zip(
@@ -196,7 +201,9 @@ class _Campaign:
             for transition in trajectory.transitions:
                 metrics.update(transition.metrics)
             causes = sorted(k.removeprefix("error/") for k in metrics if k.startswith("error/"))
-            if causes and total == PENALTY:
+            # what the policy can provoke in its sandbox is priced at zero, and says so
+            expected = PENALTY if case.priced else 0.0 if causes == ["inside_sandbox"] else None
+            if causes and total == expected:
                 self._report.outcomes[f"priced: {', '.join(causes)}"] += 1
                 self._check_causes(running, causes)
             elif not causes and total == clean:
@@ -334,7 +341,7 @@ class _Footprint:
         left = [f"task {name}" for name in sorted(now.tasks - self.tasks)]
         left += [f"episode {task.get_name()}" for task in running_episodes]
         left += [f"file {name}" for name in sorted(now.names - self.names)]
-        if alive := sandbox_places(ground.PROVIDER).alive:
+        if alive := sandbox_places(PROVIDER).alive:
             left.append(f"{alive} places of sandboxes")
         if now.threads > self.threads:
             left.append(f"{now.threads - self.threads} threads")

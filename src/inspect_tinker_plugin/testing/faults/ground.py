@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -15,10 +10,10 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput,
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver, use_tools
 from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
-from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox, sandboxenv
+from inspect_ai.util import sandbox
 
+from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.inspect_internals import running_sample_id
 from inspect_tinker_plugin.observers import (
     EpisodeEnded,
     EpisodeObserver,
@@ -26,68 +21,9 @@ from inspect_tinker_plugin.observers import (
     TurnTaken,
 )
 from inspect_tinker_plugin.rewards import UnscoredError
-from inspect_tinker_plugin.testing.faults.plan import Case, Fault, Kind, Point
-
-PROVIDER = "rl_faults"
-"""Name of the sandbox provider and of the judge's model provider."""
-
-
-class Struck(RuntimeError):
-    """What a fault raises."""
-
-
-@dataclass
-class Running:
-    """A case while it runs: what strikes it, and whom a kill cancels."""
-
-    case: Case
-    group: asyncio.Task[Any] | None = None
-    struck: set[int] = field(default_factory=set)
-    """Epochs whose fault has come."""
-
-    def fault(self, epoch: int) -> Fault | None:
-        """The fault of a member; those that a retry makes have none."""
-        faults = self.case.faults
-        return faults[epoch - 1] if epoch <= len(faults) else None
-
-
-_running: dict[int, Running] = {}
-
-
-async def strike(point: Point, sample_id: int | str | None, epoch: int) -> None:
-    """Do what the fault of an episode says, when this is its point, once."""
-    running = _running.get(int(sample_id or 0))
-    fault = None if running is None else running.fault(epoch)
-    if running is None or fault is None or fault.point is not point or epoch in running.struck:
-        await asyncio.sleep(0)
-        return
-    running.struck.add(epoch)
-    await _strike(fault, running)
-
-
-async def _strike(fault: Fault, running: Running) -> None:
-    match fault.kind:
-        case Kind.RAISE:
-            raise Struck(str(fault))
-        case Kind.HANG:
-            await asyncio.Event().wait()
-        case Kind.CANCEL:
-            raise asyncio.CancelledError
-        case Kind.TIMEOUT:
-            raise TimeoutError(str(fault))
-        case Kind.KILL:
-            assert running.group is not None
-            running.group.cancel()
-            await asyncio.sleep(0)
-            if running.case.number % 2:
-                running.group.cancel()
-            await asyncio.sleep(0)
-
-
-async def strike_here(point: Point) -> None:
-    """Strike the episode that runs in this context."""
-    sample_id, epoch = running_sample_id()
-    await strike(point, sample_id, epoch)
+from inspect_tinker_plugin.testing.faults.folder import PROVIDER
+from inspect_tinker_plugin.testing.faults.plan import Point
+from inspect_tinker_plugin.testing.faults.strikes import running_cases, strike, strike_here
 
 
 def clean_reward(number: int) -> float:
@@ -156,58 +92,6 @@ class Judge(ModelAPI):
         return False
 
 
-@sandboxenv(name=PROVIDER)
-class Folder(SandboxEnvironment):
-    """A folder, which must not be left behind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory(prefix="rl-faults-")
-
-    @classmethod
-    async def sample_init(
-        cls, task_name: str, config: Any, metadata: dict[str, str]
-    ) -> dict[str, SandboxEnvironment]:
-        await strike_here(Point.SANDBOX_START)
-        return {"default": cls()}
-
-    @classmethod
-    async def sample_cleanup(
-        cls,
-        task_name: str,
-        config: Any,
-        environments: dict[str, SandboxEnvironment],
-        interrupted: bool,
-    ) -> None:
-        for environment in environments.values():
-            environment.as_type(Folder).folder.cleanup()
-        await strike_here(Point.SANDBOX_RELEASE)
-
-    async def exec(
-        self,
-        cmd: list[str],
-        input: str | bytes | None = None,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        user: str | None = None,
-        timeout: int | None = None,
-        timeout_retry: bool = True,
-        concurrency: bool = True,
-    ) -> ExecResult[str]:
-        if cmd[0] != "cat":  # what Inspect looks for before a solver begins
-            return ExecResult(False, 1, "", "")
-        await strike_here(Point.SANDBOX_EXEC)
-        return ExecResult(True, 0, (Path(self.folder.name) / cmd[1]).read_text(), "")
-
-    async def write_file(self, file: str, contents: str | bytes) -> None:
-        await strike_here(Point.SANDBOX_WRITE)
-        data = contents.encode() if isinstance(contents, str) else contents
-        (Path(self.folder.name) / file).write_bytes(data)
-
-    async def read_file(self, file: str, text: bool = True) -> Any:
-        raise FileNotFoundError(file)
-
-
 class Watching(EpisodeObserver):
     """An observer that can be struck at every event."""
 
@@ -223,6 +107,9 @@ class Watching(EpisodeObserver):
 
     async def on_episode_end(self, event: EpisodeEnded, /) -> None:
         self._known.pop(event.episode, None)
+        running = running_cases.get(int(event.sample_id or 0))
+        if running is not None and event.error is not None and HAD_NOT_ENDED in event.error:
+            running.late = True
         await strike(Point.OBSERVER_END, event.sample_id, event.epoch)
 
 

@@ -1,0 +1,70 @@
+"""Strikes the episode that has a fault, when it comes to its point."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from inspect_tinker_plugin.inspect_internals import running_sample_id
+from inspect_tinker_plugin.testing.faults.plan import Case, Fault, Kind, Point
+
+
+class Struck(RuntimeError):
+    """What a fault raises."""
+
+
+@dataclass
+class Running:
+    """A case while it runs: what strikes it, and whom a kill cancels."""
+
+    case: Case
+    group: asyncio.Task[Any] | None = None
+    struck: set[int] = field(default_factory=set)
+    """Epochs whose fault has come."""
+    late: bool = False
+    """Whether an episode had not ended in time after it was stopped."""
+
+    def fault(self, epoch: int) -> Fault | None:
+        """The fault of a member; those that a retry makes have none."""
+        faults = self.case.faults
+        return faults[epoch - 1] if epoch <= len(faults) else None
+
+
+running_cases: dict[int, Running] = {}
+
+
+async def strike(point: Point, sample_id: int | str | None, epoch: int) -> None:
+    """Do what the fault of an episode says, when this is its point, once."""
+    running = running_cases.get(int(sample_id or 0))
+    fault = None if running is None else running.fault(epoch)
+    if running is None or fault is None or fault.point is not point or epoch in running.struck:
+        await asyncio.sleep(0)
+        return
+    running.struck.add(epoch)
+    await _strike(fault, running)
+
+
+async def _strike(fault: Fault, running: Running) -> None:
+    match fault.kind:
+        case Kind.RAISE:
+            raise Struck(str(fault))
+        case Kind.HANG:
+            await asyncio.Event().wait()
+        case Kind.CANCEL:
+            raise asyncio.CancelledError
+        case Kind.TIMEOUT:
+            raise TimeoutError(str(fault))
+        case Kind.KILL:
+            assert running.group is not None
+            running.group.cancel()
+            await asyncio.sleep(0)
+            if running.case.number % 2:
+                running.group.cancel()
+            await asyncio.sleep(0)
+
+
+async def strike_here(point: Point) -> None:
+    """Strike the episode that runs in this context."""
+    sample_id, epoch = running_sample_id()
+    await strike(point, sample_id, epoch)
