@@ -222,8 +222,8 @@ class _Campaign:
     def _make_dataset(self, agent: bool, priced: bool, runner_times: bool) -> Any:
         from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-        from inspect_tinker_plugin.config import DatasetOptions
         from inspect_tinker_plugin.episode.types import EpisodeOptions
+        from inspect_tinker_plugin.options import DatasetOptions
         from inspect_tinker_plugin.rewards import resolve_reward
         from inspect_tinker_plugin.rl.dataset import build_dataset
         from inspect_tinker_plugin.testing.tokenizer import load_renderer
