@@ -222,7 +222,6 @@ class _Campaign:
     def _make_dataset(self, agent: bool, priced: bool, runner_times: bool) -> Any:
         from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-        from inspect_tinker_plugin.episode.types import EpisodeOptions
         from inspect_tinker_plugin.options import DatasetOptions
         from inspect_tinker_plugin.rewards import resolve_reward
         from inspect_tinker_plugin.rl.dataset import build_dataset
@@ -236,9 +235,8 @@ class _Campaign:
             rollout_limits=RolloutLimits(rollout_timeout_seconds=settings.patience)
             if runner_times
             else None,
-            episode=EpisodeOptions(
-                stop_timeout=settings.patience / 2, max_sandboxes=settings.places
-            ),
+            stop_timeout=settings.patience / 2,
+            max_sandboxes=settings.places,
         )
         with patch(
             "inspect_tinker_plugin.hooks.episode_observers",
