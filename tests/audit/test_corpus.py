@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task
-from tests.audit.corpus import CORPUS, Planted, answers
+from tests.audit.corpus import CORPUS, Planted, answers, sandboxes
+from tests.docker.conftest import missing_engine
 
 from inspect_tinker_plugin.audit import AuditOptions, AuditReport, Severity, run_audit
 
@@ -38,3 +39,29 @@ async def test_nothing_grave_is_found_where_nothing_is_wrong(
     allowed = {"hedged-answer"} if make is answers.clean_includes else set()
     assert {each.code for each in grave} <= allowed, grave
     assert not [each for each in report.findings if each.severity is Severity.HIGH]
+
+
+@pytest.fixture
+def engine() -> None:
+    if (reason := missing_engine()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CORPUS if c.docker])
+async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path: Path) -> None:
+    report = await audited(case.make(), tmp_path, samples=2, probes=["sandbox"])
+    assert case.code in {each.code for each in report.findings}
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+async def test_an_answer_in_the_data_is_no_leak(tmp_path: Path) -> None:
+    report = await audited(sandboxes.clean_search(), tmp_path, samples=2)
+    assert not [f for f in report.findings if f.severity.at_least(Severity.MEDIUM)]
+
+
+def test_there_are_enough_defects_of_enough_kinds() -> None:
+    assert len(CORPUS) >= 30
+    assert len({case.code for case in CORPUS}) >= 30

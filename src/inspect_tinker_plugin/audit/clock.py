@@ -6,8 +6,10 @@ import datetime as dates
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
+
+from inspect_tinker_plugin.audit.scorer_code import functions_of
 
 
 @contextmanager
@@ -18,7 +20,8 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
     while: what a scorer reads through another package keeps the real time.
     """
     replaced: list[tuple[dict[str, Any], str, Any]] = []
-    for space in _namespaces(scorers):
+    spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
+    for space in spaces.values():
         for name, value in list(space.items()):
             other = _shifted(value, seconds)
             if other is not None:
@@ -29,35 +32,6 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
     finally:
         for space, name, value in replaced:
             space[name] = value
-
-
-def _namespaces(scorers: Sequence[object]) -> list[dict[str, Any]]:
-    """Globals of the functions that scorers are made of, those of Inspect left out."""
-    found: dict[int, dict[str, Any]] = {}
-    waiting, seen = list(scorers), set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        function = getattr(each, "__wrapped__", None)
-        if function is not None:
-            waiting.append(function)
-        if not isinstance(each, FunctionType):
-            each = vars(type(each)).get("__call__")
-        if isinstance(each, FunctionType):
-            module = each.__module__ or ""
-            if module.split(".")[0] not in ("inspect_ai", "inspect_tinker_plugin"):
-                found[id(each.__globals__)] = each.__globals__
-            waiting += [cell.cell_contents for cell in each.__closure__ or () if _filled(cell)]
-    return list(found.values())
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return callable(cell.cell_contents)
-    except ValueError:
-        return False
 
 
 def _shifted(value: object, seconds: float) -> object:

@@ -25,6 +25,7 @@ from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.scorer_code import files_named
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
 from inspect_tinker_plugin.episode.types import TurnRequest
 
@@ -65,7 +66,7 @@ class SandboxCheats:
         if not audit.judged:
             return found
         base = await _honest(audit, samples)
-        for attack in _attacks(base, host=host):
+        for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
             found += await _try(audit, attack, samples, base)
         return found
 
@@ -143,7 +144,9 @@ async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | 
     return {record.sample: record for record in records if record is not None}
 
 
-def _attacks(base: dict[int | str, EpisodeRecord], *, host: bool) -> list[Attack]:
+def _attacks(
+    base: dict[int | str, EpisodeRecord], mentioned: Sequence[str], *, host: bool
+) -> list[Attack]:
     """The attacks, with what is known of the scorer: files it reads, commands it runs."""
     did = [each for record in base.values() for each in record.notes.get("scorer_did", [])]
     commands = [str(each["cmd"]) for each in did if each["action"] == "exec" and each["cmd"]]
@@ -154,6 +157,7 @@ def _attacks(base: dict[int | str, EpisodeRecord], *, host: bool) -> list[Attack
     read += [
         m for c in commands for m in re.findall(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)", c)
     ]
+    read += mentioned
     named = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
     read = [path for path in dict.fromkeys(read) if not host or not path.startswith("/")]
     first = [command.split()[0].rpartition("/")[2] for command in commands if command.split()]

@@ -110,18 +110,20 @@ def _copies(samples: Sequence[Sample]) -> list[Finding]:
     if copies:
         extra = sum(len(group) - 1 for group in copies)
         shown = "; ".join(", ".join(repr(s.id) for s in group[:4]) for group in copies[:5])
+        # what metadata tells apart, a set-up or a scorer may tell apart
+        same = any(len({_digest(s.metadata or {}) for s in g}) < len(g) for g in copies)
         found.append(
             finding(
                 "duplicate-samples",
                 f"{share(extra, len(samples))} are copies of others: {shown}.",
                 sample=copies[0][1].id,
+                severity=None if same else Severity.LOW,
                 evidence={"groups": [[s.id for s in group] for group in copies[:_LISTED]]},
             )
         )
     for group in by_question.values():
         wanted = {json.dumps(s.target) for s in group}
         if len(wanted) > 1:
-            # what metadata tells apart, a set-up may tell apart
             same = len({_digest(s.metadata or {}) for s in group}) == 1
             found.append(
                 finding(
