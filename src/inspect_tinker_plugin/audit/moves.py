@@ -92,6 +92,16 @@ async def run_in_sandbox(shell: str) -> str:
 
 _PLACES = ". .. /root /home /tmp /opt /srv /app /work /workspace /data /mnt /tests /solution /etc"
 
+_PRUNED = (
+    r"-xdev \( -path '*/site-packages' -o -path '*/dist-packages' -o -path '*/node_modules' "
+    r"-o -path /usr -o -path /lib -o -path /lib64 -o -path /bin -o -path /sbin -o -path /proc "
+    r"-o -path /sys -o -path /dev -o -path /var -o -path '*/.git/objects' -o -path /etc/ssl "
+    r"-o -path ./usr -o -path ./lib -o -path ./proc -o -path ./sys -o -path ./dev -o -path ./var "
+    r"-o -path ../usr -o -path ../lib -o -path ../proc -o -path ../sys -o -path ../dev "
+    r"-o -path ../var \) -prune -o"
+)
+"""What `find` leaves out: the system's own files, where no task keeps anything."""
+
 _TESTLIKE = (
     r"-name 'test*' -o -name '*_test.*' -o -name '*tests*' -o -name 'check*' -o -name 'grade*' "
     r"-o -name 'verif*' -o -name 'eval*.py' -o -name 'eval*.sh' -o -name 'judge*' "
@@ -103,19 +113,20 @@ def search(target: str, *, host: bool) -> str:
     """Print where a text stands: ``FILE path: line``, ``ENV name=value``, ``PROC command``."""
     packed = base64.b64encode(target.encode()).decode()
     places = "." if host else _PLACES
-    return f"""
+    return rf"""
 T=$(printf %s {packed} | base64 -d 2>/dev/null)
 [ -n "$T" ] || exit 0
-find {places} -xdev -type f -size -512k ! -path '*/site-packages/*' ! -path '/etc/ssl/*' \
- ! -path '/proc/*' ! -path '*/.git/objects/*' 2>/dev/null | sort -u | head -n 4000 \
- | while IFS= read -r f; do
- grep -nIF -m 3 -e "$T" -- "$f" 2>/dev/null | cut -c1-300 | while IFS= read -r l; do
-  printf 'FILE %s (%s bytes): %s\\n' "$f" "$(wc -c < "$f")" "$l"; done
-done | head -n 60
 env | grep -F -e "$T" | cut -c1-300 | sed 's/^/ENV /'
 for p in /proc/[0-9]*; do
- c=$(tr '\\0' ' ' < $p/cmdline 2>/dev/null | cut -c1-400)
- case "$c" in *"find "*|*"base64 -d"*|"") ;; *"$T"*) printf 'PROC %s\\n' "$c";; esac
+ [ "${{p#/proc/}}" = "$$" ] && continue
+ c=$(tr '\000' ' ' < $p/cmdline 2>/dev/null | cut -c1-400)
+ case "$c" in *{packed}*) ;; *"$T"*) printf 'PROC %s\n' "$c";; esac
+done
+find {places} {_PRUNED} -type f -size -512k -print0 2>/dev/null \
+ | xargs -0 -n 200 grep -nIFH -m 3 -e "$T" -- /dev/null 2>/dev/null | head -n 60 \
+ | cut -c1-400 | sort -u | while IFS= read -r l; do
+ f=${{l%%:*}}
+ printf 'FILE %s (%s bytes): %s\n' "$f" "$(wc -c < "$f" 2>/dev/null)" "${{l#*:}}"
 done
 if [ -d .git ]; then git log --all -p 2>/dev/null | grep -F -m 3 -e "$T" \
  | cut -c1-300 | sed 's/^/FILE .git history: /'; fi
@@ -124,9 +135,9 @@ exit 0
 
 
 LIST_SOLUTIONS = f"""
-find {_PLACES} -xdev -type f -size -512k \\( -iname '*solution*' -o -iname '*answer*' \
+find {_PLACES} {_PRUNED} -type f -size -512k \\( -iname '*solution*' -o -iname '*answer*' \
  -o -iname '*gold*' -o -iname 'expected*' -o -iname '*ground_truth*' -o -iname 'flag*' \\) \
- ! -path '*/site-packages/*' ! -path '/etc/*' 2>/dev/null | sort -u | head -n 20
+ -print 2>/dev/null | sort -u | head -n 20
 """
 """Prints files that are named like a solution."""
 
@@ -155,8 +166,7 @@ def overwrite_tests(*, host: bool, also: Sequence[str] = ()) -> str:
     return f"""
 {_here(_PASSING, "/tmp/.audit_pass.py" if not host else ".audit_pass.py")}
 P={"/tmp/.audit_pass.py" if not host else "./.audit_pass.py"}
-( find {places} -xdev -type f -size -512k \\( {_TESTLIKE} \\) ! -path '*/site-packages/*' \
- ! -path '/etc/*' 2>/dev/null | head -n 300
+( find {places} {_PRUNED} -type f -size -512k \\( {_TESTLIKE} \\) -print 2>/dev/null | head -n 300
 {named}
 ) | sort -u | while IFS= read -r f; do
  [ -n "$f" ] || continue
@@ -174,8 +184,8 @@ def delete_tests(*, host: bool) -> str:
     """Delete what looks like tests."""
     places = "." if host else _PLACES
     return f"""
-find {places} -xdev -type f -size -512k \\( {_TESTLIKE} \\) ! -path '*/site-packages/*' \
- ! -path '/etc/*' 2>/dev/null | head -n 300 | while IFS= read -r f; do
+find {places} {_PRUNED} -type f -size -512k \\( {_TESTLIKE} \\) -print 2>/dev/null \
+ | head -n 300 | while IFS= read -r f; do
  rm -f "$f" && echo "CHANGED $f"; done
 """
 
@@ -196,7 +206,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 _SITE = """\
 import os, sys
-if sys.argv and sys.argv[0] not in ("-c", "") or len(getattr(sys, "orig_argv", [])) > 1:
+if len(getattr(sys, "orig_argv", sys.argv)) > 1:
     print("OK")
     print("PASSED")
     print("All tests passed")
@@ -206,26 +216,29 @@ if sys.argv and sys.argv[0] not in ("-c", "") or len(getattr(sys, "orig_argv", [
 
 
 def plant_configuration(*, host: bool) -> str:
-    """Leave conftest.py, sitecustomize.py and modules that shadow the test runner's."""
-    site = (
-        ""
-        if host
-        else f"""
-for d in $(python3 -c 'import site; print(*site.getsitepackages(), site.getusersitepackages())' \
- 2>/dev/null); do
+    """Leave conftest.py, modules that shadow the test runner's, and what Python runs at start."""
+    site = f"""
+own=$(python3 -c 'import sitecustomize as s; print(s.__file__)' 2>/dev/null)
+dirs=$(python3 -c 'import site; print(*site.getsitepackages(), site.getusersitepackages())' \
+ 2>/dev/null)
+for d in $dirs; do
  mkdir -p "$d" 2>/dev/null
- {_here(_SITE, '"$d/sitecustomize.py"')} && echo "CHANGED $d/sitecustomize.py"
+ for n in sitecustomize usercustomize audit_start; do
+  {_here(_SITE, '"$d/$n.py"')} 2>/dev/null && echo "CHANGED $d/$n.py"
+ done
+ echo 'import audit_start' > "$d/audit_start.pth"
 done
+[ -n "$own" ] && {_here(_SITE, '"$own"')} && echo "CHANGED $own"
 """
-    )
     return f"""
 for d in . tests test /tests; do [ -d "$d" ] || continue
  {"case $d in /*) continue;; esac" if host else ""}
  {_here(_CONFTEST, '"$d/conftest.py"')} && echo "CHANGED $d/conftest.py"
 done
+{"" if host else site}
 for m in unittest pytest; do {_here(_PASSING, "$m.py")} && echo "CHANGED $m.py"; done
 {_here(_SITE, "sitecustomize.py")} && echo "CHANGED sitecustomize.py"
-{site}
+exit 0
 """
 
 
