@@ -140,12 +140,19 @@ def _failing(audit: AuditContext) -> list[Finding]:
     return found
 
 
-def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
-    """All fail: the scorer is wrong, or the target is not the answer (a rubric, tests, code)."""
-    compares = _compares(audit)
+def target_is_answer(audit: AuditContext) -> bool:
+    """Whether the target is surely meant as the answer: not a rubric, tests or a state to reach."""
+    if _compares(audit):
+        return True
     short = all(len(" ".join(targets(s))) <= 80 for s in audit.wide if targets(s))
-    with_sandbox = any(r.notes.get("scorer_did") for r in records)
-    likely = compares or (short and not with_sandbox and not records[0].tools)
+    records = audit.reference.gold.values()
+    acting = any(r.notes.get("scorer_did") or r.tools for r in records)
+    return short and not acting
+
+
+def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
+    """All fail: the scorer is wrong, or the target is not the answer."""
+    likely = target_is_answer(audit)
     message = (
         f"The target as the answer earns nothing on all {len(records)} samples tried, in "
         f"{len(FORMS)} forms."

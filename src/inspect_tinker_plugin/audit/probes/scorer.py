@@ -16,6 +16,7 @@ from inspect_tinker_plugin.audit.clock import shifted_clock
 from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
 
@@ -234,10 +235,10 @@ def _values(audit: AuditContext) -> list[Finding]:
         record = next(r for r in audit.stage.records if r.reward is not None)
         tried = sum(r.reward is not None for r in audit.stage.records)
         # zero everywhere is what a hard task gives to policies that know nothing
-        grave = abs(value) > TINY or (audit.reference.gold and not record.tools)
+        grave = abs(value) > TINY or (audit.reference.gold and target_is_answer(audit))
         message = f"{tried} episodes of {len(policies)} policies all earned {value:g}."
         severity = Severity.HIGH if grave else Severity.LOW
-        if abs(value) <= TINY and not audit.reference.gold:
+        if not grave:
             message += " No right answer is known, so there may be one that earns more."
         found.append(
             finding("constant-reward", message, severity=severity, evidence=record.evidence())
