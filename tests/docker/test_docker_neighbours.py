@@ -369,3 +369,23 @@ class TestDiskLimit:
             "open('/dev/shm/x', 'wb').write(bytes(9_000_000)); time.sleep(7); print('lives')"
         )
         assert (await sandbox.exec(["python3", "-c", program])).stdout == "lives\n"
+
+
+async def test_images_stay_within_their_budget_and_what_goes_is_named(
+    image: str, manager: PoolManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = _dockerfiles(tmp_path, image, 3, "head -c 20000000 /dev/urandom > /big")
+    (base,) = manager.engine.api.images(name=image)
+    configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
+    for config in configs:
+        taken = await _take(config)
+        taken.release()
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+    removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
+    assert len(removed) == 1, removed
+    tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
+    assert image in tags
+    assert not any(f"{tag} " in removed[0] for tag in tags)
+    again = await _take(configs[0])
+    assert (await again.read_file("/which")).endswith(" 0\n")
+    again.release()

@@ -16,7 +16,7 @@ KEEP_ALIVE = ("tail", "-f", "/dev/null")
 DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
 """The image of Inspect's own Docker provider for a task that names none."""
 
-EXTENSIONS = ("warm", "max", "disk", "snapshot")
+EXTENSIONS = ("warm", "max", "disk", "snapshot", "images")
 """What a task may set under ``x-docker-pool``."""
 
 GIB = 1024**3
@@ -93,6 +93,8 @@ class PoolSize:
 
     warm: int = 2
     """Containers kept ready; of configurations that share a pool the largest number counts."""
+    images: int | None = None
+    """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
     max: int | None = None
     """Containers at once, warm, starting and in use together; ``None`` is no limit. Part of the
     key: a configuration with another bound, or with none, has a pool of its own."""
@@ -181,6 +183,7 @@ class DockerPoolConfig(BaseModel):
     volumes: list[str] | None = None
     tmpfs: list[str] | None = None
     snapshot: bool | Literal["always"] | None = None
+    images: int | str | None = None
 
     def __hash__(self) -> int:
         """Hash the content: Inspect keeps configurations in sets, and dicts have no hash."""

@@ -14,8 +14,9 @@ from inspect_tinker_plugin.errors import (
     SandboxError,
     SandboxImageError,
 )
+from inspect_tinker_plugin.sandboxes.budget import ImageBudget
 from inspect_tinker_plugin.sandboxes.config import Build, ContainerConfig
-from inspect_tinker_plugin.sandboxes.engine import Engine, typed
+from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
 from inspect_tinker_plugin.sandboxes.owner import Owner
 
 BUILD_SILENCE_SECONDS = 3600
@@ -61,9 +62,10 @@ class Images:
     per image; what somebody waits for comes before what is made ahead of need.
     """
 
-    def __init__(self, engine: Engine, owner: Owner) -> None:
+    def __init__(self, engine: Engine, owner: Owner, budget: ImageBudget) -> None:
         self._engine = engine
         self._owner = owner
+        self._budget = budget
         self._known: dict[str, Image] = {}
         self._flights: dict[tuple[object, ...], _Flight] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -123,11 +125,15 @@ class Images:
             making = self._making[reference]
         try:
             with making:  # another configuration may build or pull under the same name
+                # What was there before is somebody else's, unless its name is the pool's.
+                ours = reference.startswith("inspect-pool/") or not self._exists(reference)
                 if config.build is not None:
                     self._build(config, config.build, reference)
                 else:
                     self._pull(reference, config)
                 image = self._examine(reference)
+                if ours:
+                    quietly(self._budget.made, reference, image.id)
             self._land(flight, image)
         except BaseException as ex:  # the boundary: whoever waits gets it
             self._land(flight, ex)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from logging import getLogger
 
 from inspect_tinker_plugin.errors import SandboxEngineError, SandboxError, SandboxStartError
+from inspect_tinker_plugin.sandboxes.budget import ImageBudget
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig
 from inspect_tinker_plugin.sandboxes.container import Container
 from inspect_tinker_plugin.sandboxes.engine import Engine, engine_address, settled, typed
 from inspect_tinker_plugin.sandboxes.guard import DiskGuard
-from inspect_tinker_plugin.sandboxes.image import Image, Images
+from inspect_tinker_plugin.sandboxes.image import Image, Images, reference_of
 from inspect_tinker_plugin.sandboxes.owner import BEAT_SECONDS, Beat, Owner, reap
 from inspect_tinker_plugin.sandboxes.pool import Pool, Waiter, served
 from inspect_tinker_plugin.sandboxes.snapshot import Snapshots
@@ -55,7 +56,8 @@ class PoolManager:
     def __init__(self) -> None:
         self.engine = Engine()
         self.owner = Owner.current()
-        self._images = Images(self.engine, self.owner)
+        self._budget = ImageBudget(self.engine, self._forget_image)
+        self._images = Images(self.engine, self.owner, self._budget)
         self._beat = Beat(self.engine, self.owner)
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
@@ -79,6 +81,7 @@ class PoolManager:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
+        self._budget.used(reference_of(config), config.pool.images)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
         return await settled(self._resolve(use, refresh=True, urgent=urgent))
@@ -92,6 +95,7 @@ class PoolManager:
             SandboxError: no image, or no container could be started for this caller.
         """
         waiter = Waiter()
+        self._budget.used(reference_of(config), config.pool.images)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             pool = use.pool
@@ -248,6 +252,13 @@ class PoolManager:
         with self._lock:
             for use in self._uses.values():
                 if use.pool is pool:
+                    use.pool = None
+
+    def _forget_image(self, image: str) -> None:
+        """Make an image again at its next use: it was removed to make room."""
+        with self._lock:
+            for use in self._uses.values():
+                if use.pool is self._pools.get(use.config.key(image)):
                     use.pool = None
 
     def _open(self) -> None:

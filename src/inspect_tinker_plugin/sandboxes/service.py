@@ -99,6 +99,9 @@ def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
         pool=PoolSize(
             warm=int(extension.get("warm", PoolSize.warm)),
             max=None if extension.get("max") is None else int(extension["max"]),
+            images=None
+            if extension.get("images") is None
+            else parse_size(extension["images"], "images"),
         ),
         snapshot=_snapshot(extension.get("snapshot"), refuse),
         source=source,

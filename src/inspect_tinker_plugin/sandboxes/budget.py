@@ -1,0 +1,89 @@
+"""Keeps the images that this process made within a disk budget: the least recently used goes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+
+from inspect_tinker_plugin.sandboxes.config import GIB
+from inspect_tinker_plugin.sandboxes.engine import Engine, quietly
+
+logger = getLogger(__name__)
+
+DEFAULT_BYTES = 50 * GIB
+
+
+@dataclass(frozen=True)
+class _Made:
+    id: str
+    layers: tuple[tuple[str, int], ...]
+    """What the image is made of, each part with the parts beneath it, and its bytes."""
+
+
+class ImageBudget:
+    """The images that this process built or pulled, in the order of their last use.
+
+    Images that were there before are not counted and never removed. Layers that several
+    images share count once. Thread-safe.
+
+    Args:
+        engine: where the images are.
+        evicted: is told the id of an image that was removed.
+    """
+
+    def __init__(self, engine: Engine, evicted: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._evicted = evicted
+        self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._stated: int | None = None
+        self._lock = threading.Lock()
+
+    def used(self, reference: str, stated: int | None) -> None:
+        """Note that a configuration uses an image, and the budget that it states, if any."""
+        with self._lock:
+            if reference in self._made:
+                self._made.move_to_end(reference)
+            if stated is not None:
+                self._stated = max(self._stated or 0, stated)
+
+    def made(self, reference: str, image: str) -> None:
+        """Count an image that was built or pulled just now, and make room, in this thread."""
+        parts, beneath = [], ""
+        history = self._engine.api.history(image)  # type: ignore[no-untyped-call]  # the stubs miss it
+        for entry in reversed(history):
+            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
+            parts.append((beneath, int(entry["Size"])))
+        with self._lock:
+            self._made[reference] = _Made(image, tuple(parts))
+            self._made.move_to_end(reference)
+            older = list(self._made)[:-1]
+            budget = DEFAULT_BYTES if self._stated is None else self._stated
+        for name in older:
+            if self._total() <= budget:
+                return
+            self._remove(name, budget)
+
+    def _total(self) -> int:
+        with self._lock:
+            parts = {part for made in self._made.values() for part in made.layers}
+        return sum(size for _, size in parts)
+
+    def _remove(self, name: str, budget: int) -> None:
+        before = self._total()
+        # Not by force: the engine refuses while a container runs from it.
+        if not quietly(self._engine.api.remove_image, name):
+            return
+        with self._lock:
+            gone = self._made.pop(name)
+        self._evicted(gone.id)
+        logger.warning(
+            "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "
+            "within %.1f GB; it is made again when it is needed. More room: x-docker-pool: "
+            "{images: 200g}",
+            name,
+            (before - self._total()) / 1e6,
+            budget / 1e9,
+        )
