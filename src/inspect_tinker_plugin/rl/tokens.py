@@ -249,9 +249,10 @@ class EpisodeTokens:
         if tail is None or not self._verified(tail, calls, match, messages, tools, dialect):
             return None
         spoken = self._context.extension.spoken(base.spoken, tail)
-        turn = self._turn(
-            match, messages, base.offer, [*base.prompt.chunks, *merged([*spoken, *tail.chunks])]
-        )
+        added = merged([*spoken, *tail.chunks])
+        length = base.length + sum(chunk.length for chunk in added)
+        chunks = [*base.prompt.chunks, *added]
+        turn = self._turn(match, messages, base.offer, chunks, length)
         turn.parent = base
         return _Asked(
             turn,
@@ -294,7 +295,8 @@ class EpisodeTokens:
             chunks = merged(self._context.renderer.build_generation_prompt(whole).chunks)
             if shared is not None:
                 shared.put(cache_key, chunks)
-        turn = self._turn(match, messages, offer, chunks)
+        length = sum(chunk.length for chunk in chunks)
+        turn = self._turn(match, messages, offer, chunks, length)
         if self._ledger.answered:
             turn.parent = self._ledger.branch_before(flatten(chunks))
         if turn.parent is not None:
@@ -312,6 +314,7 @@ class EpisodeTokens:
         messages: Sequence[ChatMessage],
         offer: str,
         chunks: list[tinker.ModelInputChunk],
+        length: int,
     ) -> Turn:
         """Make a turn, which shares what it has seen with the turn that it follows."""
         base = match.turn
@@ -328,7 +331,7 @@ class EpisodeTokens:
             has_user=(base is not None and base.has_user)
             or any(message.role == "user" for message in new),
             prompt=tinker.ModelInput.model_construct(chunks=chunks),
-            length=sum(chunk.length for chunk in chunks),
+            length=length,
         )
 
     def _whole(

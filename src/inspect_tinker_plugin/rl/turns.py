@@ -337,10 +337,10 @@ def _has_id(turn: Turn, message: ChatMessage) -> bool:
 
 def _begins(messages: Sequence[ChatMessage], turn: Turn) -> bool:
     """Return whether a request begins with that of a turn."""
-    return all(
-        seen.is_unchanged(message)
-        for seen, message in zip(turn.seen, messages[: turn.count], strict=False)
-    )
+    for seen, message in zip(turn.seen, messages[: turn.count], strict=False):
+        if not seen.is_unchanged(message):
+            return False
+    return True
 
 
 def _names(message: ChatMessage) -> list[str]:
