@@ -186,9 +186,11 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
     chance = random.Random(7)
     gate = asyncio.Semaphore(16)
 
-    async def cancelled() -> None:
+    async def cancelled(number: int) -> None:
         async with gate:
             task = asyncio.create_task(episode())
+            if number % 50 == 0:  # some are let through, however slow the machine is
+                await task
             await asyncio.sleep(chance.random() * 0.4)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -196,10 +198,10 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
                 assert task.exception() is None
 
     await prewarm(config, 4)
-    await asyncio.gather(*(cancelled() for _ in range(1000)))
+    await asyncio.gather(*(cancelled(number) for number in range(1000)))
     (pool,) = [pool for pool in manager.pools() if pool.config.pool.max == 8]
     await _until(lambda: pool.state.leased == pool.state.waiting == pool.state.removing == 0, 30)
-    assert finished > 0
+    assert finished >= 20
 
 
 _OWNER = """
