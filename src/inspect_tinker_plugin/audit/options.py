@@ -46,6 +46,9 @@ class AuditOptions:
     samples: int = SAMPLES
     """Samples that the dear probes look at."""
 
+    wide: int | None = None
+    """Samples that are played once with and once without the answer; `WIDE` if not given."""
+
     reward: RewardSpec = "mean"
     """How scores become a reward."""
 

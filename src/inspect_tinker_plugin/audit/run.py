@@ -173,6 +173,8 @@ async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Fin
 
 
 async def _wide(stage: Stage, chosen: Sequence[Sample], options: AuditOptions) -> int:
+    if options.wide is not None:
+        return options.wide
     boxed = [await stage.sandbox_of(sample) for sample in chosen[:3]]
     return max(options.samples, WIDE_IN_SANDBOX if any(boxed) else WIDE)
 

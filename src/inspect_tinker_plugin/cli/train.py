@@ -88,6 +88,18 @@ _COUNT = click.IntRange(1)
     metavar="[ADDRESS]",
     help="Roll out on a Ray cluster, or on one that is started here.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything that can be checked without a server, print what the run would do and "
+    "cost, and leave it at that.",
+)
+@click.option(
+    "--price",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Prices for --dry-run, as for `inspect rl audit`.",
+)
 @click.option("--verbose", is_flag=True, help="Show what the cookbook prints, too.")
 @reported
 def train_command(**choices: Any) -> None:
@@ -104,6 +116,9 @@ def train_command(**choices: Any) -> None:
     """
     from inspect_tinker_plugin.train.request import TrainRequest
 
+    planned, price = choices.pop("dry_run"), choices.pop("price")
+    if price is not None and not planned:
+        raise click.UsageError("--price needs --dry-run.")
     options = dataset_choices("train", choices)
     request = TrainRequest(
         task_args=parse_args(choices.pop("task_args"), choices.pop("task_config")),
@@ -113,7 +128,21 @@ def train_command(**choices: Any) -> None:
         options=options,
         **choices,
     )
-    _train(request)
+    if planned:
+        _dry_run(request, price)
+    else:
+        _train(request)
+
+
+def _dry_run(request: Any, price: Path | None) -> None:
+    from inspect_tinker_plugin.audit.plan import read_prices
+    from inspect_tinker_plugin.train.dry_run import dry_run
+
+    result = dry_run(request, read_prices(price) if price is not None else None)
+    for line in result.lines:
+        click.echo(line)
+    if result.problem is not None:
+        raise click.ClickException(f"the run cannot start: {result.problem}")
 
 
 def _train(request: Any) -> None:

@@ -1,0 +1,118 @@
+"""What a training would do and cost: checked and planned, without a server and without a step."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.audit import AuditOptions, run_audit
+from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_lines, plan_of
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local import make_tiny_model
+from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
+from inspect_tinker_plugin.tasks import resolve_task
+from inspect_tinker_plugin.train.config import build_config
+from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request
+
+_SAMPLES = 4
+_BUDGET = ("40", "2m")
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A training as it would be."""
+
+    lines: list[str]
+    """What to show: the run, and the plan of its costs."""
+
+    problem: str | None
+    """What is missing to start it; everything else was checked."""
+
+
+def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) -> DryRun:
+    """Check a request, play a few scripted episodes of its task, and plan the whole run.
+
+    Raises:
+        ConfigError: An option cannot be used.
+    """
+    problem = None
+    try:
+        check_request(request)
+    except ConfigError as error:
+        if str(error) != NO_SERVER or request.model is None:
+            raise
+        problem = str(error)
+    with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
+        local = request.local and request.model is None
+        model = str(make_tiny_model(Path(folder) / "model")) if local else str(request.model)
+        if request.log_dir.is_dir():
+            log_dir = request.log_dir.expanduser().absolute()
+            config = build_config(replace(request, log_dir=log_dir), model=model)
+            check_same_run(log_dir, config)
+        config = build_config(replace(request, log_dir=Path(folder) / "run"), model=model)
+        batches = config.dataset_builder.check()
+        cost = asyncio.run(_cost(request, Path(folder) / "audit"))
+    steps = batches if config.max_steps is None else min(config.max_steps, batches)
+    builder = config.dataset_builder
+    lines = [
+        f"{steps} steps of {builder.batch_size} groups of {builder.group_size} episodes, replies "
+        f"of at most {config.max_tokens:,} tokens, learning rate {config.learning_rate:g}",
+        *_planned(cost, steps, builder, prices, config.max_tokens),
+    ]
+    return DryRun(lines, problem)
+
+
+def _planned(
+    cost: EpisodeCost | None,
+    steps: int,
+    builder: Any,
+    prices: Mapping[str, float] | None,
+    max_tokens: int,
+) -> list[str]:
+    if cost is None:
+        return ["no scripted episode of this task could be played, so its cost is not known"]
+    # A real model says more than a script: what is planned for are replies at their longest.
+    sampled = cost.turns * max_tokens
+    longest = replace(
+        cost,
+        sampled=max(cost.sampled, sampled),
+        trained=max(cost.trained, cost.prefilled + sampled),
+    )
+    plan = plan_of(
+        longest,
+        samples=steps * builder.batch_size,
+        group_size=builder.group_size,
+        prices=prices,
+    )
+    return ["", "with every reply at its longest:", *plan_lines(plan)]
+
+
+async def _cost(request: TrainRequest, folder: Path) -> EpisodeCost | None:
+    """The cost of an episode, from a few with the right answer or without one."""
+    options = dict(request.options)
+    mapping = resolve_sandbox(options.get("sandbox"))
+    runner = {
+        "solver": options.get("solver"),
+        "sandbox": options.get("sandbox") if mapping is None else None,
+        "sandbox_mapping": mapping,
+    }
+    episode = {name: options.get(name) for name in ("model_roles", "max_sandboxes")}
+    report = await run_audit(
+        resolve_task(request.task, request.task_args).task,
+        AuditOptions(
+            out=folder,
+            probes=["cost"],
+            samples=_SAMPLES,
+            wide=_SAMPLES,
+            budget=_BUDGET,
+            runner_options={name: value for name, value in runner.items() if value is not None},
+            episode_options={name: value for name, value in episode.items() if value is not None},
+        ),
+    )
+    known = report.summary.get("cost")
+    return None if known is None else EpisodeCost(**known["per_episode"], exact=known["exact"])
