@@ -20,6 +20,7 @@ from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxImageError
+from inspect_tinker_plugin.sandboxes.compose import parse_config
 from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
 from inspect_tinker_plugin.sandboxes.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.sandboxes.manager import PoolManager, close_all
@@ -107,16 +108,42 @@ async def test_an_image_that_was_removed_meanwhile_is_built_again(
     (path,) = _dockerfiles(tmp_path, image, 1, "true")
     config = DockerPoolConfig(file=path, warm=0)
     taken = await _take(config)
-    built = taken.container.image.id
+    for joining in (1, 1, 6):
+        built = taken.container.image.id
+        taken.release()
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+        manager.engine.api.remove_image(built, force=True)
+        taken, *others = await asyncio.gather(*(_take(config) for _ in range(joining)))
+        assert (await taken.exec(["cat", "/which"])).success
+        for other in others:
+            other.release()
     taken.release()
-    (pool,) = manager.pools()
-    await _until(lambda: pool.state.removing == 0)
-    manager.engine.api.remove_image(built, force=True)
-    with pytest.raises(SandboxImageError):
-        await _take(config)
-    again = await _take(config)
-    assert (await again.exec(["cat", "/which"])).success
-    again.release()
+
+
+async def test_a_rebuilt_image_leaves_nothing_behind(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "cat /proc/sys/kernel/random/uuid > /id")
+    config = DockerPoolConfig(file=path, warm=0)
+    taken = await _take(config)
+    in_use = taken.container.image.id
+    made = {in_use}
+    for number in range(3):
+        text = f"FROM {image}\nRUN echo {tmp_path} {number} > /which\n"
+        await asyncio.to_thread(Path(path).write_text, text)
+        await Env.task_init("test", config)
+        pool = manager.known(parse_config(config))
+        assert pool is not None
+        another = await pool.acquire()
+        made.add(another.image.id)
+        pool.release(another)
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+    assert len(made) == 4
+    left = {one["Id"] for one in manager.engine.api.images() if one["Id"] in made}
+    assert len(left) == 2, "the newest, and the one that an episode uses"
+    assert in_use in left
+    assert (await taken.exec(["cat", "/id"])).success
+    taken.release()
 
 
 async def test_first_use_is_first_come_first_served(

@@ -49,15 +49,24 @@ class ImageBudget:
             if stated is not None:
                 self._stated = max(self._stated or 0, stated)
 
-    def made(self, reference: str, image: str) -> None:
-        """Count an image that was built or pulled just now, and make room, in this thread."""
-        parts, beneath = [], ""
-        history = self._engine.api.history(image)  # type: ignore[no-untyped-call]  # the stubs miss it
-        for entry in reversed(history):
-            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
-            parts.append((beneath, int(entry["Size"])))
+    def counts(self, reference: str) -> bool:
+        """Tell whether an image was made by this process."""
         with self._lock:
-            self._made[reference] = _Made(image, tuple(parts))
+            return reference in self._made
+
+    def made(self, reference: str, image: str, before: str | None = None) -> None:
+        """Count an image that was built or pulled just now, and make room, in this thread.
+
+        Args:
+            reference: its name.
+            image: its id.
+            before: what had that name until now; it is removed, or counted while it is in use.
+        """
+        made = self._measured(image)
+        if before is not None and before != image:
+            self._replaced(before)
+        with self._lock:
+            self._made[reference] = made
             self._made.move_to_end(reference)
             older = list(self._made)[:-1]
             budget = DEFAULT_BYTES if self._stated is None else self._stated
@@ -65,6 +74,25 @@ class ImageBudget:
             if self._total() <= budget:
                 return
             self._remove(name, budget)
+
+    def _replaced(self, image: str) -> None:
+        # Without its name an image is found by nobody. The engine keeps one that has another
+        # name, or a container; the last of those may end before this process does.
+        if quietly(self._engine.api.remove_image, image):
+            self._evicted(image)
+            return
+        held = self._measured(image)
+        with self._lock:
+            self._made[image] = held
+            self._made.move_to_end(image, last=False)  # the first to go
+
+    def _measured(self, image: str) -> _Made:
+        parts, beneath = [], ""
+        history = self._engine.api.history(image)  # type: ignore[no-untyped-call]  # the stubs miss it
+        for entry in reversed(history):
+            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
+            parts.append((beneath, int(entry["Size"])))
+        return _Made(image, tuple(parts))
 
     def _total(self) -> int:
         with self._lock:

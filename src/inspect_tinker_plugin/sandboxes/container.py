@@ -210,12 +210,8 @@ class Container:
             container=self.id,
         )
 
-    def looks_ready(self) -> bool | None:
-        """Tell without waiting whether a warm container lives; ``None``: ask the engine."""
-        return self.is_ready()
-
     def is_ready(self) -> bool:
-        """Look, in this thread, whether a warm container still lives."""
+        """Tell without waiting whether a warm container still lives."""
         return self._executor is not None and self._executor.is_open()
 
     def kill(self, fault: str) -> None:

@@ -119,6 +119,8 @@ class Engine:
                     labels=labels,
                     host_config=self.api.create_host_config(storage_opt={"size": "1g"}),
                 )
+            except docker.errors.NotFound:
+                raise  # the image is gone, which says nothing of the engine
             except docker.errors.APIError:
                 self._storage_quota = False
             else:

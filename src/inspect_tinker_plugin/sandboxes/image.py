@@ -126,14 +126,15 @@ class Images:
         try:
             with making:  # another configuration may build or pull under the same name
                 # What was there before is somebody else's, unless its name is the pool's.
-                ours = reference.startswith("inspect-pool/") or not self._exists(reference)
+                before = self._examine(reference).id if self._exists(reference) else None
+                ours = before is None or reference.startswith("inspect-pool/")
                 if config.build is not None:
                     self._build(config, config.build, reference)
                 else:
                     self._pull(reference, config)
                 image = self._examine(reference)
-                if ours:
-                    quietly(self._budget.made, reference, image.id)
+                if ours or self._budget.counts(reference):
+                    quietly(self._budget.made, reference, image.id, before=before)
             self._land(flight, image)
         except BaseException as ex:  # the boundary: whoever waits gets it
             self._land(flight, ex)

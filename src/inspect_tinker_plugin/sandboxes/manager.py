@@ -12,7 +12,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from logging import getLogger
 
-from inspect_tinker_plugin.errors import SandboxEngineError, SandboxError, SandboxStartError
+from inspect_tinker_plugin.errors import (
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+    SandboxStartError,
+)
 from inspect_tinker_plugin.sandboxes.budget import ImageBudget
 from inspect_tinker_plugin.sandboxes.config import ContainerConfig
 from inspect_tinker_plugin.sandboxes.container import Container
@@ -30,6 +35,8 @@ logger = getLogger(__name__)
 _TEND_SECONDS = 1.0
 _DISK_SECONDS = 5.0
 _CLOSE_SECONDS = 60.0
+_SEARCHES = 3
+"""How often a caller's image is looked for, or made again, when it goes meanwhile."""
 
 MOST_WARM = 32
 """Warm containers over all pools of a process that has many of them (one image per sample):
@@ -94,8 +101,18 @@ class PoolManager:
         Raises:
             SandboxError: no image, or no container could be started for this caller.
         """
-        waiter = Waiter()
         self._budget.used(reference_of(config), config.pool.images)
+        for _ in range(_SEARCHES - 1):
+            waiter = Waiter()
+            try:
+                return await self._acquire(config, waiter)
+            except SandboxImageError:
+                if not waiter.lost:
+                    raise
+        # Its image went, to make room or by another's hand, while this caller joined.
+        return await self._acquire(config, Waiter())
+
+    async def _acquire(self, config: ContainerConfig, waiter: Waiter) -> tuple[Pool, Container]:
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             pool = use.pool
@@ -109,15 +126,15 @@ class PoolManager:
         if first:
             self._resolve(use, refresh=False, urgent=True)
         container = await served(waiter, lambda waiter: self._withdraw(use, waiter))
-        assert use.pool is not None
-        return use.pool, container
+        assert waiter.pool is not None
+        return waiter.pool, container
 
     def _withdraw(self, use: _Use, waiter: Waiter) -> None:
         with self._lock:
             if waiter in use.early:
                 use.early.remove(waiter)
                 waiter.future.cancel()
-            pool = use.pool
+            pool = waiter.pool
         if pool is not None:
             pool.withdraw(waiter)
 

@@ -52,10 +52,14 @@ class Waiter:
     """A snapshot to start from; such a container is started for this caller alone."""
     future: Future[Container] = field(default_factory=Future)
     begun: float = field(default_factory=time.monotonic)
+    pool: Pool | None = None
+    """The one that it joined."""
     booked: bool = False
     """Whether a start from ``image`` is on its way."""
     hit: bool = False
     """Whether the container was ready when the caller came."""
+    lost: bool = False
+    """Whether it failed because the pool's image is gone from the engine."""
 
     def give(self, container: Container) -> bool:
         """Hand a container over; tell whether the caller still wanted it."""
@@ -113,7 +117,6 @@ class Pool:
         self._idle: deque[Container] = deque()
         self._leased: set[Container] = set()
         self._waiters: deque[Waiter] = deque()
-        self._checking = 0
         self._starting = 0
         self._dedicated = 0  # of those that start, from a snapshot for one caller
         self._removing = 0
@@ -203,6 +206,7 @@ class Pool:
                 raise SandboxStartError("the sandbox pool is closed")
             self._last_used = time.monotonic()
             self._resting = False
+            waiter.pool = self
             self._waiters.append(waiter)
         self.pump()
 
@@ -274,15 +278,8 @@ class Pool:
 
     def pump(self) -> None:
         """Serve those who wait, then start what is missing."""
-        while (container := self._next_idle()) is not None:
-            ready = container.looks_ready()
-            if ready is None:
-                try:
-                    self._engine.submit(self._check, container)
-                except RuntimeError:  # the interpreter is shutting down
-                    self._checked(container, ready=False)
-            else:
-                self._checked(container, ready=ready)
+        for container in self._serve():
+            self._dispose(container)
         for waiter in self._book():
             self._submit_start(waiter)
 
@@ -299,38 +296,29 @@ class Pool:
         return sum(waiter.image is None for waiter in self._waiters)
 
     def _total(self) -> int:
-        coming = self._starting + self._checking
-        return len(self._idle) + len(self._leased) + coming + self._removing
+        return len(self._idle) + len(self._leased) + self._starting + self._removing
 
     def _surplus(self) -> int:
         """Containers ready or on their way that nobody waits for and no warm place is for."""
         return self._supply() - self._waiting() - self._warm_now()
 
     def _supply(self) -> int:
-        return len(self._idle) + self._checking + self._starting - self._dedicated
+        return len(self._idle) + self._starting - self._dedicated
 
     # Serving ------------------------------------------------------------------------
 
-    def _next_idle(self) -> Container | None:
+    def _serve(self) -> list[Container]:
+        """Hand out what is ready; give what died while it was idle."""
+        dead: list[Container] = []
         with self._lock:
-            if not self._idle or self._waiting() <= self._checking:
-                return None
-            self._checking += 1
-            return self._idle.popleft()
-
-    def _check(self, container: Container) -> None:
-        self._checked(container, ready=container.is_ready())
-        self.pump()
-
-    def _checked(self, container: Container, *, ready: bool) -> None:
-        with self._lock:
-            self._checking -= 1
-            if ready and not self._closed:
-                if not self._hand_over(container):
+            while self._idle and self._waiting():
+                container = self._idle.popleft()
+                if not container.is_ready():
+                    self._removing += 1
+                    dead.append(container)
+                elif not self._hand_over(container):
                     self._idle.appendleft(container)
-                return
-            self._removing += 1
-        self._dispose(container)
+        return dead
 
     def _hand_over(self, container: Container) -> bool:
         # Within the lock, so that callers wake in the order in which they came.
@@ -446,6 +434,7 @@ class Pool:
         if gone:
             self._lost(self)
         if waiter is not None:
+            waiter.lost = gone
             waiter.fail(ex)
         self.pump()
 
