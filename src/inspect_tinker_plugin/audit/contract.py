@@ -53,6 +53,17 @@ class Reference:
     """The full reward: 1, or what the right answer earns where that is more."""
 
     @property
+    def scored(self) -> bool:
+        """Whether episodes come as far as their scores; those fail when a judge is missing."""
+        causes = {record.cause for record in self.null.values()}
+        return bool(causes - {"judge", "sandbox", "solver", "tool", "policy"})
+
+    @property
+    def judge_missing(self) -> bool:
+        """Whether every score asks a model that is not there."""
+        return {record.cause for record in self.null.values()} == {"judge"}
+
+    @property
     def gold_works(self) -> bool:
         """Whether the right answer earns the full reward on some sample."""
         return any(self.is_full(record.reward) for record in self.gold.values())
@@ -119,9 +130,8 @@ class AuditContext:
 
     @property
     def judged(self) -> bool:
-        """Whether rewards can be looked at: not when the scorers need a judge that is missing."""
-        causes = {record.cause for record in self.reference.null.values()}
-        return bool(self.task.scorer) and causes != {"judge"}
+        """Whether rewards can be looked at: not when no judge is there, or no episode runs."""
+        return bool(self.task.scorer) and self.reference.scored
 
     def gold_of(self, sample: Sample) -> str | None:
         """The answer that ``--gold`` names; ``None`` when it is the target."""

@@ -63,9 +63,10 @@ async def learn_reference(
         wide: Samples on which the best form is played, and others where it does not pay.
         gold: Where the right answers are.
     """
-    plays = [Play(policy=NULL, sample=s, reply=always(UNKNOWING)) for s in wide]
-    null = _by_sample(await stage.run(plays))
-    judged = {record.cause for record in null.values()} != {"judge"}
+    null = await _unknowing(stage, chosen)
+    if any(record.error is None or record.cause == "judge" for record in null.values()):
+        null = await _unknowing(stage, wide)
+    judged = Reference(null=null, gold={}, form="", full=1.0).scored
     known = [sample for sample in wide if gold.known(sample)] if judged else []
     best: dict[int | str, EpisodeRecord] = {}
     form = _USUAL[0]
@@ -80,6 +81,11 @@ async def learn_reference(
                 await _play(stage, failing[:8], other, gold, best)
     full = max([1.0, *(r.reward for r in best.values() if r.reward is not None)])
     return Reference(null=null, gold=best, form=form, full=full)
+
+
+async def _unknowing(stage: Stage, samples: Sequence[Sample]) -> Mapping[int | str, EpisodeRecord]:
+    plays = [Play(policy=NULL, sample=s, reply=always(UNKNOWING)) for s in samples]
+    return _by_sample(await stage.run(plays))
 
 
 async def _try_forms(

@@ -157,7 +157,9 @@ async def _runs_code(audit: AuditContext, sample: Sample) -> bool:
         return False
     if moves.find_hand_in(record.notes.get("tools") or []):
         return False  # the sandbox is reached through tools, see the other cheats
-    return bool(record.notes.get("scorer_did")) or "python" in str(record.notes["prompt"]).lower()
+    return (
+        bool(record.notes.get("scorer_did")) or "python" in str(record.notes.get("prompt")).lower()
+    )
 
 
 async def _play(

@@ -131,7 +131,7 @@ def _copies(samples: Sequence[Sample]) -> list[Finding]:
                     f"The samples {', '.join(repr(s.id) for s in group[:5])} ask the same and have "
                     f"the targets {', '.join(sorted(wanted)[:5])}.",
                     sample=group[0].id,
-                    severity=None if same else Severity.MEDIUM,
+                    severity=None if same else Severity.LOW,
                     evidence={"samples": [s.id for s in group[:50]]},
                 )
             )
@@ -282,7 +282,8 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
         fair = max(2, min(len(sample.choices or []) for sample in audit.samples))
     else:
         fair = len(set(known))
-        if fair > len(known) / 3:
+        # a rubric or a state to reach may be the same for all; an answer may not
+        if fair > len(known) / 3 or not audit.reference.gold_works:
             return []
     if not known:
         return []

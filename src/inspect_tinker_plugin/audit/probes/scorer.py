@@ -37,6 +37,8 @@ class ScorerChecks:
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.task.scorer:
             return [finding("no-scorer", CODES["no-scorer"].meaning)]
+        if not audit.judged and not audit.reference.judge_missing:
+            return []  # no episode runs, and the samples' probe says so
         if not audit.judged:
             record = next(iter(audit.reference.null.values()))
             message = f"The scorer asks a model that is not there: {record.error}"
@@ -235,7 +237,10 @@ def _values(audit: AuditContext) -> list[Finding]:
         record = next(r for r in audit.stage.records if r.reward is not None)
         tried = sum(r.reward is not None for r in audit.stage.records)
         # zero everywhere is what a hard task gives to policies that know nothing
-        grave = abs(value) > TINY or (audit.reference.gold and target_is_answer(audit))
+        # a part of the reward may be for harm that was not done, the rest for work that scripts
+        # do not do: where there are tools, that says little
+        paid = abs(value) > TINY and (not record.tools or audit.reference.is_full(value))
+        grave = paid or (audit.reference.gold and target_is_answer(audit))
         message = f"{tried} episodes of {len(policies)} policies all earned {value:g}."
         severity = Severity.HIGH if grave else Severity.LOW
         if not grave:
