@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +247,25 @@ def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "audit.html").is_file()
     again = CliRunner().invoke(command, [*arguments, "--probe", "baselines", "--fail-on", "never"])
     assert again.exit_code == 0
+
+
+def test_what_programs_print_is_kept_out_of_the_json(tmp_path: Path) -> None:
+    talking = TASK_FILE.replace("    print(", "    import os; os.system('echo noise'); print(")
+    (tmp_path / "task.py").write_text(talking)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from inspect_tinker_plugin.cli.main import main; main()",
+            *("audit", str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--json"),
+            *("--probe", "gold", "--fail-on", "never"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["task"] == "planted"
+    assert "noise" in done.stderr
 
 
 def test_the_table_names_findings_and_the_report(tmp_path: Path) -> None:

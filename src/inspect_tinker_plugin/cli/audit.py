@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,8 +133,7 @@ def audit(**choices: Any) -> None:
     Every episode is in an .eval log, and the report is audit.html, in the folder that --out
     names. Exit codes: 0 nothing as bad as --fail-on, 1 something is, 2 wrong usage.
     """
-    # What tasks print belongs to nobody's JSON.
-    with contextlib.redirect_stdout(sys.stderr):
+    with _quiet_stdout():
         try:
             report = _audit(choices)
         except KeyboardInterrupt:
@@ -145,6 +145,20 @@ def audit(**choices: Any) -> None:
         _show(report)
     if _fails(report, choices["fail_on"]):
         sys.exit(EXIT_ERROR)
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Send to stderr what tasks print, and what programs print that they start (image builds)."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _fails(report: AuditReport, bar: str) -> bool:

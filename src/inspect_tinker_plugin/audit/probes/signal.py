@@ -14,7 +14,7 @@ from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, sh
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 
 KEEP = "samples.txt"
-"""File with the ids that are worth training on, a line each."""
+"""File with the ids that are worth training on, as ``--sample-id`` takes them."""
 
 _CUT = 0.1
 _LISTED = 200
@@ -44,7 +44,7 @@ class Signal:
         figures["recommendation"] = _recommend(audit, by_sample, attempts, keep, full)
         audit.figures["signal"] = figures
         if keep:
-            text = "\n".join(str(id) for id in keep) + "\n"
+            text = ",".join(str(id) for id in keep) + "\n"
             (audit.folder / KEEP).write_text(text, encoding="utf-8")
         return found
 
