@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,8 @@ class SampleChecks:
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.samples:
             return [finding("no-samples", "The task has no samples.")]
-        found = _failures(audit)
+        boxed = {s.id for s in audit.wide if await audit.stage.sandbox_of(s) is not None}
+        found = _failures(audit, boxed)
         found += _copies(audit.samples)
         found += _near(audit)
         found += _overlap(audit)
@@ -50,7 +51,7 @@ class SampleChecks:
 # failures
 
 
-def _failures(audit: AuditContext) -> list[Finding]:
+def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding]:
     """Samples that fail whatever is answered."""
     null = audit.reference.null
     failed = {
@@ -61,23 +62,22 @@ def _failures(audit: AuditContext) -> list[Finding]:
     found = []
     for code, before in (("setup-fails", True), ("episode-fails", False)):
         some = {id: record for id, record in failed.items() if (record.turns == 0) == before}
-        everywhere = len(some) == len(null)
-        # a sandbox that starts for no sample at all says more about this machine
-        machine = everywhere and {record.cause for record in some.values()} == {"sandbox"}
-        if machine:
-            record = next(iter(some.values()))
+        # sandboxes of which none starts say more about this machine than about the samples
+        unboxed = {id: record for id, record in some.items() if record.cause == "sandbox"}
+        if unboxed and len(unboxed) == sum(id in boxed for id in null):
+            some = {id: record for id, record in some.items() if id not in unboxed}
+            record = next(iter(unboxed.values()))
             message = f"No sample's sandbox starts here, so little was looked at: {record.error}"
             found.append(
                 finding(code, message, severity=Severity.MEDIUM, evidence=record.evidence())
             )
-        else:
-            found += per_sample(
-                code,
-                {
-                    id: (f"It failed ({record.cause}): {record.error}", record.evidence())
-                    for id, record in some.items()
-                },
-            )
+        found += per_sample(
+            code,
+            {
+                id: (f"It failed ({record.cause}): {record.error}", record.evidence())
+                for id, record in some.items()
+            },
+        )
     silent = [r for r in null.values() if r.turns == 0 and r.error is None]
     if silent:
         message = f"The solver asked the model nothing on {share(len(silent), len(null))}."
