@@ -4,7 +4,8 @@ An agent makes 64 tool calls (compact JSON, as policies write them) and gets res
 500 tokens. Both sides parse the same sampled tokens and make the next prompt: this package
 with ``EpisodeTokens``, the cookbook with its ``EnvFromMessageEnv``. Episodes alternate.
 Prints the median CPU of turns 4-12 and 56-64, their ratio (to be at most 1.5 for ours) and
-what the trainer makes of the trajectories. Run ``python benchmarks/tokens.py [alternations]``.
+what the trainer makes of the trajectories; then the same ratio for turns 50, 200 and 600. Run
+``python benchmarks/tokens.py [alternations]``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ TURNS = 64
 EARLY = slice(4, 12)
 LATE = slice(56, 64)
 LIMIT = 1.5
+MARKS = (50, 200, 600)
+WIDTH = 8
+"""Turns that a mark is the median of."""
+
 SYSTEM, QUESTION = "You are a careful agent.", "Find the bug in main.py."
 BASH = ToolInfo(
     name="bash",
@@ -88,14 +93,14 @@ def result(turn: int) -> str:
     return " ".join(rng.choice(("file", "the", "error", "42", "print", "x")) for _ in range(360))
 
 
-async def ours(renderer: Renderer, context: RenderContext) -> Run:
+async def ours(renderer: Renderer, context: RenderContext, *, turns: int = TURNS) -> Run:
     run = Run()
     episode = EpisodeTokens(context, task="benchmark", sample_id=1)
     messages: list[ChatMessage] = [
         ChatMessageSystem(content=SYSTEM),
         ChatMessageUser(content=QUESTION),
     ]
-    for turn in range(TURNS):
+    for turn in range(turns):
         sampled = sampled_call(renderer, turn)
         request = TurnRequest(
             index=turn,
@@ -121,10 +126,13 @@ async def ours(renderer: Renderer, context: RenderContext) -> Run:
 class ToolLoop(MessageEnv):
     """The same agent as the cookbook would have it."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, *, played: int = 0) -> None:
         prefix = renderer.create_conversation_prefix_with_tools(tool_specs([BASH]), SYSTEM)
         self._messages = [*prefix, Message(role="user", content=QUESTION)]
         self._turn = 0
+        for turn in range(played):
+            reply, _ = renderer.parse_response(sampled_call(renderer, turn))
+            self._messages += [reply, Message(role="tool", content=result(turn), name="bash")]
 
     async def initial_observation(self) -> list[Message]:
         return self._messages
@@ -136,13 +144,15 @@ class ToolLoop(MessageEnv):
         return MessageStepResult(reward=0.0, episode_done=False, next_messages=self._messages)
 
 
-async def cookbook(renderer: Renderer, _context: RenderContext) -> Run:
+async def cookbook(
+    renderer: Renderer, _context: RenderContext, *, played: int = 0, turns: int = TURNS
+) -> Run:
     run = Run()
-    env = EnvFromMessageEnv(renderer, ToolLoop(renderer))
+    env = EnvFromMessageEnv(renderer, ToolLoop(renderer, played=played))
     first = await env.initial_observation()
     assert isinstance(first, tuple)
     prompt = first[0]
-    for turn in range(TURNS):
+    for turn in range(played, played + turns):
         sampled = sampled_call(renderer, turn)
         run.add(prompt, sampled)
         started = time.process_time()
@@ -152,6 +162,19 @@ async def cookbook(renderer: Renderer, _context: RenderContext) -> Run:
 
 
 Side = Callable[[Renderer, RenderContext], Coroutine[Any, Any, Run]]
+
+
+async def long_episodes(renderer: Renderer, context: RenderContext) -> None:
+    """Print what a turn costs late in a long episode, beside an early one."""
+    run = await ours(renderer, context, turns=MARKS[-1])
+    early = run.median_ms(EARLY)
+    start = await cookbook(renderer, context, turns=EARLY.stop)
+    cookbook_early = start.median_ms(EARLY)
+    print(f"{'turn':>6}{'this package':>16}{'cookbook':>12}   late / early")
+    for mark in MARKS:
+        here = run.median_ms(slice(mark - WIDTH, mark)) / early
+        there = await cookbook(renderer, context, played=mark - WIDTH, turns=WIDTH)
+        print(f"{mark:6}{here:16.2f}{there.median_ms(slice(WIDTH)) / cookbook_early:12.2f}")
 
 
 async def main() -> int:
@@ -181,6 +204,7 @@ async def main() -> int:
     print(f"a late turn costs the cookbook {gain:.0f} times as much")
     ratio = ratios["this package"]
     print(f"late / early: {ratio:.2f}, to be at most {LIMIT}")
+    await long_episodes(renderer, context)
     return int(ratio > LIMIT)
 
 

@@ -38,6 +38,7 @@ from inspect_tinker_plugin.rl.branches import in_branch_order
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.identity import Seen
 from inspect_tinker_plugin.rl.turns import Place, Turn
 from inspect_tinker_plugin.testing import load_renderer
 
@@ -162,7 +163,7 @@ def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
     turn = Turn(
         offer="",
         place=Place(),
-        seen=[],
+        seen=Seen(),
         count=0,
         has_user=True,
         prompt=prompt,

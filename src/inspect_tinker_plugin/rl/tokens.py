@@ -318,11 +318,14 @@ class EpisodeTokens:
     ) -> Turn:
         """Make a turn, which shares what it has seen with the turn that it follows."""
         base = match.turn
-        seen: list[Seen] = []
-        if base is not None:
-            seen = base.seen if len(base.seen) == base.count else base.seen[: base.count]
-        new = messages[len(seen) :]
-        seen.extend(Seen(message, message_key(message)) for message in new)
+        if base is None:
+            seen = Seen()
+        elif len(base.seen.keys) == base.count:
+            seen = base.seen
+        else:  # its conversation went another way
+            seen = Seen(messages[: base.count])
+        new = messages[len(seen.keys) :]
+        seen.add(new)
         return Turn(
             offer=offer,
             place=match.place,

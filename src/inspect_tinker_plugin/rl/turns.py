@@ -59,7 +59,7 @@ class Turn:
     """The tools on offer."""
 
     place: Place
-    seen: list[Seen]
+    seen: Seen
     """The request's messages, shared by the turns of a conversation: the first ``count``."""
 
     count: int
@@ -153,7 +153,7 @@ class Turns:
             found = [
                 match
                 for turn in turns
-                if turn.offer == offer and turn.count == index and _begins(messages, turn)
+                if turn.offer == offer and turn.count == index and turn.seen.begins(messages, index)
                 for match in _match(turn, messages[index], index + 1, dialect)
             ]
             if found:
@@ -188,22 +188,26 @@ class Turns:
         self, joined: ChatMessage, result: ChatMessage, dialect: Dialect
     ) -> ChatMessageAssistant | None:
         """Return the message whose text was moved into one before a tool result."""
-        if not isinstance(joined, ChatMessageAssistant) or not joined.tool_calls:
+        if not isinstance(joined, ChatMessageAssistant):
             return None
-        text = joined.model_copy(update={"tool_calls": None, "id": None})
+        if not joined.tool_calls or not joined.content:
+            return None
         for turn in self._named_in(joined):
             if turn.reply is None or spoken_letters(turn.reply.message):
                 continue
             place = turn.behind.following.get(message_key(result))
-            if place is not None and any(recognise(each, text, dialect) for each in place.asked):
+            if place is None:
+                continue
+            text = joined.model_copy(update={"tool_calls": None, "id": None})
+            if any(recognise(each, text, dialect) for each in place.asked):
                 return text
         return None
 
     def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
         """Put a turn where its request ends."""
         place = match.place
-        for seen in turn.seen[match.known : turn.count]:
-            place = place.following.setdefault(seen.key, Place())
+        for key in turn.seen.keys[match.known : turn.count]:
+            place = place.following.setdefault(key, Place())
         place.asked.append(turn)
         turn.place = place
         # what came back under another id, or none of ours, is looked up by that next time
@@ -333,14 +337,6 @@ def _match(turn: Turn, message: ChatMessage, position: int, dialect: Dialect | N
 
 def _has_id(turn: Turn, message: ChatMessage) -> bool:
     return turn.reply is not None and turn.reply.message.id == message.id
-
-
-def _begins(messages: Sequence[ChatMessage], turn: Turn) -> bool:
-    """Return whether a request begins with that of a turn."""
-    for seen, message in zip(turn.seen, messages[: turn.count], strict=False):
-        if not seen.is_unchanged(message):
-            return False
-    return True
 
 
 def _names(message: ChatMessage) -> list[str]:

@@ -1,0 +1,140 @@
+"""A conversation is unchanged exactly when the key of each of its messages is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    Content,
+    ContentData,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+)
+from inspect_ai.tool import ToolCall, ToolCallError
+
+from inspect_tinker_plugin.rl.identity import Seen, message_key
+
+TEXTS = st.sampled_from(["", "a", "b", "a\nb"])
+PARTS: st.SearchStrategy[Content] = st.one_of(
+    st.builds(ContentText, text=TEXTS),
+    st.builds(ContentReasoning, reasoning=TEXTS, redacted=st.booleans(), summary=st.none() | TEXTS),
+    st.builds(ContentImage, image=TEXTS),
+    st.builds(ContentData, data=st.dictionaries(TEXTS, st.integers(0, 1))),
+)
+CONTENT = TEXTS | st.lists(PARTS, max_size=2)
+SCALARS = st.sampled_from([0, 1, True, False, 1.0, -0.0, 0.0, None, "1", "x"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2)
+)
+CALLS = st.builds(
+    ToolCall,
+    id=TEXTS,
+    function=TEXTS,
+    arguments=st.dictionaries(TEXTS, VALUES, max_size=3),
+    parse_error=st.none() | TEXTS,
+)
+MESSAGES: st.SearchStrategy[ChatMessage] = st.one_of(
+    st.builds(ChatMessageSystem, content=CONTENT),
+    st.builds(ChatMessageUser, content=CONTENT),
+    st.builds(
+        ChatMessageAssistant, content=CONTENT, tool_calls=st.none() | st.lists(CALLS, max_size=2)
+    ),
+    st.builds(
+        ChatMessageTool,
+        content=CONTENT,
+        tool_call_id=st.none() | TEXTS,
+        function=TEXTS,
+        error=st.none() | st.builds(ToolCallError, type=st.just("unknown"), message=TEXTS),
+    ),
+)
+
+
+@given(st.lists(MESSAGES, max_size=4), st.lists(MESSAGES, max_size=4), st.data())
+def test_a_conversation_begins_with_another_when_their_keys_do(
+    seen: list[ChatMessage], new: list[ChatMessage], data: st.DataObject
+) -> None:
+    # mostly the same messages, as copies; some are others
+    now = [
+        data.draw(st.sampled_from([message, message.model_copy(deep=True), *new[:1]]))
+        for message in seen
+    ]
+    count = data.draw(st.integers(0, len(seen)))
+    same = [message_key(message) for message in now[:count]] == [
+        message_key(message) for message in seen[:count]
+    ]
+    assert Seen(seen).begins([*now, *new], count) == same
+
+
+def rich() -> list[ChatMessage]:
+    return [
+        ChatMessageUser(content=[ContentText(text="Look."), ContentImage(image="data:,a")]),
+        ChatMessageAssistant(
+            content=[ContentReasoning(reasoning="Hm."), ContentText(text="I look.")],
+            tool_calls=[
+                ToolCall(id="1", function="ls", arguments={"a": 1, "b": {"c": [True, "x"]}}),
+                ToolCall(id="2", function="ls", arguments={"a": "x", "b": "y"}),
+            ],
+        ),
+        ChatMessageTool(
+            content="no", tool_call_id="1", error=ToolCallError("permission", "not yours")
+        ),
+        ChatMessageTool(content="files", tool_call_id="2", function="ls"),
+    ]
+
+
+def swap(arguments: dict[str, Any]) -> None:
+    arguments["a"] = arguments.pop("a")
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a part's text": lambda m: setattr(m[0].content[0], "text", "look."),
+    "an image": lambda m: setattr(m[0].content[1], "image", "data:,b"),
+    "a part more": lambda m: m[0].content.append(ContentText(text="")),
+    "a part less": lambda m: m[0].content.pop(),
+    "parts in another order": lambda m: m[1].content.reverse(),
+    "reasoning": lambda m: setattr(m[1].content[0], "reasoning", "hm."),
+    "reasoning that is redacted": lambda m: setattr(m[1].content[0], "redacted", True),
+    "a call's id": lambda m: setattr(m[1].tool_calls[0], "id", "3"),
+    "a call's function": lambda m: setattr(m[1].tool_calls[0], "function", "cat"),
+    "a parse error": lambda m: setattr(m[1].tool_calls[0], "parse_error", "no JSON"),
+    "a call less": lambda m: m[1].tool_calls.pop(),
+    "no calls": lambda m: setattr(m[1], "tool_calls", None),
+    "calls in another order": lambda m: m[1].tool_calls.reverse(),
+    "an argument": lambda m: m[1].tool_calls[1].arguments.update(a="z"),
+    "an argument's type": lambda m: m[1].tool_calls[0].arguments.update(a=True),
+    "an argument as a float": lambda m: m[1].tool_calls[0].arguments.update(a=1.0),
+    "a nested argument": lambda m: m[1].tool_calls[0].arguments["b"]["c"].append(2),
+    "a nested argument's type": lambda m: m[1].tool_calls[0].arguments["b"].update(c=[1, "x"]),
+    "an argument more": lambda m: m[1].tool_calls[0].arguments.update(z=None),
+    "arguments in another order": lambda m: swap(m[1].tool_calls[1].arguments),
+    "an error's message": lambda m: setattr(m[2].error, "message", "mine"),
+    "an error less": lambda m: setattr(m[2], "error", None),
+    "a result's call": lambda m: setattr(m[3], "tool_call_id", "1"),
+    "a result's function": lambda m: setattr(m[3], "function", "cat"),
+    "a result": lambda m: setattr(m[3], "content", "Files"),
+    "a message less": lambda m: m.pop(1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy], ids=["the same", "copies"])
+def test_every_change_in_place_is_noticed(change: str, copies: Callable[[Any], Any]) -> None:
+    messages = rich()
+    seen = Seen(messages)
+    later = copies(messages)
+    assert seen.begins(later, 3)
+    assert seen.begins(later, 4)
+    CHANGES[change](later)
+    assert not seen.begins(later, 4)
+    assert seen.keys == [message_key(message) for message in rich()]
