@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from inspect_ai import Task
@@ -23,7 +23,7 @@ from inspect_tinker_plugin.options import (
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
-from inspect_tinker_plugin.rl.prewarm import prewarm
+from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.score_names import require_scores
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
@@ -46,6 +46,8 @@ class InspectRLDataset(RLDataset):
         self.handle = handle
         self.samples = samples
         """The samples of an epoch, before shuffling."""
+        self._order = _Order(len(samples), handle.options)
+        self._ahead: Ahead | None = None
 
     @property
     def options(self) -> DatasetOptions:
@@ -60,34 +62,64 @@ class InspectRLDataset(RLDataset):
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        epoch, batch = divmod(index, self._batches_per_epoch)
-        order = self._order(epoch)
-        start = batch * self.options.batch_size
-        stop = min(start + self.options.batch_size, len(order))
+        if self._ahead is not None:
+            self._ahead.asked(index)
+        positions = self._order.batch(index)
         return [
             InspectGroupBuilder(
                 self.handle,
-                self.samples[order[position]],
+                self.samples[position],
                 batch=index,
-                index=position - start,
-                groups=stop - start,
+                index=number,
+                groups=len(positions),
             )
-            for position in range(start, stop)
+            for number, position in enumerate(positions)
         ]
 
     def __len__(self) -> int:
         """Batches in all epochs together."""
-        return self._batches_per_epoch * self.options.epochs
+        return len(self._order)
+
+    def prepare_ahead(self) -> None:
+        """Make the sandboxes of batches before they are asked for, while this dataset lives."""
+        prepared = self.handle.parts().runner.prepared
+        if prepared.sandbox is None and self.samples[0].sandbox is None:
+            return
+        samples, order = self.samples, self._order  # what runs must not hold this dataset
+        batches = Batches(
+            lambda batch: [samples[position] for position in order.batch(batch)],
+            count=len(order),
+            size=self.options.batch_size,
+            group_size=self.options.group_size,
+        )
+        self._ahead = Ahead(self, prepared, batches)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Which samples are in which batch of all epochs."""
+
+    samples: int
+    options: DatasetOptions
+
+    def __len__(self) -> int:
+        return self._per_epoch * self.options.epochs
+
+    def batch(self, index: int) -> list[int]:
+        """Give the positions of a batch's samples."""
+        epoch, batch = divmod(index, self._per_epoch)
+        order = self._epoch(epoch)
+        start = batch * self.options.batch_size
+        return [order[p] for p in range(start, min(start + self.options.batch_size, self.samples))]
 
     @property
-    def _batches_per_epoch(self) -> int:
-        return math.ceil(len(self.samples) / self.options.batch_size)
+    def _per_epoch(self) -> int:
+        return math.ceil(self.samples / self.options.batch_size)
 
-    def _order(self, epoch: int) -> Sequence[int]:
-        size = len(self.samples)
+    def _epoch(self, epoch: int) -> Sequence[int]:
         if not self.options.shuffle:
-            return range(size)
-        return Permutation(size, hash((self.options.seed or 0, epoch)))
+            return range(self.samples)
+        return Permutation(self.samples, hash((self.options.seed or 0, epoch)))
 
 
 def as_rl_dataset(
@@ -143,8 +175,7 @@ def build_dataset(
     handle, samples = _prepared(task, renderer, options, task_args, samples)
     dataset = InspectRLDataset(handle, samples)
     open_logs(handle, batches=len(dataset))
-    episodes = min(options.batch_size, len(samples)) * options.group_size
-    prewarm(handle.parts().runner.prepared, samples[0], episodes)
+    dataset.prepare_ahead()
     return dataset
 
 

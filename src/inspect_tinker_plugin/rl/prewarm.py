@@ -1,46 +1,197 @@
-"""Starts the containers of a dataset's first batch while the trainer is still loading its model."""
+"""Makes the sandboxes of the batches that come next, while the trainer is busy with another."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from logging import getLogger
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.episode.task import PreparedTask
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.sandboxes.config import ContainerConfig
+    from inspect_tinker_plugin.sandboxes.manager import PoolManager
+    from inspect_tinker_plugin.sandboxes.pool import Pool
 
 logger = getLogger(__name__)
 
 MOST = 32
 """Containers started ahead at the most; a pool starts more when they are asked for."""
 
+IMAGES_AHEAD = 64
+"""Samples whose images are made before their batch is asked for; one whole batch at least."""
 
-def prewarm(prepared: PreparedTask, sample: Sample, episodes: int) -> None:
-    """Start containers in the background, when the task's sandbox keeps a pool of them.
+AT_ONCE = 3
+"""Images that are made ahead at the same time: fewer than an engine's threads for builds."""
 
-    What goes wrong is only logged: the first episode meets the same fault, and says so.
+
+@dataclass(frozen=True)
+class Batches:
+    """The samples of each batch of a dataset."""
+
+    samples_of: Callable[[int], Sequence[Sample]]
+    count: int
+    size: int
+    """Groups per batch."""
+    group_size: int
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An image that was made ahead, or could not be."""
+
+    config: ContainerConfig
+    pool: Future[Pool]
+
+
+class Ahead:
+    """Builds and pulls the images of coming batches, and starts the first one's containers.
+
+    One thread serves a dataset and ends with it. What goes wrong is only logged: the episode
+    that needs the sandbox meets the same fault, and says so.
 
     Args:
+        owner: The dataset; the thread ends when it is gone.
         prepared: The task.
-        sample: The first sample, whose sandbox stands for the others'.
-        episodes: Episodes of the first batch.
+        batches: Its batches; they must not hold the dataset.
     """
-    if prepared.sandbox is None and sample.sandbox is None:
-        return
-    threading.Thread(
-        target=lambda: asyncio.run(_prewarm(prepared, sample, min(episodes, MOST))),
-        name="prewarm sandboxes",
-        daemon=True,
-    ).start()
+
+    def __init__(self, owner: object, prepared: PreparedTask, batches: Batches) -> None:
+        self._messages: SimpleQueue[int | _Made | None] = SimpleQueue()
+        self._messages.put(-1)
+        # A finaliser may run anywhere, under any lock; this queue's put is made for that.
+        weakref.finalize(owner, self._messages.put, None)
+        threading.Thread(
+            target=_Worker(prepared, batches, self._messages).run,
+            name="prewarm sandboxes",
+            daemon=True,
+        ).start()
+
+    def asked(self, batch: int) -> None:
+        """Make what comes after a batch that was asked for; returns at once."""
+        self._messages.put(batch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the dataset, in this process or another, prepares nothing."""
+        return type(None), ()
 
 
-async def _prewarm(prepared: PreparedTask, sample: Sample, count: int) -> None:
-    from inspect_tinker_plugin.sandboxes import environment
+class _Worker:
+    def __init__(
+        self,
+        prepared: PreparedTask,
+        batches: Batches,
+        messages: SimpleQueue[int | _Made | None],
+    ) -> None:
+        self._prepared = prepared
+        self._batches = batches
+        self._messages = messages
+        self._coming: deque[tuple[int, ContainerConfig]] = deque()
+        """Batch and configuration, in the order in which they will be wanted."""
+        self._reached = 0
+        """The first batch that was not looked at."""
+        self._making = 0
+        self._warm: dict[ContainerConfig, int] = {}
+        self._warmed: list[Pool] = []
+        self._manager: PoolManager | None = None
 
-    try:
-        spec = await prepared.sandbox_of(sample)
-        if spec is not None and spec.type == "docker_pool":
-            await environment.prewarm(spec.config, count, metadata=sample.metadata)
-    except Exception as error:
-        logger.warning("task %r: sandboxes could not be pre-warmed: %s", prepared.name, error)
+    def run(self) -> None:
+        try:
+            while (message := self._messages.get()) is not None:
+                if isinstance(message, _Made):
+                    self._made(message)
+                else:
+                    self._look(message)
+                self._make()
+        except Exception as error:
+            logger.warning("task %r: sandboxes are not made ahead: %s", self._prepared.name, error)
+        for pool in self._warmed:
+            pool.expect(0)
+
+    def _look(self, asked: int) -> None:
+        """Find what the batches after one need."""
+        if not asked < self._reached <= asked + 1 + self._depth:  # another place of the data
+            self._coming.clear()
+            self._reached = asked + 1
+        if asked > 0:
+            self._warm.clear()
+            while self._coming and self._coming[0][0] <= asked:
+                self._coming.popleft()  # its episodes ask for it themselves
+        for batch in range(self._reached, min(asked + 1 + self._depth, self._batches.count)):
+            for sample, config in asyncio.run(self._configs(self._batches.samples_of(batch))):
+                if asked < 0 and batch == 0:
+                    self._count(config, sample)
+                if not self._coming or self._coming[-1][1] != config:
+                    self._coming.append((batch, config))
+            self._reached = batch + 1
+
+    @property
+    def _depth(self) -> int:
+        return max(1, IMAGES_AHEAD // self._batches.size)
+
+    async def _configs(self, samples: Sequence[Sample]) -> list[tuple[Sample, ContainerConfig]]:
+        from inspect_tinker_plugin.sandboxes.compose import parse_config, sample_variables
+        from inspect_tinker_plugin.sandboxes.manager import pool_manager
+
+        found = []
+        for sample in samples:
+            try:
+                spec = await self._prepared.sandbox_of(sample)
+                if spec is not None and spec.type == "docker_pool":
+                    self._manager = self._manager or pool_manager()
+                    variables = sample_variables(sample.metadata or {})
+                    found.append((sample, parse_config(spec.config, variables)))
+            except Exception as error:
+                self._complain(error)
+        return found
+
+    def _count(self, config: ContainerConfig, sample: Sample) -> None:
+        """Count the containers that a group of the first batch will take from its pool."""
+        assert self._manager is not None
+        shared = self._manager.snapshots.expects(
+            config, script=sample.setup is not None, files=bool(sample.files)
+        )
+        room = MOST - sum(self._warm.values())
+        wanted = 1 if shared else self._batches.group_size
+        self._warm[config] = self._warm.get(config, 0) + min(room, wanted)
+
+    def _make(self) -> None:
+        while self._coming and self._making < AT_ONCE:
+            assert self._manager is not None
+            _, config = self._coming[0]
+            pool = self._manager.make_ahead(config)
+            if pool is None:
+                return  # until a batch is asked for
+            self._coming.popleft()
+            self._making += 1
+            pool.add_done_callback(self._note(config))
+
+    def _note(self, config: ContainerConfig) -> Callable[[Future[Pool]], None]:
+        return lambda pool: self._messages.put(_Made(config, pool))
+
+    def _made(self, made: _Made) -> None:
+        self._making -= 1
+        try:
+            pool = made.pool.result()
+        except Exception as error:
+            assert self._manager is not None
+            if self._manager.closed:
+                self._coming.clear()
+            else:
+                self._complain(error)
+            return
+        if count := self._warm.pop(made.config, 0):
+            self._warmed.append(pool)
+            pool.expect(count)
+
+    def _complain(self, error: Exception) -> None:
+        logger.warning("task %r: a sandbox could not be made ahead: %s", self._prepared.name, error)

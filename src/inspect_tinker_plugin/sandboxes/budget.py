@@ -38,6 +38,8 @@ class ImageBudget:
         self._engine = engine
         self._evicted = evicted
         self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._awaited: set[str] = set()
+        """Made ahead of need, and not used yet."""
         self._stated: int | None = None
         self._lock = threading.Lock()
 
@@ -46,8 +48,33 @@ class ImageBudget:
         with self._lock:
             if reference in self._made:
                 self._made.move_to_end(reference)
-            if stated is not None:
-                self._stated = max(self._stated or 0, stated)
+            self._awaited.discard(reference)
+        self.state(stated)
+
+    def state(self, budget: int | None) -> None:
+        """Note the budget that a configuration states, if any; the largest one counts."""
+        with self._lock:
+            if budget is not None:
+                self._stated = max(self._stated or 0, budget)
+
+    def await_use(self, reference: str) -> None:
+        """Note that an image was made ahead of need: it goes after those that were used."""
+        with self._lock:
+            self._awaited.add(reference)
+
+    def has_room_ahead(self, reference: str) -> bool:
+        """Tell whether one more image may be made before it is needed.
+
+        Those that were made so and not used yet take half of the budget at the most, so that
+        they drive neither each other out, nor what running episodes start from.
+        """
+        with self._lock:
+            parts = {p for name in self._awaited & set(self._made) for p in self._made[name].layers}
+            return reference in self._made or sum(size for _, size in parts) <= self._budget // 2
+
+    @property
+    def _budget(self) -> int:
+        return DEFAULT_BYTES if self._stated is None else self._stated
 
     def counts(self, reference: str) -> bool:
         """Tell whether an image was made by this process."""
@@ -68,8 +95,8 @@ class ImageBudget:
         with self._lock:
             self._made[reference] = made
             self._made.move_to_end(reference)
-            older = list(self._made)[:-1]
-            budget = DEFAULT_BYTES if self._stated is None else self._stated
+            older = sorted(list(self._made)[:-1], key=self._awaited.__contains__)
+            budget = self._budget
         for name in older:
             if self._total() <= budget:
                 return
@@ -106,6 +133,7 @@ class ImageBudget:
             return
         with self._lock:
             gone = self._made.pop(name)
+            self._awaited.discard(name)
         self._evicted(gone.id)
         logger.warning(
             "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "

@@ -135,6 +135,8 @@ class Images:
                 image = self._examine(reference)
                 if ours or self._budget.counts(reference):
                     quietly(self._budget.made, reference, image.id, before=before)
+                    if not flight.urgent:
+                        self._budget.await_use(reference)
             self._land(flight, image)
         except BaseException as ex:  # the boundary: whoever waits gets it
             self._land(flight, ex)

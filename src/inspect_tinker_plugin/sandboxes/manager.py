@@ -52,6 +52,8 @@ class _Use:
     """Where its callers go, once the image is known."""
     early: deque[Waiter] = field(default_factory=deque)
     """Callers that came before."""
+    ahead: Future[Pool] | None = None
+    """The image as it was made ahead of need, until a task starts with it."""
 
 
 class PoolManager:
@@ -77,12 +79,16 @@ class PoolManager:
         self._closed = False
         self._pid = os.getpid()
 
-    async def prepare(self, config: ContainerConfig, *, urgent: bool = True) -> Pool:
+    @property
+    def closed(self) -> bool:
+        """Whether these pools are gone; later ones have a manager of their own."""
+        return self._closed
+
+    async def prepare(self, config: ContainerConfig) -> Pool:
         """Build or pull the image again, as when a task starts, and give the pool for it.
 
         Args:
             config: what the containers are.
-            urgent: whether somebody waits for it; what is made ahead of need is not.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -91,7 +97,38 @@ class PoolManager:
         self._budget.used(reference_of(config), config.pool.images)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
-        return await settled(self._resolve(use, refresh=True, urgent=urgent))
+            ahead, use.ahead = use.ahead, None
+        fresh = ahead is not None and ahead.done() and ahead.exception() is None
+        return await settled(self._resolve(use, refresh=not fresh, urgent=True))
+
+    def make_ahead(self, config: ContainerConfig) -> Future[Pool] | None:
+        """Build or pull an image before it is needed, after what somebody waits for.
+
+        The next :meth:`prepare` takes it as it is. The pool keeps no containers ready until
+        somebody wants them. Returns at once.
+
+        Returns:
+            The pool to come; ``None`` while images that nobody has used yet take half of the
+            disk budget.
+        """
+        reference = reference_of(config)
+        self._budget.state(config.pool.images)
+        with self._lock:
+            use = self._uses.setdefault(config, _Use(config))
+            pool = use.pool
+            if self._closed or pool is not None:
+                there: Future[Pool] = Future()
+                if pool is None or self._closed:
+                    there.set_exception(SandboxEngineError("the sandbox pools were closed"))
+                else:
+                    there.set_result(pool)
+                return there
+        if not self._budget.has_room_ahead(reference):
+            return None
+        made = self._resolve(use, refresh=True, urgent=False)
+        with self._lock:
+            use.ahead = made
+        return made
 
     async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
         """Wait for a container; first come, first served.
@@ -228,6 +265,8 @@ class PoolManager:
         def arrived(image: Future[Image]) -> None:
             try:
                 pool = self._publish(use, image.result())
+                if urgent:
+                    pool.used()
             except BaseException as ex:  # the boundary: whoever waits gets it
                 fail(ex)
             else:

@@ -127,7 +127,7 @@ class Pool:
         self._max = config.pool.max
         self._floor = 0
         self._resting = False
-        self._last_used = time.monotonic()
+        self._last_used = float("-inf")
         self._closed = False
 
     @property
@@ -161,18 +161,31 @@ class Pool:
         """Keep nothing ready for now, although nobody has closed the pool, or do so again."""
         self._resting = resting
 
+    def used(self) -> None:
+        """Note that somebody wants this pool's containers."""
+        self._last_used = time.monotonic()
+
+    def expect(self, count: int) -> int:
+        """Start containers for callers that are to come, as many as ``max`` allows; tell how many.
+
+        They are kept until as many callers have come. None: whoever was to come will not.
+        """
+        with self._lock:
+            if count:
+                self._last_used = time.monotonic()
+            room = count if self._max is None else min(count, self._max - len(self._leased))
+            self._floor = max(self._floor, room) if count else 0
+        self.tend()
+        return room
+
     async def prewarm(self, count: int) -> None:
         """Wait until so many containers are ready (as far as ``max`` allows).
 
         Raises:
             SandboxError: the first start that failed.
         """
-        with self._lock:
-            self._last_used = time.monotonic()
-            room = count if self._max is None else min(count, self._max - len(self._leased))
-            self._floor = max(self._floor, room)
-            failures = self._failures
-        self.tend()
+        failures = self._failures
+        room = self.expect(count)
         while True:
             with self._lock:
                 # Callers that come meanwhile take from the floor.

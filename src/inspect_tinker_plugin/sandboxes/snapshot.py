@@ -343,12 +343,17 @@ class Snapshots:
             fork = self._forks[key] = _Fork(key)
             return fork, True
 
-    def _pays(self, config: ContainerConfig, setup: SampleSetup) -> bool:
+    def expects(self, config: ContainerConfig, *, script: bool, files: bool) -> bool:
+        """Tell whether groups with such a set-up are likely to share it."""
+        if config.snapshot == "never" or not (script or files):
+            return False
         if config.snapshot == "always":
             return True
-        if setup.setup is None and sum(map(len, setup.files.values())) < SMALL_BYTES:
-            return False
-        return self._seconds.get(config, QUICK_SECONDS) >= QUICK_SECONDS
+        return script and self._seconds.get(config, QUICK_SECONDS) >= QUICK_SECONDS
+
+    def _pays(self, config: ContainerConfig, setup: SampleSetup) -> bool:
+        large = sum(map(len, setup.files.values())) >= SMALL_BYTES
+        return self.expects(config, script=setup.setup is not None or large, files=True)
 
     async def _state(self, container: Container) -> str:
         """Describe what a container has beside its layer, as far as set-up could change it."""
