@@ -123,7 +123,8 @@ class Cause(StrEnum):
     """The sandbox did not start, or died of something that nobody inside it can do."""
     INSIDE_SANDBOX = "inside_sandbox"
     """What commands did inside the sandbox made an operation fail: a file that is missing or
-    cannot be used, a command that ran too long, a full disk, no process or memory left."""
+    cannot be used, a command that ran too long, a full disk, no process or memory left. Before the
+    policy's first reply nothing is: it has done nothing yet."""
     TOOL = "tool"
     """A tool raised an error that Inspect does not report back to the model."""
     POLICY = "policy"

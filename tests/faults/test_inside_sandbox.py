@@ -66,6 +66,15 @@ def looks(action: Action) -> Scorer:
 
 
 @solver
+def prepares(action: Action) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await action(sandbox())
+        return await generate(state)
+
+    return solve
+
+
+@solver
 def acts(action: Action) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         await generate(state)
@@ -116,3 +125,49 @@ async def test_a_sandbox_that_dies_by_itself_is_still_raised() -> None:
     with pytest.raises(EpisodeError) as caught:
         await do_group_rollout(builder, Words(["x"]))
     assert caught.value.cause is Cause.SANDBOX
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+@pytest.mark.parametrize("place", ["setup", "solver"])
+async def test_before_the_first_reply_it_is_the_tasks_fault(action: Action, place: str) -> None:
+    asked = Task(
+        name="faulty",
+        dataset=[Sample(id=1, input="Write answer.txt.", target="x")],
+        setup=prepares(action) if place == "setup" else None,
+        solver=generate() if place == "setup" else prepares(action),
+        scorer=looks(_missing),
+        sandbox="local",
+    )
+    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["done"]))
+    assert caught.value.cause is (Cause.SANDBOX if action is _used_up else Cause.SOLVER)
+
+
+async def test_a_scorer_that_fails_without_a_reply_is_at_fault_itself() -> None:
+    @solver
+    def says_nothing() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            return state
+
+        return solve
+
+    asked = Task(
+        dataset=[Sample(id=1, input="x", target="x")],
+        solver=says_nothing(),
+        scorer=looks(_missing),
+        sandbox="local",
+    )
+    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["done"]))
+    assert caught.value.cause is Cause.SCORER
+
+
+async def test_its_price_is_told_once_per_dataset(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = as_rl_dataset(task(_missing, "scorer"), renderer(), group_size=2)
+    for _ in range(2):
+        await do_group_rollout(dataset.get_batch(0)[0], Words(["done"]))
+    [told] = [each.message for each in caplog.records if "inside_sandbox" in each.message]
+    assert "task 'task', sample 1" in told
+    assert "read_file() of the sandbox" in told

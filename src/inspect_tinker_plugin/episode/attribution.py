@@ -20,6 +20,9 @@ _PROVOKED = (OSError, UnicodeError, OutputLimitExceededError)
 """What a sandbox raises about the files and commands in it, which the policy can arrange. The
 sandbox's own failures have other types, but for a lost connection."""
 
+_OPERATIONS = frozenset({"exec", "read_file", "write_file", "connection"})
+"""Methods of a sandbox environment."""
+
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and what it was raised from, once each."""
@@ -39,7 +42,11 @@ def _modules(tb: TracebackType | None) -> list[str]:
 
 
 def attribute(
-    error: BaseException, *, phase: Cause, sandbox_modules: frozenset[str] = frozenset()
+    error: BaseException,
+    *,
+    phase: Cause,
+    sandbox_modules: frozenset[str] = frozenset(),
+    policy_spoke: bool = True,
 ) -> Cause:
     """Decide the cause of an exception that ended an episode.
 
@@ -47,12 +54,22 @@ def attribute(
         error: The exception, with its traceback.
         phase: What was running: ``SANDBOX`` (start-up), ``SOLVER`` or ``SCORER``.
         sandbox_modules: Modules that define the sandbox environments in use.
+        policy_spoke: Whether the policy has given a reply; before that it can provoke nothing.
 
     Returns:
         The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
         a judge that fails under a scorer is the judge's. Errors that commands inside a sandbox
         can provoke are never the sandbox's own: a policy could void its bad episodes with them.
+        Those before its first reply are the task's, whose file was missing or command too slow.
     """
+    cause = _found(error, phase, sandbox_modules)
+    if cause is not Cause.INSIDE_SANDBOX or policy_spoke:
+        return cause
+    died = any(isinstance(link, SandboxMisusedError) for link in _chain(error))
+    return Cause.SANDBOX if died else phase
+
+
+def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) -> Cause:
     if phase is Cause.SANDBOX:
         return phase
     for link in _chain(error):
@@ -79,6 +96,16 @@ def _raised_by_another_model(modules: list[str]) -> bool:
     )
 
 
+def _sandbox_operation(error: BaseException, sandbox_modules: frozenset[str]) -> str | None:
+    """Name the operation of a sandbox environment that raised an exception."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name in _OPERATIONS and (
+            str(frame.f_globals.get("__name__", "")) in sandbox_modules
+        ):
+            return frame.f_code.co_name
+    return None
+
+
 def episode_error(
     error: BaseException,
     *,
@@ -86,11 +113,15 @@ def episode_error(
     task: str,
     sample_id: int | str | None,
     epoch: int,
+    sandbox_modules: frozenset[str] = frozenset(),
 ) -> EpisodeError:
     """Wrap an exception with its cause, task and sample; the original is ``__cause__``."""
     text = str(error) or type(error).__name__
     if isinstance(error, LimitExceededError):
         text = f"{error.message} while scoring"
+    operation = _sandbox_operation(error, sandbox_modules)
+    if operation is not None:
+        text = f"{text} (in {operation}() of the sandbox)"
     wrapped = EpisodeError(
         f"{type(error).__name__}: {text}",
         cause=cause,

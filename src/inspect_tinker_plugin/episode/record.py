@@ -12,6 +12,7 @@ from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.attribution import attribute, episode_error
+from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.episode.types import Metrics
@@ -35,6 +36,9 @@ class SampleRecord:
 
     state: TaskState
     """The most recent state."""
+
+    policy: PolicyAPI
+    """The model under training, which knows how many replies it has given."""
 
     keep_log: bool
     """Whether a log is wanted."""
@@ -73,7 +77,13 @@ class SampleRecord:
             return
         self.catch_up()
         self.error = self.attributed(
-            error, attribute(error, phase=phase, sandbox_modules=self.sandboxes.modules)
+            error,
+            attribute(
+                error,
+                phase=phase,
+                sandbox_modules=self.sandboxes.modules,
+                policy_spoke=self.policy.answered > 0,
+            ),
         )
 
     def attributed(self, error: Exception, cause: Cause) -> EpisodeError:
@@ -84,4 +94,5 @@ class SampleRecord:
             task=self.task.name,
             sample_id=self.sample.id,
             epoch=self.epoch,
+            sandbox_modules=self.sandboxes.modules,
         )

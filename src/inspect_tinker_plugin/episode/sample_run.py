@@ -75,6 +75,7 @@ class SampleRun:
             sample=sample,
             epoch=epoch,
             state=new_state(prepared, sample, epoch=epoch, model=self._model),
+            policy=self._policy,
             keep_log=keep_log,
         )
         self._spans = EpisodeTranscript(keep=keep_log)

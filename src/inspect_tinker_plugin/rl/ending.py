@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from logging import getLogger
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Logs, Metrics, StopReason
 
@@ -13,6 +14,8 @@ from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
+
+logger = getLogger(__name__)
 
 Aggregator = Callable[[EpisodeResult], Awaitable[Reward]]
 
@@ -76,6 +79,8 @@ class Outcomes:
 
     aggregator: Aggregator
     errors: ErrorPolicy
+    _told: list[str] = field(default_factory=list, repr=False, compare=False)
+    """The failure inside a sandbox that was warned about; one is told per dataset."""
 
     async def ending(self, result: EpisodeResult) -> Ending:
         """Apply the aggregator, or the policy for what failed."""
@@ -90,6 +95,16 @@ class Outcomes:
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
         penalty = self.errors.penalty(error.cause)
+        if error.cause is Cause.INSIDE_SANDBOX and penalty is not None and not self._told:
+            self._told.append(str(error))
+            logger.warning(
+                "%s. The episode gets a reward of %g instead of an error: a policy that can make "
+                "sandbox operations fail could have its bad episodes run again. If the task is at "
+                'fault, on_error={"inside_sandbox": "raise"} raises. Said once; the metric '
+                "error/inside_sandbox counts all of them",
+                error,
+                penalty,
+            )
         reward = None if penalty is None else Reward(penalty, {f"error/{error.cause}": 1.0})
         return Ending(result, reward, error)
 
