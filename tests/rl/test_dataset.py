@@ -15,8 +15,17 @@ import tinker
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import as_solver, as_tool, handoff, react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import match, model_graded_qa
-from inspect_ai.solver import basic_agent, generate, multiple_choice, self_critique
+from inspect_ai.scorer import Score, match, model_graded_qa
+from inspect_ai.solver import (
+    Generate,
+    Solver,
+    TaskState,
+    basic_agent,
+    generate,
+    multiple_choice,
+    self_critique,
+    solver,
+)
 from inspect_ai.tool import bash, mcp_server_stdio, python, text_editor, think
 from tests.rl.policies import END, TOKENIZER, Words, encode, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
@@ -25,6 +34,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
+from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import (
     ConfigError,
     EpisodeError,
@@ -96,9 +106,9 @@ def test_what_is_no_renderer_or_solver_is_one_clear_line() -> None:
     for wrong in (None, "qwen3"):
         with pytest.raises(RendererError, match="not a renderer"):
             as_rl_dataset(arithmetic(), wrong)  # type: ignore[arg-type]
-    for solver in ("generate", 3, [generate(), "generate"]):
+    for wrong_solver in ("generate", 3, [generate(), "generate"]):
         with pytest.raises(ConfigError, match="neither a solver nor an agent"):
-            as_rl_dataset(arithmetic(), renderer(), solver=solver)  # type: ignore[arg-type]
+            as_rl_dataset(arithmetic(), renderer(), solver=wrong_solver)  # type: ignore[arg-type]
 
 
 def test_samples_without_id_are_numbered_like_in_an_eval() -> None:
@@ -130,6 +140,28 @@ def test_an_impossible_option_is_one_clear_line(options: dict[str, Any], message
 def test_a_task_without_scorer_is_refused() -> None:
     with pytest.raises(TaskError, match="no scorer"):
         as_rl_dataset(Task(dataset=sums(1), solver=generate()), renderer())
+
+
+async def test_a_task_without_scorer_is_paid_by_what_its_solver_scores() -> None:
+    @solver
+    def scores_itself() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            state.scores = {"mine": Score(value=0.5)}
+            return state
+
+        return solve
+
+    def double(result: EpisodeResult) -> float:
+        return 2 * result.scores["mine"].score.as_float()
+
+    task = Task(dataset=sums(1), solver=scores_itself())
+    for reward, paid in (("score:mine", 0.5), (double, 1.0)):
+        [builder] = as_rl_dataset(task, renderer(), reward=reward).get_batch(0)
+        assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [paid]
+    [builder] = as_rl_dataset(task, renderer(), reward="score:other").get_batch(0)
+    with pytest.raises(EpisodeError, match="no score named 'other'; there is 'mine'"):
+        await do_group_rollout(builder, Words(["x"]))
 
 
 def test_an_unknown_task_is_refused() -> None:

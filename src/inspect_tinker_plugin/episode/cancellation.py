@@ -1,11 +1,14 @@
-"""Cancellation: telling a real one from a stray, and work that none may interrupt."""
+"""Cancellation: telling a real one from a stray, and what it must not pass or interrupt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
+
+T = TypeVar("T")
 
 
 def being_cancelled() -> bool:
@@ -19,6 +22,23 @@ def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     wrapped = RuntimeError(f"{what} was cancelled by nothing that belongs to the episode")
     wrapped.__cause__ = error
     return wrapped
+
+
+async def contained(what: str, work: Awaitable[T]) -> T:
+    """Await somebody's code; what would end more than the episode becomes an ordinary error.
+
+    Raises:
+        RuntimeError: It raised ``SystemExit`` or another exception that is no ``Exception``, as
+            test frameworks do.
+    """
+    try:
+        return await work
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if being_cancelled():
+            raise
+        raise RuntimeError(f"{what} raised {error!r:.200}") from error
 
 
 async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:

@@ -26,6 +26,9 @@ CLOSE_GRACE = 120.0
 HAD_NOT_ENDED = "later it had not ended"
 """What the error of an episode says that was given up."""
 
+CANCELLED_ITSELF = "it was cancelled by nothing that belongs to the episode"
+"""What the error of an episode says that something in it has cancelled."""
+
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before
 # it has released its sandbox.
 _running: set[asyncio.Task[None]] = set()
@@ -197,6 +200,9 @@ class EpisodeMachine:
         """Leave nothing behind, and nobody waiting, however the task has ended."""
         _running.discard(task)
         fault = None if task.cancelled() else task.exception()
+        if self.state.before(EpisodeState.SCORED) and task.cancelled() and self._run is not None:
+            # Nobody closed it: something in it cancelled the task that drives it.
+            self._finish(self._run.give_up(CANCELLED_ITSELF))
         if self.state.before(EpisodeState.SCORED):
             self.state = EpisodeState.CLOSED
             self._mailbox.finish(fault or self._closed())

@@ -23,7 +23,7 @@ from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, contained, stray
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.record import SampleRecord
@@ -85,6 +85,7 @@ class SampleRun:
         self._solving: Solving | None = None
         self._stopped: str | None = None
         self._phase: Cause | None = None
+        self._cancelled_in: Cause | None = None
         self._begun = False
         self._started_at = datetime.now(UTC)
         self.context = copy_context()
@@ -106,6 +107,9 @@ class SampleRun:
                         self._solving = Solving(record, active, generate, self._spans)
                         await self._solve()
                         await self._score()
+                    except asyncio.CancelledError:
+                        self._cancelled_in = self._phase
+                        raise
                     finally:
                         await self._clean_up()
                     self._phase = Cause.SANDBOX
@@ -133,8 +137,10 @@ class SampleRun:
 
         The error is laid to whatever runs now; where nothing does, there is nothing to score.
         """
-        cause = (self._phase or self._setup.phase) if self._begun else Cause.UNSCORED
         record = self._record
+        cause = Cause.UNSCORED
+        if self._begun:
+            cause = self._cancelled_in or self._phase or self._setup.phase
         record.error = record.error or record.attributed(StoppedError(message), cause)
         return self.result()
 
@@ -225,7 +231,7 @@ class SampleRun:
         patience = record.task.options.stop_timeout
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(patience):
-                await cleanup(record.state)
+                await contained("the task's cleanup", cleanup(record.state))
         except Exception as error:
             # As in an eval: clean-up that fails is reported and changes no score.
             logger.warning(

@@ -14,7 +14,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.util import span, time_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, contained, stray
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.task import NamedScorer
 from inspect_tinker_plugin.errors import Cause
@@ -84,7 +84,7 @@ class Scoring:
     async def _score_with(self, named: NamedScorer, state: TaskState, sample: Sample) -> None:
         assert state.scores is not None
         async with self._transcript.span(named.name, "scorer"):
-            score = await named.scorer(state, Target(sample.target))
+            score = await contained("the scorer", named.scorer(state, Target(sample.target)))
             if named.name in state.scores:
                 raise RuntimeError(f"Scorer {named.name} has modified state.scores")
             if score is None:

@@ -13,6 +13,7 @@ from inspect_ai.solver import Generate
 from inspect_ai.util import LimitExceededError, time_limit, turn_limit, working_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.cancellation import contained
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.scoring import EpisodeTranscript
 from inspect_tinker_plugin.errors import Cause
@@ -109,7 +110,8 @@ class Solving:
             if record.task.limits.working is not None:
                 internals.monitor_working_limit()
             async with self._spans.span("solvers"):
-                record.state = await record.task.plan(record.state, self._generate)
+                plan = record.task.plan(record.state, self._generate)
+                record.state = await contained("the solver", plan)
         except anyio.get_cancelled_exc_class() as error:
             exceeded = active.limit_exceeded_error
             if exceeded is None:

@@ -46,12 +46,12 @@ async def call_function(
             cancellation that nobody asked for).
     """
     if _is_async(function):
-        return await _within(timeout, _watched(function(*arguments), timeout))
+        return await _within(timeout, _apart(_watched(function(*arguments), timeout)))
     places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_THREADS))
     async with places:
         answer = await _within(timeout, _in_thread(function, arguments))
     if isinstance(answer, Awaitable):
-        return await _within(timeout, _watched(answer, timeout))
+        return await _within(timeout, _apart(_watched(answer, timeout)))
     return answer
 
 
@@ -68,13 +68,25 @@ async def _within(timeout: float | None, work: Awaitable[Any]) -> Any:
             f"blocked the event loop for {timeout:g} seconds and was interrupted; make it a plain "
             "function, which runs in a thread, or await what it waits for"
         ) from ex
-    except SystemExit as ex:
-        raise RuntimeError(f"raised {ex!r}") from ex
     except asyncio.CancelledError as ex:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         raise RuntimeError("it was cancelled by nothing that belongs to the episode") from ex
+
+
+async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """Await in a task of its own, so that what cancels its task cancels nothing else."""
+
+    async def run() -> Any:
+        try:
+            return await work
+        except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as ex:  # SystemExit would end the loop
+            raise RuntimeError(f"raised {ex!r}") from ex
+
+    return await asyncio.ensure_future(run())
 
 
 async def _watched(work: Awaitable[Any], timeout: float | None) -> Any:

@@ -123,10 +123,14 @@ def checked_reward(answer: object, name: str, described: str) -> Reward:
     def refused(what: object, wanted: str) -> AggregatorError:
         return AggregatorError(f"{described} gave {what!r:.80}, not {wanted}", aggregator=name)
 
-    reward = Reward(float(answer)) if isinstance(answer, Real) else answer  # numpy's numbers, too
+    reward = Reward(answer) if isinstance(answer, Real) else answer  # type: ignore[arg-type]  # numpy's numbers, too
     if not isinstance(reward, Reward):
         raise refused(answer, "a number or a Reward")
-    if not isinstance(reward.value, Real) or not math.isfinite(reward.value):
+    try:
+        finite = isinstance(reward.value, Real) and math.isfinite(reward.value)
+    except (OverflowError, ValueError, TypeError):  # an integer that is too large, say
+        finite = False
+    if not finite:
         raise refused(reward.value, "a finite number")
     metrics: object = reward.metrics
     if not isinstance(metrics, Mapping) or not all(

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Permutation
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
-from inspect_tinker_plugin.rl.score_names import require_scores
+from inspect_tinker_plugin.rl.score_names import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tool_probe import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.samples import SelectedSamples, select_samples
@@ -211,10 +211,14 @@ def _prepared(
     if options.log_dir is not None:
         options = replace(options, log_dir=log_folder(options.log_dir))
     resolved = resolve_task(task, task_args)
-    if not with_plugin_scorers(resolved.task).scorer:
+    reward = resolve_reward(options.reward).aggregator
+    if not with_plugin_scorers(resolved.task).scorer and not reads_other_than_scorers(
+        options.reward, reward
+    ):
         raise TaskError(
             f"task {resolved.task.name!r} has no scorer, so its episodes would have no reward; "
-            "add scorer=... to the task"
+            "add scorer=... to the task, or name a score that its solver sets: "
+            "reward='score:name'"
         )
     if samples is None:
         samples = select_samples(resolved.task, options.selection)
@@ -223,7 +227,7 @@ def _prepared(
     handle = TaskHandle(resolved.task, ref, renderer, options)
     parts = handle.parts()
     scorers = [scorer.name for scorer in parts.runner.prepared.scorers]
-    require_scores("reward", options.reward, resolve_reward(options.reward).aggregator, scorers)
+    require_scores("reward", options.reward, reward, scorers)
     if parts.group_reward is not None:
         group = parts.group_reward.aggregator
         require_scores("group_reward", options.group_reward, group, scorers)

@@ -13,7 +13,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
-from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward
+from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.branches import arrange
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
@@ -142,10 +142,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
             return [None] * len(endings)
         try:
             return await aggregate([_member(ending) for ending in endings])
-        except AggregatorError as fault:
+        except (AggregatorError, UnscoredError) as fault:
             return self._penalised(endings, fault)
 
-    def _penalised(self, endings: Sequence[Ending], fault: AggregatorError) -> list[Reward]:
+    def _penalised(self, endings: Sequence[Ending], fault: Exception) -> list[Reward]:
         """Give every member the penalty that ``on_error`` states for a failed reward.
 
         Raises:

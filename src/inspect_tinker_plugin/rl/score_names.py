@@ -14,7 +14,8 @@ def require_scores(option: str, expression: object, aggregator: object, scorers:
     """Make sure that a task has the scorers that a reward expression names.
 
     Only expressions are looked at. A score that a solver sets by itself has no scorer, and is
-    named with an aggregator in Python: ``reward=ScoreReward("name")``.
+    named with an aggregator in Python, ``reward=ScoreReward("name")``, where the task has scorers,
+    too. A task without any has its solver's scores alone, and nothing is known of their names.
 
     Args:
         option: What the caller calls the expression.
@@ -25,7 +26,7 @@ def require_scores(option: str, expression: object, aggregator: object, scorers:
     Raises:
         RewardError: There is no such scorer; the message lists those that there are.
     """
-    if not isinstance(expression, str):
+    if not isinstance(expression, str) or not scorers:
         return
     for path in _paths(aggregator):
         if not any(path == name or path.startswith(f"{name}.") for name in scorers):
@@ -33,6 +34,11 @@ def require_scores(option: str, expression: object, aggregator: object, scorers:
                 f"{option} {expression!r} names the score {path!r}, which no scorer of the task "
                 f"gives; its scorers are {', '.join(scorers)}.{suggestion(path, scorers, most=0)}"
             )
+
+
+def reads_other_than_scorers(expression: object, aggregator: object) -> bool:
+    """Whether a reward can be had without scorers: it is a function, or names a score."""
+    return not isinstance(expression, str) or any(True for _ in _paths(aggregator))
 
 
 def _paths(part: object) -> Iterator[str]:

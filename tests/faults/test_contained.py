@@ -1,0 +1,131 @@
+"""What a task or a reward does to its own task or process ends one episode, with its cause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from tests.rl.policies import Words, renderer
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.rewards import GroupMember, UnscoredError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+Deed = Callable[[], Awaitable[object]]
+
+
+class Outcome(BaseException):
+    """No ``Exception``, like what ``pytest.fail()`` raises."""
+
+
+async def _cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def _exits() -> None:
+    raise SystemExit(0)
+
+
+async def _raises_no_exception() -> None:
+    raise Outcome("failed")
+
+
+async def _raises_a_group() -> None:
+    raise BaseExceptionGroup("several", [Outcome("failed")])
+
+
+DEEDS = [_cancels_itself, _exits, _raises_no_exception, _raises_a_group]
+deeds = pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+
+
+@scorer(metrics=[mean()])
+def does(deed: Deed | None = None) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        if deed is not None:
+            await deed()
+        return Score(value=1.0)
+
+    return score
+
+
+@solver
+def replies_and(deed: Deed) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        await deed()
+        return state
+
+    return solve
+
+
+def _task(scored: Scorer, solved: Solver | None = None) -> Task:
+    return Task(
+        dataset=[Sample(id=1, input="x", target="x")], solver=solved or generate(), scorer=scored
+    )
+
+
+async def _rewards(task: Task, **options: Any) -> list[float]:
+    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
+    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure())
+    return group.get_total_rewards()
+
+
+async def _check(task: Task, cause: Cause, **options: Any) -> None:
+    with pytest.raises(EpisodeError) as caught:
+        await _rewards(task, **options)
+    assert caught.value.cause is cause
+    assert await _rewards(task, on_error={cause: -2.0}, **options) == [-2.0]
+
+
+@deeds
+async def test_a_scorer(deed: Deed) -> None:
+    await _check(_task(does(deed)), Cause.SCORER)
+
+
+@deeds
+async def test_a_solver(deed: Deed) -> None:
+    await _check(_task(does(), replies_and(deed)), Cause.SOLVER)
+
+
+@deeds
+async def test_a_reward(deed: Deed) -> None:
+    async def reward(result: EpisodeResult) -> float:
+        await deed()
+        return 1.0
+
+    await _check(_task(does()), Cause.REWARD, reward=reward)
+
+
+@deeds
+async def test_a_group_reward(deed: Deed) -> None:
+    async def reward(members: Sequence[GroupMember]) -> list[float]:
+        await deed()
+        return [1.0] * len(members)
+
+    await _check(_task(does()), Cause.REWARD, group_reward=reward)
+
+
+async def test_a_group_reward_that_misses_a_score() -> None:
+    async def reward(members: Sequence[GroupMember]) -> list[float]:
+        raise UnscoredError("no score to compare")
+
+    await _check(_task(does()), Cause.REWARD, group_reward=reward)
+
+
+async def test_a_reward_too_large_for_a_float() -> None:
+    def reward(result: EpisodeResult) -> Any:
+        return 10**400
+
+    await _check(_task(does()), Cause.REWARD, reward=reward)
