@@ -19,7 +19,13 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxImageError
+from inspect_tinker_plugin.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+)
+from inspect_tinker_plugin.sandboxes import progress
 from inspect_tinker_plugin.sandboxes.compose import parse_config
 from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
 from inspect_tinker_plugin.sandboxes.environment import DockerPoolSandboxEnvironment
@@ -353,6 +359,46 @@ async def test_a_silent_engine_holds_no_command(
     assert time.monotonic() - begun < 60
     silent_engine.recover()
     sandbox.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
+    image: str, silent_engine: SilentEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "ASK_SECONDS", 2)
+    monkeypatch.setattr(progress, "ANSWER_SECONDS", 2)
+    quiet, hung = _dockerfiles(tmp_path, image, 2, "sleep 8")
+    taken = await _take(quiet)  # no word for long, but the engine lives
+    taken.release()
+    waiting = asyncio.create_task(_take(hung))
+    await asyncio.sleep(4)
+    silent_engine.fall_silent()
+    with pytest.raises(SandboxEngineError, match=r"the build of .* does not answer"):
+        await asyncio.wait_for(waiting, 40)
+    silent_engine.recover()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_pull_from_a_silent_registry_ends_with_an_error(
+    image: str, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "BEGIN_SECONDS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        name = f"127.0.0.1:{registry.getsockname()[1]}/nobody/answers:1"
+        with pytest.raises(SandboxError, match="pull"):
+            await asyncio.wait_for(_take(DockerPoolConfig(image=name)), 20)
+
+
+async def test_closing_cuts_builds_off(image: str, manager: PoolManager, tmp_path: Path) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 300")
+    waiting = asyncio.create_task(_take(path))
+    await _until(lambda: manager.engine.streams)
+    await asyncio.sleep(2)
+    begun = time.monotonic()
+    await asyncio.to_thread(close_all)
+    with pytest.raises(SandboxError, match="closed"):
+        await waiting
+    assert time.monotonic() - begun < 5
 
 
 class TestDiskLimit:

@@ -26,6 +26,7 @@ from inspect_tinker_plugin.sandboxes.threads import Workers
 
 if TYPE_CHECKING:
     from docker import APIClient
+    from inspect_tinker_plugin.sandboxes.progress import Progress
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +64,8 @@ class Engine:
         self.removals = Workers("docker_pool_remove", _REMOVAL_THREADS)
         self.builds = Workers("docker_pool_build", _BUILD_THREADS)
         self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
+        self.streams: set[Progress] = set()
+        """Builds and pulls that run."""
         self._version: str | None = None
         self._facts: dict[str, Any] | None = None
         self._storage_quota: bool | None = None
@@ -76,19 +79,24 @@ class Engine:
         """
         client: APIClient | None = getattr(self._local, "client", None)
         if client is None:
-            client = self._connect()
+            client = self.connect(self._timeout)
             self._local.client = client
             with self._lock:
                 self._clients.add(client)
         return client
 
-    def _connect(self) -> APIClient:
+    def connect(self, timeout: float) -> APIClient:
+        """Make a client of one's own, to be closed.
+
+        Raises:
+            SandboxEngineError: the engine cannot be reached.
+        """
         import docker
 
         try:
             _knock()
             client = docker.APIClient(
-                version=self._version, timeout=int(self._timeout), **_environment()
+                version=self._version, timeout=max(1, int(timeout)), **_environment()
             )
             _share_connections(client)
             self._version = client.api_version
@@ -177,6 +185,8 @@ class Engine:
         Args:
             seconds: how long to wait for calls that an engine does not answer.
         """
+        for stream in list(self.streams):
+            stream.cut(SandboxEngineError("the sandbox pools were closed"))
         for workers in (self.builds, self.starts, self.removals, self._calls):
             workers.close(seconds)
         with self._lock:

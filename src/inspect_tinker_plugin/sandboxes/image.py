@@ -18,9 +18,13 @@ from inspect_tinker_plugin.sandboxes.budget import ImageBudget
 from inspect_tinker_plugin.sandboxes.config import Build, ContainerConfig
 from inspect_tinker_plugin.sandboxes.engine import Engine, quietly, typed
 from inspect_tinker_plugin.sandboxes.owner import Owner
+from inspect_tinker_plugin.sandboxes.progress import Progress
 
 BUILD_SILENCE_SECONDS = 3600
-"""How long a step of a build may print nothing."""
+"""How long a step of a build may print nothing, on an engine that answers otherwise."""
+
+PULL_SILENCE_SECONDS = 600
+"""How long a pull may make no progress."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,13 @@ class Images:
                 # What was there before is somebody else's, unless its name is the pool's.
                 before = self._examine(reference).id if self._exists(reference) else None
                 ours = before is None or reference.startswith("inspect-pool/")
-                if config.build is not None:
-                    self._build(config, config.build, reference)
-                else:
-                    self._pull(reference, config)
+                what = f"{config.source}: the {'build' if config.build else 'pull'} of {reference}"
+                silence = BUILD_SILENCE_SECONDS if config.build else PULL_SILENCE_SECONDS
+                with Progress(self._engine, what, silence) as progress:
+                    if config.build is not None:
+                        self._build(config, config.build, reference, progress)
+                    else:
+                        self._pull(reference, config, progress)
                 image = self._examine(reference)
                 if ours or self._budget.counts(reference):
                     quietly(self._budget.made, reference, image.id, before=before)
@@ -169,12 +176,12 @@ class Images:
             )
         return missing or (refresh and config.pull == "always")
 
-    def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:
+    def _build(self, config: ContainerConfig, build: Build, tag: str, progress: Progress) -> None:
         import docker
 
         log: list[str] = []
         try:
-            for event in self._engine.api.build(
+            made = progress.client.build(
                 path=build.context,
                 dockerfile=build.dockerfile,
                 buildargs=dict(build.args),
@@ -185,8 +192,8 @@ class Images:
                 rm=True,
                 forcerm=True,
                 decode=True,
-                timeout=BUILD_SILENCE_SECONDS,
-            ):
+            )
+            for event in progress.events(made):
                 log.append(str(event.get("stream") or event.get("error") or ""))
                 if "error" in event:
                     raise SandboxImageError(
@@ -200,14 +207,15 @@ class Images:
         except docker.errors.DockerException as ex:
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
 
-    def _pull(self, reference: str, config: ContainerConfig) -> None:
+    def _pull(self, reference: str, config: ContainerConfig, progress: Progress) -> None:
         import docker
 
         try:
             name, _, tag = reference.partition("@") if "@" in reference else (reference, "", "")
-            for event in self._engine.api.pull(
+            pulled = progress.client.pull(
                 name, tag=tag or None, platform=config.platform, stream=True, decode=True
-            ):
+            )
+            for event in progress.events(pulled):
                 if "error" in event:
                     raise SandboxImageError(
                         f"{config.source}: pulling {reference!r} failed: {event['error']}"
