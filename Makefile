@@ -129,7 +129,7 @@ lock-check: $(STAMP)
 
 # Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
 executor: ## build the program that runs commands in containers
-	$(MAKE) -B -C src/inspect_tinker_plugin/sandboxes/native
+	$(MAKE) -B -C src/inspect_tinker_plugin/docker_pool/native
 
 # Group by group; a failing case says how to run it alone.
 EPISODES ?= 10000

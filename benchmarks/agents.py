@@ -21,8 +21,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
-from inspect_tinker_plugin.rl.branches import in_branch_order
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
+from inspect_tinker_plugin.tokens.branches import in_branch_order
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
 FANS = [(1, 8), (2, 8), (8, 8), (16, 4)]
 LIMIT = 1.05
@@ -33,7 +33,9 @@ BASH = ToolInfo(
 )
 
 
-def play(context: RenderContext, agents: int, turns: int) -> tuple[EpisodeTokens, list[Transition]]:
+def play(
+    context: DatasetRenderer, agents: int, turns: int
+) -> tuple[EpisodeTokens, list[Transition]]:
     """Play agents that take turns at the policy."""
     episode = EpisodeTokens(context, task="fan", sample_id=1)
     transitions: list[Transition] = []
@@ -76,7 +78,7 @@ def size(transitions: list[Transition]) -> tuple[int, int]:
 
 
 def main() -> int:
-    context = RenderContext(get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER))))
+    context = DatasetRenderer(get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER))))
     print(f"{'fan':8}{'datums':>8}{'tokens':>9}{'branches':>10}{'ratio':>7}", end="")
     print(f"{'in time: datums':>18}{'tokens':>9}")
     missed = False

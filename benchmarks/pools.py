@@ -23,12 +23,12 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
+from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
+from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment as Pooled
+from inspect_tinker_plugin.docker_pool.environment import prewarm
+from inspect_tinker_plugin.docker_pool.manager import close_all
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
-from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
-from inspect_tinker_plugin.sandboxes.environment import DockerPoolSandboxEnvironment as Pooled
-from inspect_tinker_plugin.sandboxes.environment import prewarm
-from inspect_tinker_plugin.sandboxes.manager import close_all
 
 
 def _quantile(values: list[float], share: float) -> float:

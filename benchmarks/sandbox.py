@@ -26,10 +26,10 @@ from typing import Any
 
 from inspect_ai.util import SandboxEnvironment
 
+from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
+from inspect_tinker_plugin.docker_pool.environment import prewarm
+from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
-from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
-from inspect_tinker_plugin.sandboxes.environment import prewarm
-from inspect_tinker_plugin.sandboxes.manager import close_all, pool_manager
 
 Times = dict[str, list[float]]
 _KILOBYTE = "x" * 1024

@@ -38,8 +38,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
-from inspect_tinker_plugin.rl.messages import tool_specs
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
+from inspect_tinker_plugin.tokens.messages import tool_specs
 
 TURNS = 64
 EARLY = slice(4, 12)
@@ -93,7 +93,7 @@ def result(turn: int) -> str:
     return " ".join(rng.choice(("file", "the", "error", "42", "print", "x")) for _ in range(360))
 
 
-async def ours(renderer: Renderer, context: RenderContext, *, turns: int = TURNS) -> Run:
+async def ours(renderer: Renderer, context: DatasetRenderer, *, turns: int = TURNS) -> Run:
     run = Run()
     episode = EpisodeTokens(context, task="benchmark", sample_id=1)
     messages: list[ChatMessage] = [
@@ -145,7 +145,7 @@ class ToolLoop(MessageEnv):
 
 
 async def cookbook(
-    renderer: Renderer, _context: RenderContext, *, played: int = 0, turns: int = TURNS
+    renderer: Renderer, _context: DatasetRenderer, *, played: int = 0, turns: int = TURNS
 ) -> Run:
     run = Run()
     env = EnvFromMessageEnv(renderer, ToolLoop(renderer, played=played))
@@ -161,10 +161,10 @@ async def cookbook(
     return run
 
 
-Side = Callable[[Renderer, RenderContext], Coroutine[Any, Any, Run]]
+Side = Callable[[Renderer, DatasetRenderer], Coroutine[Any, Any, Run]]
 
 
-async def long_episodes(renderer: Renderer, context: RenderContext) -> None:
+async def long_episodes(renderer: Renderer, context: DatasetRenderer) -> None:
     """Print what a turn costs late in a long episode, beside an early one."""
     run = await ours(renderer, context, turns=MARKS[-1])
     early = run.median_ms(EARLY)
@@ -180,7 +180,7 @@ async def long_episodes(renderer: Renderer, context: RenderContext) -> None:
 async def main() -> int:
     alternations = max(5, int(sys.argv[1]) if len(sys.argv) > 1 else 7)
     renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
-    context = RenderContext(renderer)
+    context = DatasetRenderer(renderer)
     sides: dict[str, Side] = {"this package": ours, "cookbook": cookbook}
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for _ in range(alternations):

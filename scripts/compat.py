@@ -34,7 +34,7 @@ NEWEST = "newest"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 CONTRACT = ["tests/contract", "tests/test_inspect_internals.py"]
 # What is made of the cookbook's own classes, and the tests whose fixtures are its renderers.
-COOKBOOK = [*CONTRACT, "tests/rl", "tests/faults", "tests/logs"]
+COOKBOOK = [*CONTRACT, "tests/rl", "tests/tokens", "tests/faults", "tests/logs"]
 
 
 @dataclass(frozen=True)

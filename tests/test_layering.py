@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ NAME = "inspect_tinker_plugin"
 INTERNALS = "inspect_internals.py"
 
 TINKER = ("tinker", "tinker_cookbook")
-TINKER_FOLDERS = ("rl", "local", "train")
+TINKER_FOLDERS = ("rl", "tokens", "local", "train")
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "
@@ -89,7 +90,9 @@ def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
     assert not found["inspect_ai.model.ModelOutput"].late
 
 
-@pytest.mark.parametrize("part", ["episode", "rewards", "tools", "sandboxes", "export"])
+@pytest.mark.parametrize(
+    "part", ["episode", "rewards", "tools", "sandboxes", "docker_pool", "tokens", "tasks", "export"]
+)
 def test_the_lower_parts_never_see_the_rl_layer(part: str) -> None:
     complain(
         [
@@ -110,6 +113,73 @@ def test_nothing_but_the_command_line_imports_it() -> None:
     complain(
         [found for found in IMPORTS if found.is_of(f"{NAME}.cli") and part_of(found) not in allowed]
     )
+
+
+@pytest.mark.parametrize("part", ["docker_pool", "local"])
+def test_houses_of_their_own_use_nothing_but_errors(part: str) -> None:
+    complain(
+        [
+            found
+            for found in IMPORTS
+            if part_of(found) == part
+            and found.is_of(NAME)
+            and not found.is_of(f"{NAME}.{part}", f"{NAME}.errors")
+        ]
+    )
+
+
+USERS = {
+    "docker_pool": {"docker_pool", "sandboxes", "episode", "rl", "_registry.py"},
+    "local": {"local", "train", "cli"},
+    "logs": {"logs", "rl", "train", "cli"},
+    "tokens": {"tokens", "rl", "scripted", "testing"},
+}
+
+
+@pytest.mark.parametrize("part", USERS)
+def test_who_may_import_a_part(part: str) -> None:
+    complain(
+        [
+            found
+            for found in IMPORTS
+            if found.is_of(f"{NAME}.{part}") and part_of(found) not in USERS[part]
+        ]
+    )
+
+
+# These two commands are the test kit's command line: they compare episodes with evals.
+SHOW_COMPARISONS = {"cli/check.py", "cli/bench.py"}
+
+
+def test_the_product_does_not_use_its_test_kit() -> None:
+    complain(
+        [
+            found
+            for found in IMPORTS
+            if found.is_of(f"{NAME}.testing")
+            and part_of(found) != "testing"
+            and not any(found.file.endswith(each) for each in SHOW_COMPARISONS)
+        ]
+    )
+
+
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Late imports and those of types count: what needs them has no place of its own."""
+    modules = {module_of(path) for path in SOURCES}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for found in IMPORTS:
+        target = found.name if found.name in modules else found.name.rpartition(".")[0]
+        if target in modules:
+            graph[module_of(ROOT / found.file)].add(target)
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])), pytrace=False)
 
 
 def test_tinker_is_imported_in_its_folders_or_late() -> None:

@@ -13,7 +13,7 @@ import click
 import pytest
 from inspect_ai import Task
 from tests.rl.policies import renderer
-from tests.test_samples import task
+from tests.tasks.test_samples import task
 
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset, load_environment
 from inspect_tinker_plugin.cli.main import COMMANDS, rl

@@ -15,7 +15,11 @@ import inspect_tinker_plugin
 FACADES = [
     "inspect_tinker_plugin",
     "inspect_tinker_plugin.local",
+    "inspect_tinker_plugin.plugins",
     "inspect_tinker_plugin.rewards",
+    "inspect_tinker_plugin.sandboxes",
+    "inspect_tinker_plugin.scripted",
+    "inspect_tinker_plugin.tasks",
     "inspect_tinker_plugin.testing",
     "inspect_tinker_plugin.tools",
 ]

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inspect_tinker_plugin import EpisodeResult, hookimpl
-from inspect_tinker_plugin.rewards import (
+from inspect_tinker_plugin.plugins import (
+    EpisodeResult,
     GroupAggregator,
     GroupMember,
     Mean,
     Reward,
     RewardAggregator,
+    hookimpl,
 )
 
 

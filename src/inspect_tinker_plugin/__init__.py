@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         InspectRLError,
         SandboxError,
     )
-    from inspect_tinker_plugin.hookspecs import hookimpl
     from inspect_tinker_plugin.options import EpisodeOptions
+    from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.rl.bridge import load_environment
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
+    from inspect_tinker_plugin.rl.compat import load_environment
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
-    from inspect_tinker_plugin.tasks import TaskRef
+    from inspect_tinker_plugin.tasks.reference import TaskRef
 
 _HOMES = {
     "Cause": "errors",
@@ -45,11 +45,11 @@ _HOMES = {
     "InspectRLError": "errors",
     "Reward": "rewards",
     "SandboxError": "errors",
-    "TaskRef": "tasks",
+    "TaskRef": "tasks.reference",
     "TurnRequest": "episode.types",
     "as_rl_dataset": "rl.dataset",
-    "hookimpl": "hookspecs",
-    "load_environment": "rl.bridge",
+    "hookimpl": "plugins.hookspecs",
+    "load_environment": "rl.compat",
 }
 
 __all__ = [

@@ -8,8 +8,6 @@ from inspect_tinker_plugin import _startup
 _startup.install()
 
 # The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
-from inspect_tinker_plugin.sandboxes.environment import (  # noqa: E402
-    DockerPoolSandboxEnvironment,
-)
+from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment  # noqa: E402
 
 __all__ = ["DockerPoolSandboxEnvironment"]

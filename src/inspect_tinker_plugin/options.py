@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from inspect_tinker_plugin.config import ErrorPolicy, OnError
+from inspect_tinker_plugin.error_policy import ErrorPolicy, OnError
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.wording import suggestion
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentType
     from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-    from inspect_tinker_plugin.episode.task import SolverLike
-    from inspect_tinker_plugin.rewards import GroupRewardSpec, RewardSpec
-    from inspect_tinker_plugin.samples import Selection
+    from inspect_tinker_plugin.episode.types import SolverLike
+    from inspect_tinker_plugin.rewards.contract import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.tasks.selection import Selection
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class DatasetOptions(EpisodeOptions):
         Raises:
             ConfigError: Two of the choices exclude each other, or one chooses nothing.
         """
-        from inspect_tinker_plugin.samples import Selection
+        from inspect_tinker_plugin.tasks.selection import Selection
 
         return Selection(
             limit=self.limit,

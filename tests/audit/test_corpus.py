@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from inspect_ai import Task
 from tests.audit.corpus import CORPUS, Planted, answers, sandboxes
-from tests.docker.conftest import missing_engine
+from tests.docker_pool.conftest import missing_engine
 
 from inspect_tinker_plugin.audit import AuditOptions, AuditReport, Severity, run_audit
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inspect_tinker_plugin.audit import AuditOptions, Severity, run_audit
-from inspect_tinker_plugin.tasks import resolve_task
+from inspect_tinker_plugin.tasks.reference import resolve_task
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [

@@ -34,13 +34,13 @@ from tinker_cookbook.rl.types import (
 )
 
 from inspect_tinker_plugin.errors import EpisodeClosedError
-from inspect_tinker_plugin.rl.branches import in_branch_order
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.identity import Seen
-from inspect_tinker_plugin.rl.turns import Place, Turn
 from inspect_tinker_plugin.testing import load_renderer
+from inspect_tinker_plugin.tokens.branches import in_branch_order
+from inspect_tinker_plugin.tokens.message_keys import Seen
+from inspect_tinker_plugin.tokens.turns import Place, Turn
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:

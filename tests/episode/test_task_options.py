@@ -16,8 +16,9 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.options import EpisodeOptions
 
 
 def plain(**options: Any) -> Task:

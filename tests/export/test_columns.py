@@ -26,7 +26,7 @@ from inspect_ai.tool import ToolCall, bash
 from pydantic import BaseModel
 
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
-from inspect_tinker_plugin.tasks import ResolvedTask
+from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY"

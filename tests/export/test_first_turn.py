@@ -14,9 +14,9 @@ from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
-from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.first_turn import FirstTurns
+from inspect_tinker_plugin.options import EpisodeOptions
 
 STARTED: list[str] = []
 

@@ -21,8 +21,8 @@ from inspect_tinker_plugin.errors import ConfigError, ExportError, TaskError
 from inspect_tinker_plugin.export import pipeline
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
-from inspect_tinker_plugin.samples import Selection
-from inspect_tinker_plugin.tasks import ResolvedTask
+from inspect_tinker_plugin.tasks.reference import ResolvedTask
+from inspect_tinker_plugin.tasks.selection import Selection
 
 
 class Seen(list[Any]):

@@ -52,7 +52,7 @@ from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_data
 from inspect_tinker_plugin.errors import RendererError
 from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.tasks import ResolvedTask
+from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.testing import (
     Script,
     ScriptedPolicy,

@@ -17,12 +17,12 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use
 from inspect_ai.tool import Tool, tool
 
 from inspect_tinker_plugin.episode.model import PolicyAPI
-from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.model import ScriptedAPI
 from inspect_tinker_plugin.testing import Turn, call, check_parity, check_parity_async, say
 from inspect_tinker_plugin.testing.cases import Expect, load_corpus
 from inspect_tinker_plugin.testing.compare import compare_traces, differences
 from inspect_tinker_plugin.testing.record import Trace
-from inspect_tinker_plugin.testing.scripted import ScriptedAPI
 from inspect_tinker_plugin.testing.sides import ParityError, run_episode, run_eval
 
 SCRIPT: list[Turn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]

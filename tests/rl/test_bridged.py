@@ -14,15 +14,16 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.rl.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
-from tests.rl.conversations import Rollout
-from tests.rl.formats import renderer
+from tests.tokens.conversations import Rollout
+from tests.tokens.formats import renderer
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeOptions, TurnRequest
-from inspect_tinker_plugin.rl.extension import flatten
-from inspect_tinker_plugin.rl.tokens import RenderContext
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+from inspect_tinker_plugin.tokens.extension import flatten
 
-CONTEXTS: dict[str, RenderContext] = {}
+CONTEXTS: dict[str, DatasetRenderer] = {}
 
 
 async def play(
@@ -34,7 +35,7 @@ async def play(
     sample = Sample(input="Do it.", target="x", id=1)
     task = Task(dataset=[sample], solver=bridged(run), scorer=includes())
     episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)
-    context = CONTEXTS.setdefault(name, RenderContext(renderer(name)))
+    context = CONTEXTS.setdefault(name, DatasetRenderer(renderer(name)))
     rollout = Rollout(context)
     try:
         outcome = await episode.start()

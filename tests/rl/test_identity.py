@@ -23,7 +23,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolCallError
 
-from inspect_tinker_plugin.rl.identity import Seen, message_key
+from inspect_tinker_plugin.tokens.message_keys import Seen, message_key
 
 TEXTS = st.sampled_from(["", "a", "b", "a\nb"])
 PARTS: st.SearchStrategy[Content] = st.one_of(

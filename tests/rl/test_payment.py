@@ -23,7 +23,8 @@ from tinker_cookbook.rl.types import StepResult, Trajectory, TrajectoryGroup, Tr
 from tinker_cookbook.utils.misc_utils import all_same
 
 from inspect_tinker_plugin.errors import Cause, EpisodeError
-from inspect_tinker_plugin.observers import EpisodeEnded, EpisodeObserver, Observers
+from inspect_tinker_plugin.plugins.contracts import EpisodeEnded, EpisodeObserver
+from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 
@@ -37,7 +38,8 @@ def observe(monkeypatch: pytest.MonkeyPatch) -> Observe:
     def attach(observer: EpisodeObserver) -> None:
         observers = Observers([observer])
         monkeypatch.setattr(
-            "inspect_tinker_plugin.hooks.episode_observers", lambda *a, **k: observers
+            "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers",
+            lambda *a, **k: observers,
         )
 
     return attach

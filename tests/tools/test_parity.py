@@ -14,14 +14,14 @@ from tests.tools.runs import scope
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.hooks import EpisodeHooks
-from inspect_tinker_plugin.observers import (
+from inspect_tinker_plugin.plugins.contracts import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
-    Observers,
     TurnTaken,
 )
+from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
+from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing import sides
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.compare import compare_traces

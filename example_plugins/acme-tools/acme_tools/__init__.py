@@ -14,11 +14,13 @@ from acme_tools.recording import RecordedExecutor
 from acme_tools.samples import question_stage
 from acme_tools.sandboxes import on_this_machine
 from acme_tools.scorers import answer_words
-from inspect_tinker_plugin import hookimpl
-from inspect_tinker_plugin.audit import Probe
-from inspect_tinker_plugin.observers import EpisodeObserver
-from inspect_tinker_plugin.samples import SampleStage
-from inspect_tinker_plugin.tools import ToolExecutor
+from inspect_tinker_plugin.plugins import (
+    EpisodeObserver,
+    Probe,
+    SampleStage,
+    ToolExecutor,
+    hookimpl,
+)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inspect_ai import Task
 
-from inspect_tinker_plugin.observers import EpisodeEnded, EpisodeObserver, EpisodeStarted, TurnTaken
+from inspect_tinker_plugin.plugins import EpisodeEnded, EpisodeObserver, EpisodeStarted, TurnTaken
 
 
 class EpisodeFile(EpisodeObserver):

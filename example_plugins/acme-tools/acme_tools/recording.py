@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inspect_ai.tool import ToolResult
 
-from inspect_tinker_plugin.tools import ToolInvocation
+from inspect_tinker_plugin.plugins import ToolInvocation
 
 
 @dataclass(frozen=True)

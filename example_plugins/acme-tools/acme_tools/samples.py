@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_tinker_plugin.samples import SampleStage
+from inspect_tinker_plugin.plugins import SampleStage
 
 
 def question_stage(task: Task) -> SampleStage | None:

@@ -13,7 +13,7 @@ from inspect_ai.tool import ToolInfo
 
 from inspect_tinker_plugin.audit.stage import Notes, Reply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin.scripted import call, say
 
 UNKNOWING = "I do not know."
 """What an honest policy says that has no answer: the measure of everything else."""

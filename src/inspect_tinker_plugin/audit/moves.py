@@ -18,7 +18,7 @@ from inspect_ai.util import sandbox
 
 from inspect_tinker_plugin.audit.answers import made_up
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin.scripted import call, say
 
 TOOLS = "tools"
 """The attacker uses the task's tools."""

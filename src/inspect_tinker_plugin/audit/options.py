@@ -15,7 +15,7 @@ from inspect_tinker_plugin.audit.reference import Gold
 from inspect_tinker_plugin.audit.stage import Budget
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
-from inspect_tinker_plugin.samples import Selection
+from inspect_tinker_plugin.tasks.selection import Selection
 
 SAMPLES = 8
 """Samples that the dear probes look at."""

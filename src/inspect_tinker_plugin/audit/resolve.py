@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from inspect_tinker_plugin.audit.contract import Probe
 from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.expressions import ExpressionError, Language, build
-from inspect_tinker_plugin.plugins import Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 
 HOOK = "inspect_rl_audit_probes"
 

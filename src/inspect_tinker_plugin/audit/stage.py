@@ -23,10 +23,10 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
 from inspect_tinker_plugin.audit.records import EpisodeRecord, Journal, episode_key
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.episode.task import SolverLike
-from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.episode.types import EpisodeResult, SolverLike, TurnRequest
 from inspect_tinker_plugin.errors import Cause, InspectRLError
-from inspect_tinker_plugin.rewards import AggregatorError, ResolvedReward, UnscoredError
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.rewards.contract import AggregatorError, Reward, UnscoredError
 
 LOGS = "logs"
 """Folder of the ``.eval`` logs, below the audit's."""
@@ -130,7 +130,7 @@ class Stage:
         *,
         runner_options: dict[str, Any],
         options: EpisodeOptions,
-        reward: ResolvedReward,
+        reward: Callable[[EpisodeResult], Awaitable[Reward]],
         journal: Journal,
         folder: Path,
         budget: Budget,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.audit import AuditOptions, AuditReport
     from inspect_tinker_plugin.audit.attempts import Attempt
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.tasks import ResolvedTask
+    from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 SEVERITIES = ("high", "medium", "low", "info")
 _COUNT = click.IntRange(1)
@@ -201,7 +201,7 @@ def _options(
     from inspect_tinker_plugin.audit import AuditOptions
     from inspect_tinker_plugin.audit.options import DEFAULT_BUDGET
     from inspect_tinker_plugin.audit.plan import read_prices
-    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
+    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
 
     sandbox = choose_sandbox(dataset.sandbox)
     runner: dict[str, Any] = {
@@ -232,8 +232,8 @@ def _options(
 
 
 def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
-    from inspect_tinker_plugin.samples import select_samples
-    from inspect_tinker_plugin.tasks import resolve_task
+    from inspect_tinker_plugin.tasks.reference import resolve_task
+    from inspect_tinker_plugin.tasks.samples import select_samples
 
     args = parse_args(choices["test_args"])
     if choices["test_task"] is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
-    from inspect_tinker_plugin.tasks import ResolvedTask
+    from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 
 def roll_out(
@@ -66,7 +66,7 @@ def _dataset(
 ) -> InspectRLDataset:
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.rl.renderer import make_renderer
-    from inspect_tinker_plugin.samples import select_samples
+    from inspect_tinker_plugin.tasks.samples import select_samples
 
     name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
     renderer = make_renderer(name, model=model, option="--renderer")

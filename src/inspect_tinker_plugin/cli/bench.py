@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-    from inspect_tinker_plugin.samples import SelectedSamples
-    from inspect_tinker_plugin.tasks import ResolvedTask
-    from inspect_tinker_plugin.testing import Script
+    from inspect_tinker_plugin.scripted import Script
+    from inspect_tinker_plugin.tasks.reference import ResolvedTask
+    from inspect_tinker_plugin.tasks.samples import SelectedSamples
 
 TURNS = "inspect_rl_bench:turns"
 SAMPLE = "inspect_rl_bench:sample"
@@ -137,8 +137,8 @@ async def _bench(choices: dict[str, Any], costs: list[Cost]) -> None:
     """Measure one side after the other; what is measured is in ``costs`` at once."""
     from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.samples import select_samples
-    from inspect_tinker_plugin.testing.default_script import default_script
+    from inspect_tinker_plugin.scripted.default import default_script
+    from inspect_tinker_plugin.tasks.samples import select_samples
 
     chosen = dataset_choices("bench", choices)
     if chosen["sample_id"] is None and chosen["limit"] is None:
@@ -178,7 +178,7 @@ async def _episodes(plan: _Plan) -> Cost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
     from inspect_tinker_plugin.cli.policies import scripted_policy
     from inspect_tinker_plugin.rl.dataset import build_dataset
-    from inspect_tinker_plugin.testing import load_renderer
+    from inspect_tinker_plugin.scripted import load_renderer
 
     renderer = load_renderer()
 
@@ -222,9 +222,9 @@ async def _episodes(plan: _Plan) -> Cost:
 async def _eval(plan: _Plan) -> Cost:
     from inspect_ai import eval_async
 
-    from inspect_tinker_plugin.samples import with_samples
-    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
-    from inspect_tinker_plugin.testing import scripted_model
+    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
+    from inspect_tinker_plugin.scripted import scripted_model
+    from inspect_tinker_plugin.tasks.samples import with_samples
     from inspect_tinker_plugin.testing.sides import with_mapped_sandboxes
 
     options = plan.options
@@ -283,7 +283,7 @@ def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
     """A script for a model that many samples ask at once: turns are counted in their stores."""
     from inspect_ai.util import store
 
-    from inspect_tinker_plugin.testing.scripts import ScriptExhausted
+    from inspect_tinker_plugin.scripted.replies import ScriptExhausted
 
     def reply(request: TurnRequest) -> Any:
         script = scripts[store().get(SAMPLE)]

@@ -102,8 +102,8 @@ class Run:
 
 async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.samples import select_samples
-    from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
+    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
+    from inspect_tinker_plugin.tasks.samples import select_samples
     from inspect_tinker_plugin.testing import check_parity_async
     from inspect_tinker_plugin.testing.sides import Overrides
 
@@ -133,7 +133,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
     if path is None:
-        from inspect_tinker_plugin.testing.default_script import default_script
+        from inspect_tinker_plugin.scripted.default import default_script
 
         return default_script(sample)
     from inspect_tinker_plugin.cli.policies import read_script

@@ -13,7 +13,7 @@ from inspect_tinker_plugin.options import Option, declared_options
 if TYPE_CHECKING:
     from inspect_ai.solver import Solver
 
-    from inspect_tinker_plugin.tasks import ResolvedTask
+    from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -43,7 +43,7 @@ def task_options(command: Command) -> Command:
 
 def load_task(choices: dict[str, Any]) -> ResolvedTask:
     """Take a command's task and its arguments out of its choices, and make the task."""
-    from inspect_tinker_plugin.tasks import resolve_task
+    from inspect_tinker_plugin.tasks.reference import resolve_task
 
     args = parse_args(choices.pop("task_args"), choices.pop("task_config"))
     return resolve_task(choices.pop("task"), args)
@@ -94,7 +94,7 @@ def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
         if args:
             raise click.UsageError("-S needs --solver.")
         return None
-    from inspect_tinker_plugin.task_loading import create_solver
+    from inspect_tinker_plugin.tasks.loading import create_solver
 
     return lambda: create_solver(name, args)
 

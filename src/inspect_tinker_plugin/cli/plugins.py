@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, reported
-from inspect_tinker_plugin.plugins import NAMING_HOOKS, Plugin, Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import NAMING_HOOKS, Plugin, Plugins, default_plugins
 
 
 @click.command("plugins")

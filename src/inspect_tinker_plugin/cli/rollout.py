@@ -131,13 +131,13 @@ def _check(choices: dict[str, Any]) -> None:
 
 def _renderer(choices: dict[str, Any]) -> Renderer:
     """Make the renderer that is named, the model's own, or the scripted policy's."""
-    from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
     from inspect_tinker_plugin.rl.renderer import make_renderer
+    from inspect_tinker_plugin.scripted.tokenizer import tokenizer_path
 
     model, tokenizer = choices["model"], choices["tokenizer"]
     if model is None:
         name = choices["renderer"] or DEFAULT_RENDERER
-        tokenizer = tokenizer or str(TOKENIZER_FOLDER)
+        tokenizer = tokenizer or str(tokenizer_path())
         return make_renderer(name, model=None, tokenizer=tokenizer, option="--renderer")
     if model.startswith("tinker://"):
         missing = [f"--{name}" for name in ("tokenizer", "renderer") if not choices[name]]

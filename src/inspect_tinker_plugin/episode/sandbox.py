@@ -15,11 +15,11 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.docker_pool.sharing import sample_setup
 from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.providers import prepare_provider
 from inspect_tinker_plugin.episode.types import Metrics
-from inspect_tinker_plugin.sandboxes.sharing import sample_setup
 
 logger = getLogger(__name__)
 

@@ -12,12 +12,12 @@ from inspect_ai.scorer import Target
 from inspect_ai.solver import Generate, TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.model import PolicyModel
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.errors import Cause
-from inspect_tinker_plugin.sandboxes.metrics import SandboxMetrics, record_sandbox_metrics
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyModel) -> TaskState:

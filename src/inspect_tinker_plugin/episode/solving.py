@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.event import SampleLimitEvent
 from inspect_ai.solver import Generate
-from inspect_ai.util import LimitExceededError, time_limit, turn_limit, working_limit
+from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.cancellation import contained
@@ -77,16 +77,10 @@ class Solving:
             record.fail(error, Cause.SOLVER)
 
     async def _run_under_limits(self) -> None:
-        record, limits = self._record, self._record.task.limits
+        record = self._record
         cancelled: list[BaseException] = []
         with ExitStack() as stack:
-            for limit in (
-                *internals.state_limits(record.state),
-                turn_limit(limits.turn),
-                time_limit(limits.time),
-                working_limit(limits.working),
-            ):
-                stack.enter_context(limit)
+            record.task.limits.enforce(record.state, stack)
             try:
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._solve, group, cancelled)

@@ -9,7 +9,7 @@ from logging import getLogger
 from typing import Any, Literal, cast
 
 from inspect_ai import Task
-from inspect_ai.agent import Agent, as_solver, is_agent
+from inspect_ai.agent import as_solver, is_agent
 from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, Model, get_model, get_model_info
 from inspect_ai.scorer import Score, Scorer, Target
@@ -17,6 +17,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import (
     POLICY_MODEL,
     MergedConfigs,
@@ -24,48 +25,16 @@ from inspect_tinker_plugin.episode.model import (
     RoleBook,
     scoring,
 )
-from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.episode.types import SolverLike
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.releases import require_tried
 
 logger = getLogger(__name__)
 
-SolverLike = Solver | Agent | Sequence[Solver | Agent]
-"""What may replace a task's solver: a solver, an agent, or a sequence of them."""
 
 SandboxMapping = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
 """Gives the sandbox to use instead of the one that a task or a sample asks for."""
-
-
-@dataclass(frozen=True)
-class SampleLimits:
-    """The limits of a sample: what the caller set, else what the task sets."""
-
-    message: int | None
-    token: int | None
-    token_type: Any
-    turn: int | None
-    time: int | None
-    working: int | None
-    cost: float | None
-
-    @classmethod
-    def of(cls, task: Task, options: EpisodeOptions) -> SampleLimits:
-        """Merge as ``eval()`` does; a token limit travels with its way of counting."""
-
-        def first(mine: Any, theirs: Any) -> Any:
-            return theirs if mine is None else mine
-
-        own_token = options.token_limit is not None
-        return cls(
-            message=first(options.message_limit, task.message_limit),
-            token=first(options.token_limit, task.token_limit),
-            token_type="all" if own_token else (task.token_limit_type or "all"),
-            turn=task.turn_limit,
-            time=first(options.time_limit, task.time_limit),
-            working=first(options.working_limit, task.working_limit),
-            cost=first(options.cost_limit, task.cost_limit),
-        )
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inspect_ai.agent import Agent
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, EvalSampleLimit
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import SampleScore
-from inspect_ai.solver import TaskState
+from inspect_ai.solver import Solver, TaskState
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from inspect_tinker_plugin.errors import EpisodeError
-from inspect_tinker_plugin.options import EpisodeOptions as EpisodeOptions
+
+SolverLike = Solver | Agent | Sequence[Solver | Agent]
+"""What may replace a task's solver: a solver, an agent, or a sequence of them."""
 
 Metrics = dict[str, float | int]
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""

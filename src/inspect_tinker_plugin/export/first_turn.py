@@ -14,10 +14,10 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType, sandboxenv
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.task import SolverLike
-from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.episode.types import EpisodeResult, SolverLike, TurnRequest
 from inspect_tinker_plugin.errors import ExportError
-from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
 
 PROBE = "inspect_rl_probe"
 

@@ -22,16 +22,17 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentType
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.episode.task import SolverLike
-from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.episode.types import SolverLike
 from inspect_tinker_plugin.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.columns import COLUMNS, Row, row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.folder import ExportFolder, check_target
 from inspect_tinker_plugin.export.formats import FORMATS, Format
 from inspect_tinker_plugin.export.journal import Failure
-from inspect_tinker_plugin.samples import SelectedSamples, Selection, select_samples
-from inspect_tinker_plugin.tasks import ResolvedTask
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.tasks.reference import ResolvedTask
+from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.selection import Selection
 
 logger = getLogger(__name__)
 

@@ -16,20 +16,20 @@ from inspect_tinker_plugin.rewards.combining import (
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
     GroupAggregator,
+    GroupFunction,
     GroupMember,
+    GroupRewardSpec,
     Reward,
     RewardAggregator,
     RewardFunction,
+    RewardSpec,
     UnscoredError,
 )
 from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwise, Rank
 from inspect_tinker_plugin.rewards.resolve import (
-    GroupFunction,
-    GroupRewardSpec,
     ResolvedGroupReward,
     ResolvedReward,
     RewardExpressionError,
-    RewardSpec,
     resolve_group_reward,
     resolve_reward,
 )

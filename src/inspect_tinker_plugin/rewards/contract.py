@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
 from inspect_tinker_plugin.errors import InspectRLError
@@ -140,3 +140,15 @@ def checked_reward(answer: object, name: str, described: str) -> Reward:
     if type(reward.value) is float and type(metrics) is dict:
         return reward
     return replace(reward, value=float(reward.value), metrics=dict(metrics))
+
+
+RewardSpec = str | RewardAggregator | RewardFunction
+"""What ``reward=`` takes: an expression, an aggregator, or a plain (async) function."""
+
+
+GroupFunction = Callable[[Sequence[GroupMember]], Any]
+"""A plain or async function that serves as a group aggregator."""
+
+
+GroupRewardSpec = str | GroupAggregator | GroupFunction
+"""What ``group_reward=`` takes: an expression, an aggregator, or a plain (async) function."""

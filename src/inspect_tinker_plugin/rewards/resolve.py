@@ -9,7 +9,7 @@ from typing import Any
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
-from inspect_tinker_plugin.plugins import Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     DEFAULT_TIMEOUT,
@@ -22,22 +22,16 @@ from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
     GroupAggregator,
+    GroupFunction,
     GroupMember,
+    GroupRewardSpec,
     Reward,
     RewardAggregator,
     RewardFunction,
+    RewardSpec,
     UnscoredError,
     checked_reward,
 )
-
-RewardSpec = str | RewardAggregator | RewardFunction
-"""What ``reward=`` takes: an expression, an aggregator, or a plain (async) function."""
-
-GroupFunction = Callable[[Sequence[GroupMember]], Any]
-"""A plain or async function that serves as a group aggregator."""
-
-GroupRewardSpec = str | GroupAggregator | GroupFunction
-"""What ``group_reward=`` takes: an expression, an aggregator, or a plain (async) function."""
 
 
 class RewardExpressionError(ExpressionError, RewardError):

@@ -1,1 +1,1 @@
-"""Episodes as tokens: the only folder that knows tinker and its cookbook."""
+"""The cookbook's interfaces: datasets, groups and environments made of episodes."""

@@ -14,7 +14,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
 from inspect_tinker_plugin.rl.renderer import make_renderer
-from inspect_tinker_plugin.samples import SelectedSamples
+from inspect_tinker_plugin.tasks.samples import SelectedSamples
 
 _DECLARED = {each.name: each for each in declared_options()}
 

@@ -12,7 +12,6 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.errors import RendererError, TaskError
-from inspect_tinker_plugin.hooks import with_plugin_scorers
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -20,16 +19,17 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     signature_of,
 )
+from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.order import Permutation
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.score_names import reads_other_than_scorers, require_scores
+from inspect_tinker_plugin.rl.shuffle import Permutation
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.rl.tool_probe import can_describe_tools, refuse_tools
-from inspect_tinker_plugin.samples import SelectedSamples, select_samples
-from inspect_tinker_plugin.tasks import TaskRef, resolve_task
+from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
+from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 
 TaskLike = Task | Callable[..., Task] | str | TaskRef
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""

@@ -9,9 +9,9 @@ from logging import getLogger
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Logs, Metrics, StopReason
 
-from inspect_tinker_plugin.config import ErrorPolicy
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.error_policy import ErrorPolicy
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
 

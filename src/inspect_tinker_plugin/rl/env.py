@@ -26,13 +26,13 @@ from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
-from inspect_tinker_plugin.hooks import EpisodeHooks
+from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
-from inspect_tinker_plugin.rl.abandonment import close_with_rollout
+from inspect_tinker_plugin.rl.cancellation import close_with_rollout
 from inspect_tinker_plugin.rl.ending import Ending, Outcomes
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens
 from inspect_tinker_plugin.rl.turn_rules import TurnRules
-from inspect_tinker_plugin.rl.turns import Turn
+from inspect_tinker_plugin.tokens.episode import EpisodeTokens
+from inspect_tinker_plugin.tokens.turns import Turn
 
 CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""

@@ -14,13 +14,13 @@ from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
-from inspect_tinker_plugin.rl.branches import arrange
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.rl.prompt_cache import PromptCache
 from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens
+from inspect_tinker_plugin.tokens.branches import arrange
+from inspect_tinker_plugin.tokens.episode import EpisodeTokens
+from inspect_tinker_plugin.tokens.prompt_cache import PromptCache
 
 logger = getLogger(__name__)
 

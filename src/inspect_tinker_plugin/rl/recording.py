@@ -25,7 +25,7 @@ from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.renderer import model_name
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.rl.tokens import EpisodeTokens
+from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 
 
 def log_folder(log_dir: str | Path) -> Path:

@@ -13,7 +13,7 @@ from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, g
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.errors import ConfigError, RendererError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.scripted.tokenizer import tokenizer_path
 from inspect_tinker_plugin.wording import suggestion
 
 
@@ -84,7 +84,7 @@ def model_name(renderer: object) -> str | None:
     ``None`` when it is not known, or when there is only the tokenizer of the scripted policy.
     """
     name = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
-    if not isinstance(name, str) or not name or Path(name) == TOKENIZER_FOLDER:
+    if not isinstance(name, str) or not name or Path(name) == tokenizer_path():
         return None
     return Path(name).name if Path(name).is_absolute() else name
 

@@ -12,18 +12,18 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset
 
-from inspect_tinker_plugin.config import ErrorPolicy
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.error_policy import ErrorPolicy
 from inspect_tinker_plugin.errors import TaskError
-from inspect_tinker_plugin.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.plugins.dataset_hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
-from inspect_tinker_plugin.rl import by_value
+from inspect_tinker_plugin.rl import pickling
 from inspect_tinker_plugin.rl.ending import Outcomes
-from inspect_tinker_plugin.rl.tokens import RenderContext
-from inspect_tinker_plugin.sandboxes.hook import choose_sandbox
-from inspect_tinker_plugin.tasks import TaskRef, task_reference
+from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
+from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 
 _KEEP = 8
 _received: dict[str, TaskHandle] = {}
@@ -35,7 +35,7 @@ class Parts:
     """The live objects that all episodes of a dataset share within one process."""
 
     runner: EpisodeRunner
-    context: RenderContext
+    context: DatasetRenderer
     outcomes: Outcomes
     group_reward: ResolvedGroupReward | None
     hooks: DatasetHooks
@@ -79,7 +79,7 @@ class TaskHandle:
         task = with_plugin_scorers(self._resolve())
         sandbox = choose_sandbox(options.sandbox)
         group_reward = options.group_reward
-        context = RenderContext(self.renderer)
+        context = DatasetRenderer(self.renderer)
         runner = EpisodeRunner(
             task,
             options=options,
@@ -115,7 +115,7 @@ class TaskHandle:
         live = _without_samples(task) if ref is None else None
         try:
             luggage = _Luggage(self.name, ref, live, self.renderer, self.options)
-            return by_value.dump(luggage)
+            return pickling.dump(luggage)
         except Exception as error:
             raise TaskError(
                 f"task {self.name!r} cannot be sent to another process ({error}). Make it with a "

@@ -11,17 +11,16 @@ from inspect_ai.dataset import Sample
 from inspect_ai.tool import ToolInfo
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.task import SolverLike
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.episode.types import SolverLike, TurnRequest
 from inspect_tinker_plugin.errors import RendererError
-from inspect_tinker_plugin.rl.context import RenderContext
+from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
 
 T = TypeVar("T")
 
 _PATIENCE_S = 30.0
 
 
-def can_describe_tools(context: RenderContext) -> bool:
+def can_describe_tools(context: DatasetRenderer) -> bool:
     """Say whether a renderer has a tool format at all."""
     try:
         context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.sandboxes.config import DockerPoolConfig
-from inspect_tinker_plugin.sandboxes.metrics import (
+from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
+from inspect_tinker_plugin.docker_pool.environment import prewarm
+from inspect_tinker_plugin.docker_pool.metrics import (
     SandboxMetrics,
     process_metrics,
     record_sandbox_metrics,
@@ -13,6 +14,7 @@ from inspect_tinker_plugin.sandboxes.metrics import (
 __all__ = [
     "DockerPoolConfig",
     "SandboxMetrics",
+    "prewarm",
     "process_metrics",
     "record_sandbox_metrics",
     "sandbox_metrics",

@@ -11,10 +11,10 @@ from typing import Any
 
 from inspect_ai import Task
 
-from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.replies import Script
 from inspect_tinker_plugin.testing.compare import differences
 from inspect_tinker_plugin.testing.record import Trace
-from inspect_tinker_plugin.testing.scripts import Script
 
 
 @dataclass(frozen=True, kw_only=True)

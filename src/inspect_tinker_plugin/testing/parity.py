@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 from inspect_ai.dataset import Sample
 
-from inspect_tinker_plugin.episode.types import EpisodeOptions
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.replies import Script
 from inspect_tinker_plugin.testing.cases import ParityCase
 from inspect_tinker_plugin.testing.compare import Difference, compare_traces
 from inspect_tinker_plugin.testing.record import Trace
-from inspect_tinker_plugin.testing.scripts import Script
 from inspect_tinker_plugin.testing.sides import (
     NO_OVERRIDES,
     TIMEOUT,
@@ -99,7 +99,7 @@ async def check_parity_async(
 
     Args:
         task: A task, or a function that makes one (needed when the task keeps state).
-        script: What the model says, see :mod:`inspect_tinker_plugin.testing.scripts`.
+        script: What the model says, see :mod:`inspect_tinker_plugin.scripted.replies`.
         samples: How many samples from the first, or samples and positions in the dataset.
         options: How episodes are run; passed to ``eval`` as well.
         ordered: ``False`` for solvers that call the model from several coroutines at once.
@@ -286,8 +286,8 @@ async def _play(
 ) -> Trace:
     if side == "messages":
         return await run_episode(source, script, **common)
+    from inspect_tinker_plugin.scripted.tokenizer import load_renderer
     from inspect_tinker_plugin.testing.token_side import run_rollout_side
-    from inspect_tinker_plugin.testing.tokenizer import load_renderer
 
     return await run_rollout_side(source, script, renderer=load_renderer(renderer), **common)
 

@@ -15,7 +15,7 @@ from inspect_ai.scorer import Score
 from pydantic_core import to_jsonable_python
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.testing.scripts import Player
+from inspect_tinker_plugin.scripted.replies import Player
 
 Json = Any
 """A JSON value."""

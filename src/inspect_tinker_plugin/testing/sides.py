@@ -18,12 +18,13 @@ from inspect_ai.util import SandboxEnvironmentType, display_type
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult
-from inspect_tinker_plugin.samples import with_id, with_samples
-from inspect_tinker_plugin.sandboxes.hook import SandboxMapping, choose_sandbox
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.sandboxes.resolve import SandboxMapping, choose_sandbox
+from inspect_tinker_plugin.scripted.model import ScriptedAPI, recording, scripted_model
+from inspect_tinker_plugin.scripted.replies import Player, Script
+from inspect_tinker_plugin.tasks.samples import with_id, with_samples
 from inspect_tinker_plugin.testing.record import Trace, trace_of_log, trace_of_result
-from inspect_tinker_plugin.testing.scripted import ScriptedAPI, recording, scripted_model
-from inspect_tinker_plugin.testing.scripts import Player, Script
 
 TaskSource: TypeAlias = Task | Callable[[], Task]
 """A task, or what makes it: state that a task keeps must not leak between the sides."""

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeOptions, EpisodeResult, TurnRequest
+from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeError
-from inspect_tinker_plugin.testing.policy import ScriptedPolicy
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.model import recording
+from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
+from inspect_tinker_plugin.scripted.replies import Player, Script, ScriptExhausted
+from inspect_tinker_plugin.scripted.tokenizer import load_renderer
 from inspect_tinker_plugin.testing.record import Trace, trace_of_result
-from inspect_tinker_plugin.testing.scripted import recording
-from inspect_tinker_plugin.testing.scripts import Player, Script, ScriptExhausted
 from inspect_tinker_plugin.testing.sides import (
     NO_OVERRIDES,
     TIMEOUT,
@@ -21,7 +23,6 @@ from inspect_tinker_plugin.testing.sides import (
     make_runner,
     one_sample_task,
 )
-from inspect_tinker_plugin.testing.tokenizer import load_renderer
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -70,11 +71,11 @@ async def _roll(
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
-    from inspect_tinker_plugin.config import ErrorPolicy
+    from inspect_tinker_plugin.error_policy import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.ending import Outcomes
     from inspect_tinker_plugin.rl.env import InspectEnv
-    from inspect_tinker_plugin.rl.tokens import EpisodeTokens, RenderContext
+    from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
     class RecordingTokens(EpisodeTokens):
         """Notes each request as it is rendered, before the solver goes on to change it."""
@@ -89,7 +90,7 @@ async def _roll(
 
     policy = ScriptedPolicy(renderer, player.script, request=lambda: player.requests[-1])
     tokens = RecordingTokens(
-        RenderContext(renderer), task=runner.prepared.name, sample_id=sample.id
+        DatasetRenderer(renderer), task=runner.prepared.name, sample_id=sample.id
     )
     outcomes = Outcomes(no_reward, ErrorPolicy.of("raise"))
     env = InspectEnv(runner.episode(sample), tokens, outcomes)

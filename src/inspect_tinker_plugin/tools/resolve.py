@@ -11,7 +11,7 @@ from inspect_ai.tool import ToolResult
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
-from inspect_tinker_plugin.plugins import Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
 from inspect_tinker_plugin.tools.contract import (
     ToolExecutor,

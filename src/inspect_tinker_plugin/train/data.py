@@ -11,8 +11,9 @@ from tinker_cookbook.rl.types import RLDataset
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import check_dataset
-from inspect_tinker_plugin.samples import SelectedSamples, Selection, select_samples
-from inspect_tinker_plugin.tasks import resolve_task
+from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.split import check_overlap, split_samples
 
 _ONE_BATCH = 1_000_000

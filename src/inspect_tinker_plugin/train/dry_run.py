@@ -13,8 +13,8 @@ from inspect_tinker_plugin.audit import AuditOptions, run_audit
 from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_lines, plan_of
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import make_tiny_model
-from inspect_tinker_plugin.sandboxes.hook import resolve_sandbox
-from inspect_tinker_plugin.tasks import resolve_task
+from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
+from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.config import build_config
 from inspect_tinker_plugin.train.identity import check_same_run
 from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request

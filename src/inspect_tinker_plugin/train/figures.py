@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import TIMES, RolloutFigures, Step
+from inspect_tinker_plugin.train.learning import WITH_SIGNAL
 from inspect_tinker_plugin.train.metrics import number
-from inspect_tinker_plugin.train.signal import WITH_SIGNAL
 
 _SCORERS = 8
 """Scorers with a line of their own, the most frequent first."""

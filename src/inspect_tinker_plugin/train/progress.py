@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from inspect_tinker_plugin.train.learning import step_problems
 from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, Tail, number, parse
-from inspect_tinker_plugin.train.signal import step_problems
 from inspect_tinker_plugin.wording import counted
 
 PERIOD = 0.5

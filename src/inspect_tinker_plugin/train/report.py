@@ -15,8 +15,8 @@ from inspect_tinker_plugin.train.history import (
     History,
     read_history,
 )
+from inspect_tinker_plugin.train.learning import WITH_SIGNAL, run_problems
 from inspect_tinker_plugin.train.metrics import number
-from inspect_tinker_plugin.train.signal import WITH_SIGNAL, run_problems
 
 REPORT = "report.html"
 _PAGE = """<!doctype html>

@@ -24,8 +24,8 @@ from inspect_ai.scorer import exact, includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, ToolResult, tool
 
+from inspect_tinker_plugin.scripted.replies import call, say
 from inspect_tinker_plugin.testing.cases import Expect, case
-from inspect_tinker_plugin.testing.scripts import call, say
 
 NO_IMAGES = "the renderer of a text model carries no images"
 

@@ -20,8 +20,8 @@ from inspect_ai.util import (
     store,
 )
 
+from inspect_tinker_plugin.scripted.replies import Turn, call, say, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
-from inspect_tinker_plugin.testing.scripts import Turn, call, say, submit
 
 IMAGE = "inspect-rl-test/python:1"
 COMPOSE = f"""

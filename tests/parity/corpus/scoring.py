@@ -27,10 +27,10 @@ from inspect_ai.scorer import (
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import LimitExceededError, store
 
-from inspect_tinker_plugin.episode.types import EpisodeOptions
 from inspect_tinker_plugin.inspect_internals import TerminateSampleError
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.model import scripted_model
 from inspect_tinker_plugin.testing.cases import Expect, case
-from inspect_tinker_plugin.testing.scripted import scripted_model
 
 
 def capital() -> list[Sample]:

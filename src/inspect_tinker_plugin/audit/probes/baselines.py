@@ -23,7 +23,7 @@ from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.reference import NULL
 from inspect_tinker_plugin.audit.stage import Notes, Play, Reply
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin.scripted import call, say
 
 REFUSAL = "I'm sorry, but I can't help with that."
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from inspect_tinker_plugin.episode.machine import _running as running_episodes
 from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.errors import EpisodeError
-from inspect_tinker_plugin.observers import Observers
+from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing.faults import ground
 from inspect_tinker_plugin.testing.faults.folder import PROVIDER
 from inspect_tinker_plugin.testing.faults.plan import CAUSES, Case, draw
@@ -225,7 +225,7 @@ class _Campaign:
         from inspect_tinker_plugin.options import DatasetOptions
         from inspect_tinker_plugin.rewards import resolve_reward
         from inspect_tinker_plugin.rl.dataset import build_dataset
-        from inspect_tinker_plugin.testing.tokenizer import load_renderer
+        from inspect_tinker_plugin.scripted.tokenizer import load_renderer
 
         settings = self._settings
         options = DatasetOptions(
@@ -239,7 +239,7 @@ class _Campaign:
             max_sandboxes=settings.places,
         )
         with patch(
-            "inspect_tinker_plugin.hooks.episode_observers",
+            "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers",
             lambda *args, **kwargs: Observers([ground.Watching()]),
         ):
             return build_dataset(ground.make_task(agent, self._cases), load_renderer(), options)
@@ -267,7 +267,7 @@ def _policy() -> Any:
 
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 
-    from inspect_tinker_plugin.testing.tokenizer import load_tokenizer
+    from inspect_tinker_plugin.scripted.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer()
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -301,7 +301,7 @@ def _short_waits() -> Iterator[str]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-campaign-"))
         stack.enter_context(patch.object(tempfile, "tempdir", folder))
-        stack.enter_context(patch("inspect_tinker_plugin.observers.TIMEOUT", 1.0))
+        stack.enter_context(patch("inspect_tinker_plugin.plugins.observers.TIMEOUT", 1.0))
         stack.enter_context(patch("inspect_tinker_plugin.episode.sandbox.START_GRACE", 1.0))
         level = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

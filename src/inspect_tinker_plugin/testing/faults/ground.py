@@ -14,7 +14,7 @@ from inspect_ai.util import sandbox
 
 from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.observers import (
+from inspect_tinker_plugin.plugins.contracts import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,

@@ -1,0 +1,312 @@
+"""Start one container, talk to it, remove it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+import anyio
+
+from inspect_tinker_plugin.docker_pool import program
+from inspect_tinker_plugin.docker_pool.command import Job, Outcome
+from inspect_tinker_plugin.docker_pool.config import ContainerConfig, is_keep_alive
+from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
+from inspect_tinker_plugin.docker_pool.executor import (
+    Call,
+    Executor,
+    ExecutorSilent,
+    Flag,
+    Kind,
+    Setup,
+)
+from inspect_tinker_plugin.docker_pool.host_config import (
+    capability_mask,
+    command_capabilities,
+    host_options,
+    reaches_executor,
+)
+from inspect_tinker_plugin.docker_pool.image import Image
+from inspect_tinker_plugin.docker_pool.lease import KEPT, Owner
+from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
+from inspect_tinker_plugin.docker_pool.results import outcome
+from inspect_tinker_plugin.docker_pool.stream import AttachedSocket
+from inspect_tinker_plugin.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxMisusedError,
+)
+
+START_SECONDS = 60.0
+"""How long a container may take to come up."""
+
+_DIAGNOSIS_SECONDS = 10.0
+"""How long the engine may take to say what became of a container."""
+
+
+class Container:
+    """One running container. Made by :meth:`start`, removed by :meth:`remove`."""
+
+    def __init__(self, engine: Engine, owner: Owner, config: ContainerConfig, image: Image) -> None:
+        self.config = config
+        self.image = image
+        self.name = f"inspect-pool-{owner.id}-{uuid.uuid4().hex[:8]}"
+        self.id = ""
+        self.fault: str | None = None
+        """Why the pool killed this container, if it did."""
+        self.kept = False
+        self.ready_at = 0.0
+        """Monotonic time at which it could take its first command."""
+        self._engine = engine
+        self._owner = owner
+        self._networks: list[str] = []
+        self._executor: Executor | None = None
+        self._capabilities = command_capabilities(config)
+        self._not_found = 127
+        self._removal = threading.Lock()
+        self._removed = False
+
+    @classmethod
+    def start(
+        cls, engine: Engine, owner: Owner, config: ContainerConfig, image: Image
+    ) -> Container:
+        """Create and start a container, in this thread.
+
+        Raises:
+            SandboxStartError: it did not come up; nothing is left of it.
+            SandboxEngineError: the engine does not answer.
+        """
+        container = cls(engine, owner, config, image)
+        try:
+            container._start()
+        except BaseException as ex:
+            container.remove()
+            if isinstance(ex, Exception) and not isinstance(ex, SandboxError):
+                raise typed(ex, f"{config.source}: container start") from ex
+            raise
+        container.ready_at = time.monotonic()
+        measure(STARTED)
+        return container
+
+    @property
+    def user(self) -> str:
+        """The user that commands run as unless they ask for another."""
+        return self.config.user or self.image.user or "0"
+
+    @property
+    def working_dir(self) -> str:
+        return self.config.working_dir or self.image.working_dir
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """The container's own command, the image's unless the configuration has one."""
+        if self.config.command is None and self.config.entrypoint is None:
+            return self.image.command
+        return self.config.command
+
+    @property
+    def executor_status(self) -> str:
+        """Whether commands can reach the executor that runs them."""
+        if reaches_executor(self._capabilities):
+            return "in use, but the container's capabilities reach into other processes"
+        return "in use"
+
+    async def run(self, job: Job) -> Outcome:
+        """Run a command.
+
+        Raises:
+            SandboxDiedError: the container is not running.
+            SandboxMisusedError: what commands in it did keeps this one from running.
+            SandboxEngineError: the engine does not answer.
+        """
+        env = [
+            f"{key}={value}".encode("utf-8", "surrogateescape") for key, value in job.env.items()
+        ]
+        call = await self.request(
+            Kind.EXEC,
+            (job.user or self.user, job.cwd, *job.command),
+            env=env,
+            stdin=job.stdin or None,
+            timeout=job.timeout,
+            limit=job.limit,
+        )
+        try:
+            return outcome(call, job, not_found=self._not_found)
+        except SandboxMisusedError as ex:
+            ex.container = self.id
+            raise
+
+    async def request(self, kind: Kind, words: tuple[str, ...], **options: Any) -> Call:
+        """Make a request of the executor; its end is in the call.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
+        """
+        executor = self._executor
+        assert executor is not None, "the container was not started"
+        try:
+            call = await executor.call(kind, words, **options)
+        except ConnectionError as ex:
+            await self._diagnose()
+            raise SandboxDiedError(
+                "the engine closed the connection to the sandbox, which ends it", container=self.id
+            ) from ex
+        except ExecutorSilent as ex:
+            await self._diagnose()
+            quietly(self._engine.submit, self.kill, "its executor did not answer")
+            raise SandboxMisusedError(
+                "the sandbox did not answer in time: its processes leave it no processor time or "
+                "memory",
+                container=self.id,
+            ) from ex
+        if call.end is not None and Flag.UNSTOPPED in call.end.flags:
+            quietly(self._engine.submit, self.kill, "a command in it could not be stopped")
+        return call
+
+    async def _diagnose(self) -> None:
+        """Ask what became of the container, as long as that does not take for ever."""
+        with anyio.move_on_after(_DIAGNOSIS_SECONDS):
+            await self._engine.run(self.check)
+            return
+        raise SandboxEngineError(
+            "the Docker engine does not answer, and a command's end cannot be known",
+            container=self.id,
+        )
+
+    def check(self) -> None:
+        """Look, in this thread, whether the container runs.
+
+        Raises:
+            SandboxMisusedError: it ended because of what commands in it used up.
+            SandboxDiedError: it ended for another reason, or is gone.
+            SandboxEngineError: the engine does not answer.
+        """
+        import docker
+
+        try:
+            state = self._engine.api.inspect_container(self.id)["State"]
+        except docker.errors.NotFound as ex:
+            raise SandboxDiedError(
+                "the container is gone: somebody removed it", container=self.id
+            ) from ex
+        except (OSError, docker.errors.DockerException) as ex:
+            raise typed(ex, "exec", self.id) from ex
+        if state["Running"]:
+            return
+        if self.fault is not None:
+            raise SandboxMisusedError(
+                f"the pool stopped this sandbox: {self.fault}", container=self.id
+            )
+        if state["OOMKilled"]:
+            raise SandboxMisusedError(
+                "the container ran out of memory and ended while an episode used it. Raise its "
+                "memory limit if the task needs more",
+                container=self.id,
+            )
+        raise SandboxDiedError(
+            f"the container ended (exit status {state['ExitCode']}) while an episode used it",
+            container=self.id,
+        )
+
+    def is_ready(self) -> bool:
+        """Tell without waiting whether a warm container still lives."""
+        return self._executor is not None and self._executor.is_open()
+
+    def kill(self, fault: str) -> None:
+        """End the container at once; later commands fail with ``fault``."""
+        self.fault = fault
+        quietly(self._engine.api.kill, self.id)
+
+    def keep(self) -> None:
+        """Leave the container behind on purpose, marked so that no reaper takes it."""
+        self.kept = True
+        if self._executor is not None:
+            quietly(self._executor.keep)
+        quietly(self._engine.api.rename, self.id, self.name + KEPT)
+        self.name += KEPT
+
+    def remove(self) -> bool:
+        """Remove container and networks, in this thread. Safe to call again.
+
+        Returns:
+            Whether nothing is left; false when the engine did not answer.
+        """
+        with self._removal:
+            if self._removed:
+                return True
+            if self._executor is not None:
+                self._executor.close()
+            api = self._engine.api
+            done = not self.id or quietly(api.remove_container, self.id, force=True, v=True)
+            for network in list(self._networks):
+                if quietly(api.remove_network, network):
+                    self._networks.remove(network)
+            self._removed = done and not self._networks
+            return self._removed
+
+    def _start(self) -> None:
+        api = self._engine.api
+        config = self.config
+        self._not_found = self._engine.not_found_status
+        quota = self._engine.storage_quota(self.image.id, self._owner.labels())
+        host = host_options(config, storage_quota=quota)
+        networks = [self._network(network) for network in config.networks]
+        if networks:
+            host["network_mode"] = networks[0]
+        if config.hardening.read_only:
+            # A volume of its own, removed with it, is where the program can still be put.
+            volume = {"Type": "volume", "Target": program.FOLDER}
+            host["mounts"] = [*host.get("mounts", []), volume]
+        created = api.create_container(
+            self.image.id,
+            entrypoint=[program.PATH],
+            name=self.name,
+            labels=self._owner.labels(),
+            environment=dict(config.environment),
+            working_dir=config.working_dir,
+            user="0:0",  # of the executor, which starts commands as their own users
+            hostname=config.hostname,
+            platform=config.platform,
+            stdin_open=True,
+            stop_signal="SIGKILL",
+            host_config=api.create_host_config(**host),
+        )
+        self.id = created["Id"]
+        for network in networks[1:]:
+            api.connect_container_to_network(self.id, network)
+        folder = program.FOLDER if config.hardening.read_only else "/"
+        api.put_archive(self.id, folder, program.archive(self.image.architecture, folder))
+        streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        self._executor = Executor(AttachedSocket(api.attach_socket(self.id, streams)))
+        api.start(self.id)
+        self._executor.greet(self._setup(), START_SECONDS, self.id)
+
+    def _setup(self) -> Setup:
+        config, image = self.config, self.image
+        entrypoint = image.entrypoint if config.entrypoint is None else config.entrypoint
+        command = self.command or ()
+        holds = is_keep_alive(command)
+        if holds and entrypoint:
+            command = (program.PATH, "hold")
+        environment = {**dict(image.environment), **dict(config.environment)}
+        return Setup(
+            capabilities=capability_mask(self._capabilities),
+            has_home="HOME" in environment,
+            user=self.user,
+            folder=self.working_dir,
+            command=() if holds and not entrypoint else (*entrypoint, *command),
+            holds=holds,
+        )
+
+    def _network(self, network: Any) -> str:
+        api = self._engine.api
+        if network.external:
+            return str(network.name)
+        name = f"{self.name}-{network.name}"
+        api.create_network(
+            name, driver="bridge", internal=network.internal, labels=self._owner.labels()
+        )
+        self._networks.append(name)
+        return name

@@ -1,0 +1,456 @@
+"""Talk to the executor, process 1 of a container: run commands, write and read files.
+
+``native/executor.c`` says why no command in the container can reach this channel. Frames go
+both ways over the engine's attached streams, any number of requests at once: a head of three
+32-bit numbers (bytes that follow, kind, request) and what follows.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+import anyio
+import anyio.lowlevel
+
+from inspect_tinker_plugin.docker_pool.command import Capture
+from inspect_tinker_plugin.docker_pool.stream import STDOUT, AttachedSocket
+from inspect_tinker_plugin.errors import SandboxStartError
+
+GRACE_SECONDS = 5.0
+"""From the request to end to the kill, as in Inspect's own Docker provider."""
+
+_SILENCE_SECONDS = 60.0
+"""How long nothing may come of a request that has no timeout, before the executor is asked."""
+
+_VERSION = 1
+_HEAD = struct.Struct("<III")
+_WINDOW = 64 * 1024
+"""Bytes of a command's input on their way at most; the executor tells what it passed on."""
+
+_MAX_REQUEST = 4 * 1024 * 1024
+_BUSY_PAUSE = 0.02
+
+
+class _Request(IntEnum):
+    CONFIGURE = 1
+    RUN = 2
+    INPUT = 3
+    INPUT_END = 4
+    STOP = 5
+    KEEP = 6
+    PING = 7
+
+
+class _Answer(IntEnum):
+    HELLO = 1
+    OUT = 2
+    ERR = 3
+    TAKEN = 4
+    END = 5
+    PONG = 6
+    LOG = 7
+    READY = 8
+
+
+class Kind(IntEnum):
+    """What a request is to do."""
+
+    EXEC = 0
+    WRITE = 1
+    READ = 2
+
+
+class How(IntEnum):
+    """How a request ended."""
+
+    ENDED = 0
+    """A command ended; ``status`` is the kernel's."""
+    NOT_STARTED = 1
+    """It failed at ``stage`` with ``error``."""
+    LOST = 2
+    """Its process was killed with what watched over it."""
+    DONE = 3
+    """A file was written or read as a whole."""
+
+
+class Stage(IntEnum):
+    """Where a request failed; the list of ``executor.c``."""
+
+    NOTHING = 0
+    USER = 1
+    GROUP = 2
+    RANGE = 3
+    RESET = 4
+    FOLDER = 5
+    EXEC = 6
+    FORK = 7
+    OPEN = 8
+    KIND = 9
+    OWNER = 10
+    SIZE = 11
+    DATA = 12
+    LENGTH = 13
+
+
+class Flag(IntFlag):
+    """What happened on the way."""
+
+    TIMED_OUT = 1
+    OVERFLOWED = 2
+    UNSTOPPED = 4
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the executor is told once, before anything runs."""
+
+    capabilities: int
+    """Those of commands that run as root, as a bit mask."""
+    has_home: bool
+    """Whether image or configuration set ``HOME``; otherwise it is the user's."""
+    user: str
+    folder: str
+    command: tuple[str, ...] = ()
+    """The container's own command, if it has one."""
+    holds: bool = False
+    """Whether that command comes to an end at which the container is ready."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The last word on a request."""
+
+    how: How
+    flags: Flag
+    status: int
+    stage: Stage
+    error: int
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell gives it: 128 and the signal's number for what a signal ended."""
+        if os.WIFSIGNALED(self.status):
+            return 128 + os.WTERMSIG(self.status)
+        return os.WEXITSTATUS(self.status)
+
+    @property
+    def reason(self) -> str:
+        return os.strerror(self.error)
+
+
+@dataclass
+class Call:
+    """One request under way."""
+
+    id: int
+    out: Capture
+    err: Capture
+    credit: int = _WINDOW
+    end: End | None = None
+    changed: anyio.Event | None = None
+    loop: object = None
+    heard: float = field(default_factory=time.monotonic)
+
+
+class ExecutorSilent(Exception):
+    """The executor did not answer in time: its engine or its container does not go on."""
+
+
+class Executor:
+    """The channel to process 1 of one container. Usable from any event loop."""
+
+    def __init__(self, channel: AttachedSocket) -> None:
+        self._channel = channel
+        self._calls: dict[int, Call] = {}
+        self._ids = itertools.count(1)
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._reader: object = None
+        self._heard = time.monotonic()
+        self._lost = False
+        self._events: list[tuple[_Answer, bytes]] = []
+        self._said = bytearray()
+
+    # starting, in a thread
+
+    def greet(self, setup: Setup, timeout: float, container: str) -> None:
+        """Tell the executor what it is for, and wait until the container is ready.
+
+        Raises:
+            SandboxStartError: it ended, stayed silent, or cannot protect itself here.
+        """
+        words = [setup.user, setup.folder, *setup.command]
+        head = struct.pack(
+            "<QII", setup.capabilities, len(setup.command), setup.has_home | setup.holds << 1
+        )
+        deadline = time.monotonic() + timeout
+        log = bytearray()
+        problem = ""
+        try:
+            self._send(_Request.CONFIGURE, 0, head + _strings(words))
+            for kind, body in self._answers(deadline):
+                if kind is _Answer.LOG:
+                    log += body
+                elif kind is _Answer.HELLO:
+                    version, problems = struct.unpack("<II", body)
+                    if version != _VERSION or problems:
+                        problem = f"the executor cannot protect itself on this engine ({problems})"
+                        break
+                elif kind is _Answer.READY:
+                    state, status, stage, error = struct.unpack("<IIII", body)
+                    if state == 3 and (setup.command or stage):
+                        problem = _ended(setup, Stage(stage), error, status)
+                    break
+        except OSError as ex:
+            problem = str(ex)
+        if problem:
+            said = (bytes(log) + bytes(self._said)).decode(errors="replace").strip()
+            raise SandboxStartError(
+                f"the container did not come up: {problem}; it said: {said[-2000:] or 'nothing'}",
+                container=container,
+            )
+
+    def _answers(self, deadline: float) -> Iterator[tuple[_Answer, bytes]]:
+        while True:
+            pieces = self._channel.receive_blocking(max(0.1, deadline - time.monotonic()))
+            if not pieces:
+                raise OSError("the container ended")
+            self._take(pieces)
+            events, self._events = self._events, []
+            yield from events
+
+    # requests
+
+    def is_open(self) -> bool:
+        return not self._lost and self._channel.is_open()
+
+    def close(self) -> None:
+        self._lost = True
+        self._channel.close()
+
+    def keep(self) -> None:
+        """Let the container outlive this process."""
+        self._send(_Request.KEEP, 0)
+
+    async def call(
+        self,
+        kind: Kind,
+        words: Sequence[str | bytes],
+        *,
+        env: Sequence[bytes] = (),
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        limit: int,
+    ) -> Call:
+        """Make a request and wait for its end.
+
+        Args:
+            kind: what it is.
+            words: the user, the folder or path, and the command's words.
+            env: ``name=value`` of the command.
+            stdin: the command's input, or the file's contents.
+            timeout: seconds until the command is asked to end.
+            limit: bytes of each output stream.
+
+        Raises:
+            ConnectionError: the channel closed.
+            ExecutorSilent: no answer came in time.
+            OSError: the request is larger than a command can be.
+        """
+        flags = (stdin is not None) | (timeout is not None) << 1
+        count = len(words) - 2
+        milliseconds = 0 if timeout is None else max(1, int(timeout * 1000)) if timeout else 0
+        head = struct.pack(
+            "<IIIIIIQ", kind, flags, count, len(env), milliseconds, 0, limit
+        ) + _strings([*words, *env])
+        if len(head) > _MAX_REQUEST:
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+        while True:
+            call = Call(next(self._ids), Capture(limit), Capture(limit))
+            await self._complete(call, head, stdin, timeout)
+            assert call.end is not None
+            if call.end.how is How.NOT_STARTED and call.end.error == errno.EUSERS:
+                await anyio.sleep(_BUSY_PAUSE)  # as many commands as it can run are running
+                continue
+            return call
+
+    async def _complete(
+        self, call: Call, head: bytes, stdin: bytes | None, timeout: float | None
+    ) -> None:
+        # The executor keeps the time; this is for when it cannot tell.
+        limit = time.monotonic() + timeout + 4 * GRACE_SECONDS if timeout else None
+        rest = memoryview(stdin or b"")
+        open_input = stdin is not None
+        self._calls[call.id] = call
+        try:
+            self._send(_Request.RUN, call.id, head)
+            while call.end is None:
+                while open_input and call.credit and rest:
+                    piece = rest[: call.credit]
+                    rest, call.credit = rest[len(piece) :], call.credit - len(piece)
+                    self._send(_Request.INPUT, call.id, bytes(piece))
+                if open_input and not rest:
+                    open_input = False
+                    self._send(_Request.INPUT_END, call.id)
+                await self._turn(call, limit)
+        finally:
+            del self._calls[call.id]
+            if call.end is None and not self._lost:
+                # Cancelled: the command must not outlive its caller, who must not wait.
+                try:
+                    self._send(_Request.STOP, call.id)
+                except ConnectionError:
+                    self._lost = True
+            self._wake()  # somebody else must read now
+
+    async def _turn(self, call: Call, limit: float | None) -> None:
+        """Read for everybody, or wait while another task does."""
+        if self._lost:
+            raise ConnectionError("the executor's channel is closed")
+        token = anyio.lowlevel.current_token()
+        with anyio.move_on_after(self._patience(limit)):
+            if self._reading.acquire(blocking=False):
+                self._reader = token
+                try:
+                    await self._read()
+                finally:
+                    self._reader = None
+                    self._reading.release()
+            elif self._reader is token:
+                call.changed, call.loop = anyio.Event(), token
+                with anyio.move_on_after(1):  # should the reader's loop have come to an end
+                    await call.changed.wait()
+                call.changed = None
+            else:
+                await anyio.sleep(0.002)  # another loop reads
+        now = time.monotonic()
+        if limit is not None and now > limit:
+            raise ExecutorSilent
+        if limit is None and now - max(self._heard, call.heard) > _SILENCE_SECONDS:
+            if call.heard > self._heard:
+                raise ExecutorSilent
+            call.heard = now
+            self._send(_Request.PING, 0)
+
+    def _patience(self, limit: float | None) -> float:
+        if limit is None:
+            return _SILENCE_SECONDS
+        return max(0.01, limit - time.monotonic() + 0.01)
+
+    async def _read(self) -> None:
+        # Output may always be there: never starve the loop, nor its cancellations.
+        await anyio.lowlevel.checkpoint()
+        pieces = self._channel.receive_now()
+        while pieces is None:
+            self._flush()
+            await self._channel.wait(writable=bool(self._outgoing))
+            pieces = self._channel.receive_now()
+            if pieces is None and self._outgoing:
+                self._flush()
+        if not pieces:
+            self._lost = True
+            self._wake()
+            raise ConnectionError("the executor's channel closed")
+        self._take(pieces)
+
+    def _wake(self) -> None:
+        token = anyio.lowlevel.current_token()
+        for call in self._calls.values():
+            if call.changed is not None and call.loop is token:
+                call.changed.set()
+
+    def _send(self, kind: _Request, id: int, body: bytes = b"") -> None:
+        with self._sending:
+            self._outgoing += _HEAD.pack(len(body), kind, id) + body
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._sending:
+            while self._outgoing:
+                sent = self._channel.send_now(self._outgoing)
+                if not sent:
+                    return
+                del self._outgoing[:sent]
+
+    def _take(self, pieces: list[tuple[int, bytes]]) -> None:
+        self._heard = time.monotonic()
+        for stream, piece in pieces:
+            if stream == STDOUT:
+                self._incoming += piece
+            elif len(self._said) < 4096:
+                self._said += piece
+        start = 0
+        while len(self._incoming) - start >= _HEAD.size:
+            size, kind, id = _HEAD.unpack_from(self._incoming, start)
+            stop = start + _HEAD.size + size
+            if len(self._incoming) < stop:
+                break
+            self._dispatch(_Answer(kind), id, bytes(self._incoming[start + _HEAD.size : stop]))
+            start = stop
+        del self._incoming[:start]
+
+    def _dispatch(self, kind: _Answer, id: int, body: bytes) -> None:
+        if id == 0:
+            if kind is not _Answer.PONG:
+                self._events.append((kind, body))
+            return
+        call = self._calls.get(id)
+        if call is None:
+            return  # its caller was cancelled
+        if kind is _Answer.OUT:
+            call.out.add(body)
+        elif kind is _Answer.ERR:
+            call.err.add(body)
+        elif kind is _Answer.TAKEN:
+            call.credit += struct.unpack("<I", body)[0]
+        elif kind is _Answer.END:
+            how, flags, status, stage, error = struct.unpack("<IIIII", body)
+            call.end = End(How(how), Flag(flags), status, Stage(stage), error)
+        else:
+            return
+        if (
+            kind in (_Answer.TAKEN, _Answer.END)
+            and call.changed is not None
+            and call.loop is self._reader
+        ):
+            call.changed.set()
+
+
+def _strings(words: Sequence[str | bytes]) -> bytes:
+    """Join words as the kernel takes them.
+
+    Raises:
+        ValueError: one contains a null byte, in the words of ``subprocess``.
+        UnicodeEncodeError: one contains what no text can be encoded from.
+    """
+    encoded = [
+        word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")
+        for word in words
+    ]
+    if any(b"\0" in word for word in encoded):
+        raise ValueError("embedded null byte")
+    return b"".join(word + b"\0" for word in encoded)
+
+
+def _ended(setup: Setup, stage: Stage, error: int, status: int) -> str:
+    what = f"its command {setup.command[0]!r}" if setup.command else "its command"
+    if stage is Stage.FOLDER:
+        return f"chdir to {setup.folder!r} failed: {os.strerror(error)}"
+    if stage in (Stage.USER, Stage.GROUP, Stage.RANGE):
+        return f"it has no user {setup.user!r}"
+    if stage is not Stage.NOTHING:
+        return f"{what} could not be executed: {os.strerror(error)}"
+    if os.WIFSIGNALED(status):
+        return f"{what} was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"{what} ended with status {os.WEXITSTATUS(status)}"

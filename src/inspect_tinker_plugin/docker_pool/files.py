@@ -1,0 +1,209 @@
+"""Files of a container: written as its user, read as its root, by the executor itself."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import stat
+import tarfile
+from pathlib import PurePosixPath
+from typing import Any
+
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
+
+from inspect_tinker_plugin.docker_pool.container import Container
+from inspect_tinker_plugin.docker_pool.engine import Engine, typed
+from inspect_tinker_plugin.docker_pool.executor import End, Flag, How, Kind, Stage
+from inspect_tinker_plugin.docker_pool.results import lost, raise_misuse
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxError
+
+_TIMEOUT = 600.0
+_LINKS = 40
+_DIRECTORY, _SYMLINK = 1 << 31, 1 << 27
+_OTHER_KINDS = (1 << 26) | (1 << 25) | (1 << 24) | (1 << 21)  # devices, pipes, sockets
+_ARCHIVE_OVERHEAD = 64 * 1024
+
+
+async def write(container: Container, path: str, contents: bytes) -> None:
+    """Write a file as the container's user; parents are made.
+
+    Args:
+        container: where the file is to be.
+        path: absolute path.
+        contents: all of the file.
+
+    Raises:
+        IsADirectoryError: the path is a directory.
+        PermissionError: the user may not write there.
+        OSError: the kernel's own reason, or the path is no regular file (``EINVAL``). Nothing
+            is raised only if the file then had these contents.
+    """
+    path = str(PurePosixPath(path))
+    call = await container.request(
+        Kind.WRITE,
+        (container.user, path, str(len(contents))),
+        stdin=contents,
+        timeout=_TIMEOUT,
+        limit=0,
+    )
+    end = call.end
+    assert end is not None
+    raise_misuse(end)
+    if end.how is How.DONE:
+        return
+    if Flag.TIMED_OUT in end.flags:
+        raise TimeoutError(f"writing {path} took more than {_TIMEOUT:.0f} seconds")
+    raise _error(end, path)
+
+
+async def read(container: Container, engine: Engine, path: str, name: str) -> bytes:
+    """Read a regular file, following links.
+
+    The executor reads it, so that no program of the container, which a policy may have
+    replaced, stands between. What its root may not read, the engine reads from outside.
+
+    Args:
+        container: where the file is.
+        engine: the container's engine.
+        path: absolute path.
+        name: the path as the caller wrote it, for messages.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError, PermissionError: as their names say.
+        OutputLimitExceededError: larger than Inspect's limit for reads.
+        OSError: the kernel's own reason, or not a regular file (``EINVAL``).
+    """
+    limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+    if posixpath.basename(path.rstrip("/")) in (".", "..", ""):
+        raise _os_error(errno.EISDIR, name)
+    path = str(PurePosixPath(path))
+    call = await container.request(Kind.READ, ("0", path), timeout=_TIMEOUT, limit=limit)
+    end = call.end
+    assert end is not None
+    raise_misuse(end)
+    if end.stage is Stage.SIZE or Flag.OVERFLOWED in end.flags:
+        raise _too_large()
+    if end.how is How.DONE:
+        return bytes(call.out.data)
+    if Flag.TIMED_OUT in end.flags:
+        raise TimeoutError(f"reading {name} took more than {_TIMEOUT:.0f} seconds")
+    if end.stage is Stage.OPEN and end.error == errno.EACCES:
+        return await _read_from_outside(container, engine, path, name, limit)
+    raise _error(end, name)
+
+
+def _error(end: End, name: str) -> Exception:
+    if end.how is not How.NOT_STARTED:
+        return lost()
+    return _os_error(end.error, name)
+
+
+def _os_error(number: int, name: str) -> OSError:
+    reason = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
+    if number == errno.EROFS:
+        return PermissionError(number, f"{reason}.", name)
+    # With a full stop, as Inspect's Docker provider has it; the model sees this text.
+    return OSError(number, f"{reason}.", name)  # Python makes it the subclass of its number
+
+
+def _too_large() -> OutputLimitExceededError:
+    too_large = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+    return OutputLimitExceededError(limit_str=too_large, truncated_output=None)
+
+
+async def _read_from_outside(
+    container: Container, engine: Engine, path: str, name: str, limit: int
+) -> bytes:
+    try:
+        found = await engine.run(_read_archive, engine, container.id, path, name, limit)
+    except _Judged as ex:
+        raise ex.error from None
+    except SandboxError:
+        await engine.run(container.check)
+        raise
+    if found is None:
+        raise _os_error(errno.EACCES, name)
+    return found
+
+
+class _Judged(Exception):
+    """Carries a file's own error past those of the connection, which are OSErrors, too."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _read_archive(engine: Engine, container: str, path: str, name: str, limit: int) -> bytes | None:
+    for _ in range(_LINKS):
+        found = _archive(engine, container, path, name, limit)
+        if not isinstance(found, str):
+            return found
+        path = found
+    raise _Judged(_os_error(errno.ELOOP, name))
+
+
+def _archive(
+    engine: Engine, container: str, path: str, name: str, limit: int
+) -> bytes | str | None:
+    """Give a file's bytes, the target of a link, or ``None`` when the engine finds nothing."""
+    import docker
+
+    api = engine.api
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
+    try:
+        # Not the SDK's get_archive: it cannot let go of a file that is not wanted after all.
+        with api.get(url, params={"path": path}, stream=True) as response:
+            if response.status_code == 404:
+                if "no such container" in response.text.lower():
+                    raise SandboxDiedError("the container is gone", container=container)
+                return None
+            if response.status_code == 500 and "too many links" in response.text:
+                raise _Judged(_os_error(errno.ELOOP, name))
+            response.raise_for_status()
+            header = response.headers["X-Docker-Container-Path-Stat"]
+            target = _check(docker.utils.decode_json_header(header), name, limit)
+            if target is not None:
+                return target
+            archive = bytearray()
+            for piece in response.iter_content(_ARCHIVE_OVERHEAD):
+                archive += piece
+                # The file may have grown since the engine looked at it.
+                if len(archive) > limit + _ARCHIVE_OVERHEAD:
+                    raise _Judged(_too_large())
+            return _unpack(bytes(archive), name, limit)
+    except (tarfile.TarError, KeyError, ValueError) as ex:
+        raise SandboxEngineError(
+            f"reading {name}: the engine's answer makes no sense: {ex!r}", container=container
+        ) from ex
+    except OSError as ex:
+        raise typed(ex, f"reading {name}", container) from ex
+
+
+def _check(facts: dict[str, Any], name: str, limit: int) -> str | None:
+    """Judge a file before its bytes are read; give the target of a link."""
+    mode = int(facts["mode"])
+    if mode & _SYMLINK:
+        return str(facts["linkTarget"])
+    if mode & _DIRECTORY:
+        raise _Judged(_os_error(errno.EISDIR, name))
+    if mode & _OTHER_KINDS:
+        raise _Judged(_os_error(errno.EINVAL, name))
+    if not mode & stat.S_IRUSR:
+        raise _Judged(_os_error(errno.EACCES, name))
+    if int(facts["size"]) > limit:
+        raise _Judged(_too_large())
+    return None
+
+
+def _unpack(archive: bytes, name: str, limit: int) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+        member = tar.next()
+        file = tar.extractfile(member) if member is not None and member.isreg() else None
+        if member is None or file is None:
+            raise _Judged(_os_error(errno.EINVAL, name))
+        if member.size > limit:
+            raise _Judged(_too_large())
+        return file.read()

@@ -1,0 +1,113 @@
+"""What plugins are made of: everything that a package with hooks imports, in one place.
+
+The names are looked up when they are first used: a plugin that gives rewards loads no audit.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.audit import AuditContext, Finding, Play, Probe, Severity, always
+    from inspect_tinker_plugin.episode.types import EpisodeResult
+    from inspect_tinker_plugin.plugins.contracts import (
+        EpisodeEnded,
+        EpisodeObserver,
+        EpisodeStarted,
+        SampleStage,
+        TurnTaken,
+    )
+    from inspect_tinker_plugin.plugins.hookspecs import hookimpl
+    from inspect_tinker_plugin.plugins.manager import (
+        HOOKS,
+        NAMING_HOOKS,
+        Catalogue,
+        Plugin,
+        Plugins,
+        default_plugins,
+    )
+    from inspect_tinker_plugin.rewards import (
+        GroupAggregator,
+        GroupMember,
+        Mean,
+        Reward,
+        RewardAggregator,
+    )
+    from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
+    from inspect_tinker_plugin.tools import ToolExecutor, ToolInvocation, ToolScope
+
+_HOMES = {
+    "HOOKS": "plugins.manager",
+    "NAMING_HOOKS": "plugins.manager",
+    "AuditContext": "audit",
+    "Catalogue": "plugins.manager",
+    "EpisodeEnded": "plugins.contracts",
+    "EpisodeObserver": "plugins.contracts",
+    "EpisodeResult": "episode.types",
+    "EpisodeStarted": "plugins.contracts",
+    "Finding": "audit",
+    "GroupAggregator": "rewards",
+    "GroupMember": "rewards",
+    "Mean": "rewards",
+    "Play": "audit",
+    "Plugin": "plugins.manager",
+    "Plugins": "plugins.manager",
+    "Probe": "audit",
+    "Reward": "rewards",
+    "RewardAggregator": "rewards",
+    "SampleStage": "plugins.contracts",
+    "SandboxMapper": "sandboxes.contract",
+    "Severity": "audit",
+    "ToolExecutor": "tools",
+    "ToolInvocation": "tools",
+    "ToolScope": "tools",
+    "TurnTaken": "plugins.contracts",
+    "always": "audit",
+    "default_plugins": "plugins.manager",
+    "hookimpl": "plugins.hookspecs",
+}
+
+__all__ = [
+    "HOOKS",
+    "NAMING_HOOKS",
+    "AuditContext",
+    "Catalogue",
+    "EpisodeEnded",
+    "EpisodeObserver",
+    "EpisodeResult",
+    "EpisodeStarted",
+    "Finding",
+    "GroupAggregator",
+    "GroupMember",
+    "Mean",
+    "Play",
+    "Plugin",
+    "Plugins",
+    "Probe",
+    "Reward",
+    "RewardAggregator",
+    "SampleStage",
+    "SandboxMapper",
+    "Severity",
+    "ToolExecutor",
+    "ToolInvocation",
+    "ToolScope",
+    "TurnTaken",
+    "always",
+    "default_plugins",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

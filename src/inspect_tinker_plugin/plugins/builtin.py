@@ -1,0 +1,46 @@
+"""The built-in plugin: what the package itself gives, through the hooks that anyone can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inspect_tinker_plugin.audit.builtin import AUDIT_PROBES
+from inspect_tinker_plugin.audit.contract import Probe
+from inspect_tinker_plugin.plugins.hookspecs import hookimpl
+from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
+from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
+from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
+from inspect_tinker_plugin.sandboxes.builtin import SANDBOX_PROVIDERS
+from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
+from inspect_tinker_plugin.tools.builtin import TOOL_EXECUTORS
+from inspect_tinker_plugin.tools.contract import ToolExecutor
+
+
+@hookimpl
+def inspect_rl_reward_aggregators() -> Mapping[str, Callable[..., RewardAggregator]]:
+    """Give ``mean``, ``weighted``, ``length`` and the others."""
+    return REWARD_AGGREGATORS
+
+
+@hookimpl
+def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator]]:
+    """Give ``rank``, ``best_of``, ``pairwise`` and ``diversity``."""
+    return GROUP_AGGREGATORS
+
+
+@hookimpl
+def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
+    """Give ``inspect``, ``cached``, ``limited``, ``scripted`` and ``route``."""
+    return TOOL_EXECUTORS
+
+
+@hookimpl
+def inspect_rl_sandbox_providers() -> Mapping[str, SandboxMapper]:
+    """Give ``docker_pool``; what else Inspect's registry knows needs no mapping."""
+    return SANDBOX_PROVIDERS
+
+
+@hookimpl
+def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
+    """Give ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
+    return AUDIT_PROBES

@@ -1,0 +1,122 @@
+"""What options and plugins put around the episodes of a dataset: executor, observers, scorers."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+
+from inspect_tinker_plugin.episode.runner import Episode
+from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
+from inspect_tinker_plugin.plugins.manager import Plugins
+from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
+from inspect_tinker_plugin.plugins.scorers import plugin_scorers
+from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
+from inspect_tinker_plugin.tools.contract import Memory, ToolExecutor, ToolFunction
+from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
+
+
+def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
+    """Give a task the scorers that plugins add; the same task when there are none.
+
+    Raises:
+        PluginError: a hook raised, or gave something that is no scorer.
+    """
+    added = plugin_scorers(task, plugins=plugins)
+    if not added:
+        return task
+    scored = copy.copy(task)
+    scored.scorer = [*(task.scorer or []), *added]
+    return scored
+
+
+class DatasetHooks:
+    """What all episodes of a dataset share in one process.
+
+    Args:
+        task: the task.
+        tool_executor: what ``tool_executor=`` takes.
+        plugins: where hooks are looked up; the installed plugins when not given.
+
+    Raises:
+        ConfigError: the executor cannot be resolved, or a plugin's hook failed.
+    """
+
+    def __init__(
+        self, task: Task, *, tool_executor: ToolExecutorSpec = None, plugins: Plugins | None = None
+    ) -> None:
+        self._task = task.name
+        self._executor = resolve_tool_executor(tool_executor, plugins=plugins)
+        self._observers = episode_observers(task, plugins=plugins)
+        self._memory: Memory = {}
+
+    def group(self) -> GroupHooks:
+        """Make the hooks of one group: each ``make_envs()`` has its own."""
+        return GroupHooks(self._task, self._executor, self._observers, self._memory)
+
+
+class GroupHooks:
+    """What the episodes of one group share."""
+
+    def __init__(
+        self,
+        task: str,
+        executor: ToolExecutor | ToolFunction | None,
+        observers: Observers,
+        memory: Memory,
+    ) -> None:
+        self._task = task
+        self._executor = executor
+        self._observers = observers
+        self._of_dataset = memory
+        self._of_group: Memory = {}
+
+    def episode(self, sample: Sample, *, epoch: int) -> EpisodeHooks:
+        """Make the hooks of one episode of the group."""
+        scope = ToolScope(
+            task=self._task,
+            sample_id=sample.id,
+            epoch=epoch,
+            group=self._of_group,
+            dataset=self._of_dataset,
+        )
+        return EpisodeHooks(self._executor, scope, self._observers)
+
+
+class EpisodeHooks:
+    """What happens around one episode; without executor and observers, next to nothing."""
+
+    def __init__(
+        self,
+        executor: ToolExecutor | ToolFunction | None = None,
+        scope: ToolScope | None = None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._executor = executor
+        self._scope = scope
+        self._observers = observers or Observers()
+        self._id = uuid.uuid4().hex if self._observers else ""
+
+    async def start(self, episode: Episode) -> Outcome:
+        """Start an episode whose tool calls the executor carries out."""
+        await self._observers.started(
+            episode=self._id,
+            task=episode.prepared.name,
+            sample=episode.sample,
+            epoch=episode.epoch,
+        )
+        if self._executor is None or self._scope is None:
+            return await episode.start()
+        # The episode's own task starts with a copy of this context.
+        with use_tool_executor(self._executor, self._scope):
+            return await episode.start()
+
+    async def turn(self, request: TurnRequest, output: object) -> None:
+        """Tell observers what a model call was answered with."""
+        await self._observers.turn(episode=self._id, request=request, output=output)
+
+    async def ended(self, result: EpisodeResult, reward: float | None) -> None:
+        """Tell observers how the episode ended."""
+        await self._observers.ended(episode=self._id, result=result, reward=reward)

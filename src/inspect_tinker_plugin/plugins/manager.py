@@ -1,0 +1,292 @@
+"""Finds installed plugins, checks them, and knows which package gives which name.
+
+A plugin that cannot be loaded is kept as a record with its error; it never stops anything
+else. Asking for a name that nobody gives mentions it, since it may be what is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from inspect_tinker_plugin.errors import PluginError
+from inspect_tinker_plugin.plugins import hookspecs
+from inspect_tinker_plugin.plugins.hookspecs import PROJECT
+
+logger = getLogger(__name__)
+
+PACKAGE = "inspect-tinker-plugin"
+_BUILT_IN = "inspect_tinker_plugin.plugins.builtin"
+_OURS = str(Path(__file__).parents[1])
+_NOT_THEIRS = {"importlib", "pluggy"}
+"""Folders of code that only calls a plugin's."""
+
+NAMING_HOOKS = (
+    "inspect_rl_reward_aggregators",
+    "inspect_rl_group_aggregators",
+    "inspect_rl_tool_executors",
+    "inspect_rl_sandbox_providers",
+    "inspect_rl_audit_probes",
+)
+"""Hooks that give things by name, asked once when a plugin is loaded."""
+
+HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_"))
+"""Every hook, in the order of ``hookspecs.py``."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One installed plugin: a working one with what it gives, or a broken one with its error."""
+
+    name: str
+    """Name of the entry point."""
+
+    package: str
+    """Name of the distribution that it comes from."""
+
+    version: str
+    """Version of the distribution."""
+
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Implemented hooks, with the names that each gives (none for hooks without names)."""
+
+    error: str | None = None
+    """Why it could not be loaded; ``None`` for one that works."""
+
+    @property
+    def label(self) -> str:
+        """The package with its version, as messages name it."""
+        return f"{self.package} {self.version}"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Everything that the plugins give under one hook."""
+
+    entries: Mapping[str, Callable[..., Any]]
+    """What can be used, by name."""
+
+    clashes: Mapping[str, str]
+    """Names that several packages claim, with an explanation."""
+
+    origins: Mapping[str, str]
+    """The plugin of each name, in words; built-ins are left out."""
+
+    broken: str
+    """A sentence about plugins that could not be loaded; empty when there are none."""
+
+
+class Plugins:
+    """A set of plugins: the built-in one, and those of the given entry points.
+
+    Args:
+        found: entry points to load; those of the installed packages when not given.
+    """
+
+    def __init__(self, found: Iterable[EntryPoint] | None = None) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: list[Plugin] = []
+        self._objects: dict[str, object] = {}
+        self._given: dict[str, dict[str, list[tuple[Plugin, Callable[..., Any]]]]] = {
+            hook: {} for hook in NAMING_HOOKS
+        }
+        self._add(EntryPoint("built-in", _BUILT_IN, PROJECT))
+        installed = entry_points(group=PROJECT) if found is None else found
+        for entry_point in sorted(installed, key=lambda e: (_package(e), e.name)):
+            self._add(entry_point)
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """All plugins, the built-in one first, then by package; broken ones included."""
+        return tuple(self._plugins)
+
+    def catalogue(self, hook: str) -> Catalogue:
+        """What can be used under one of the ``NAMING_HOOKS``."""
+        given = self._given[hook]
+        return Catalogue(
+            entries={name: givers[0][1] for name, givers in given.items() if len(givers) == 1},
+            clashes={
+                name: f"{name!r} is claimed by {' and by '.join(p.label for p, _ in givers)}; "
+                "uninstall one of them"
+                for name, givers in given.items()
+                if len(givers) > 1
+            },
+            origins={
+                name: f"plugin {givers[0][0].name!r} of {givers[0][0].label}"
+                for name, givers in given.items()
+                if givers[0][0] is not self._plugins[0]
+            },
+            broken="".join(
+                f"; plugin {p.name!r} of {p.label}, which may provide it, is broken: {p.error}"
+                for p in self._plugins
+                if p.error is not None
+            ),
+        )
+
+    def call(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
+        """Call a hook of every working plugin that has it.
+
+        Returns:
+            What each gave other than ``None``, with the plugin, in the order of `plugins`.
+
+        Raises:
+            PluginError: an implementation raised; names its package.
+        """
+        answers: list[tuple[Plugin, Any]] = []
+        for plugin in self._plugins:
+            if hook in plugin.hooks:
+                answers += [(plugin, a) for a in self._call_one(plugin, hook, arguments)]
+        return answers
+
+    def _call_one(self, plugin: Plugin, hook: str, arguments: dict[str, Any]) -> list[Any]:
+        one = self._objects[_key(plugin)]
+        others = [o for o in self._manager.get_plugins() if o is not one]
+        caller = self._manager.subset_hook_caller(hook, others)
+        try:
+            answers: list[Any] = caller(**arguments)
+        except Exception as ex:
+            raise PluginError(
+                f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) raised "
+                f"{type(ex).__name__}: {ex}"
+            ) from ex
+        return answers
+
+    def _add(self, entry_point: EntryPoint) -> None:
+        """Load one plugin; whatever is wrong with it stays with it."""
+        plugin = Plugin(entry_point.name, _package(entry_point), _version(entry_point))
+        loaded: object = None
+        try:
+            loaded = _load(entry_point)
+            trial = _trial(loaded)
+            hooks = _checked_hooks(loaded, trial)
+            given = {hook: _given_names(trial, hook) for hook in hooks if hook in NAMING_HOOKS}
+            self._refuse_names_of_built_ins(given)
+            self._manager.register(loaded, name=_key(plugin))
+        except (Exception, SystemExit) as ex:
+            error = str(ex) if isinstance(ex, PluginError) else f"{type(ex).__name__}: {ex}"
+            error += _place(ex, loaded)
+            logger.debug("plugin %s of %s is broken", plugin.name, plugin.label, exc_info=True)
+            self._plugins.append(Plugin(plugin.name, plugin.package, plugin.version, error=error))
+            return
+        names = {hook: tuple(sorted(given.get(hook, ()))) for hook in hooks}
+        plugin = Plugin(plugin.name, plugin.package, plugin.version, names)
+        self._plugins.append(plugin)
+        self._objects[_key(plugin)] = loaded
+        for hook, entries in given.items():
+            for name, entry in entries.items():
+                self._given[hook].setdefault(name, []).append((plugin, entry))
+
+    def _refuse_names_of_built_ins(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+        for hook, entries in given.items():
+            for name in entries:
+                for other, _ in self._given[hook].get(name, []):
+                    if other is self._plugins[0]:
+                        raise PluginError(
+                            f"{hook} gives {name!r}, which {other.label} has built in; "
+                            "choose another name"
+                        )
+
+
+@functools.cache
+def default_plugins() -> Plugins:
+    """The plugins of this process, loaded on first use."""
+    return Plugins()
+
+
+def _key(plugin: Plugin) -> str:
+    return f"{plugin.package}:{plugin.name}"
+
+
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else PACKAGE
+
+
+def _version(entry_point: EntryPoint) -> str:
+    if entry_point.dist is not None:
+        return entry_point.dist.version
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:  # run from a source tree
+        return "(not installed)"
+
+
+def _load(entry_point: EntryPoint) -> object:
+    if entry_point.value == _BUILT_IN:
+        return importlib.import_module(_BUILT_IN)
+    loaded: object = entry_point.load()
+    return loaded() if isinstance(loaded, type) else loaded
+
+
+def _place(error: BaseException, loaded: object) -> str:
+    """Return the line of a plugin's own code that is to blame: `` (file.py:3)``, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_OURS, "<")) and not _NOT_THEIRS & set(
+            Path(frame.filename).parts
+        ):
+            return f" ({frame.filename}:{frame.lineno})"
+    for name, value in vars(loaded).items() if hasattr(loaded, "__dict__") else ():
+        if name.startswith("inspect_rl_") and name in str(error) and hasattr(value, "__code__"):
+            return f" ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
+    file = getattr(loaded, "__file__", None)
+    return f" ({file})" if file else ""
+
+
+def _trial(loaded: object) -> pluggy.PluginManager:
+    """Register a plugin alone; pluggy leaves one that fails half registered.
+
+    Raises:
+        PluginError: it implements a hook that does not exist, or one with other arguments.
+    """
+    trial = pluggy.PluginManager(PROJECT)
+    trial.add_hookspecs(hookspecs)
+    try:
+        trial.register(loaded)
+        trial.check_pending()
+    except pluggy.PluginValidationError as ex:
+        raise PluginError(f"{' '.join(str(ex).split())}; the hooks are {', '.join(HOOKS)}") from ex
+    return trial
+
+
+def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ...]:
+    """Names of the hooks that a plugin implements.
+
+    Raises:
+        PluginError: it implements none, or a function is named like a hook but not marked so.
+    """
+    hooks = {caller.name for caller in trial.get_hookcallers(loaded) or ()}
+    for name in dir(loaded):
+        if name.startswith("inspect_rl_") and name not in hooks:
+            raise PluginError(f"{name} is not marked with @hookimpl")
+    if not hooks:
+        raise PluginError(f"it implements no hook; the hooks are {', '.join(HOOKS)}")
+    return tuple(hook for hook in HOOKS if hook in hooks)
+
+
+def _given_names(trial: pluggy.PluginManager, hook: str) -> Mapping[str, Callable[..., Any]]:
+    """Ask a plugin for what it gives by name.
+
+    Raises:
+        PluginError: the answer is no mapping of names to things that can be called.
+    """
+    answers = getattr(trial.hook, hook)()
+    given = answers[0] if answers else None
+    if not isinstance(given, Mapping):
+        raise PluginError(f"{hook} gave {given!r:.80}, not a mapping of names to factories")
+    for name, entry in given.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise PluginError(f"{hook} gave the name {name!r}; use letters, digits and _")
+        if not callable(entry):
+            raise PluginError(f"{hook} gave {entry!r:.80} as {name!r}, which cannot be called")
+    return given

@@ -1,0 +1,130 @@
+"""Maps the sandbox specifications of a task to those of a provider that was asked for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
+
+from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.plugins.manager import default_plugins
+from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
+from inspect_tinker_plugin.wording import suggestion
+
+_HOOK = "inspect_rl_sandbox_providers"
+
+
+@dataclass(frozen=True)
+class SandboxMapping:
+    """A provider for each type of sandbox that a task may ask for; picklable by its names."""
+
+    providers: Mapping[str, str]
+    """Names of providers by the type that is asked for; ``"*"`` for any other type."""
+
+    def __post_init__(self) -> None:
+        for name in self.providers.values():
+            _mapper(name)  # raises for an unknown one
+
+    def __call__(self, spec: SandboxEnvironmentSpec) -> SandboxEnvironmentSpec:
+        """Map what a task or a sample asks for; other types than those named stay.
+
+        Raises:
+            PluginError: the provider failed, or what it gives is unknown to Inspect.
+        """
+        name = self.providers.get(spec.type, self.providers.get("*"))
+        if name is None:
+            return spec
+        origin = default_plugins().catalogue(_HOOK).origins.get(name)
+        who = f"sandbox provider {name!r}" + (f" ({origin})" if origin else "")
+        try:
+            mapped = _mapper(name)(spec)
+        except Exception as ex:
+            raise PluginError(f"{who} failed on {spec.type!r}: {type(ex).__name__}: {ex}") from ex
+        if not isinstance(mapped, SandboxEnvironmentSpec):
+            raise PluginError(
+                f"{who} gave {mapped!r:.80} for {spec.type!r}, not a SandboxEnvironmentSpec"
+            )
+        if mapped.type != spec.type and not _known_to_inspect(mapped.type):
+            raise PluginError(
+                f"{who} gave the type {mapped.type!r}, which is not in "
+                "Inspect's registry; register it with @sandboxenv and an inspect_ai entry point"
+            )
+        return mapped
+
+
+@dataclass(frozen=True)
+class SandboxChoice:
+    """What ``sandbox=`` asks for: something that Inspect resolves, or a mapping by providers."""
+
+    for_inspect: SandboxEnvironmentType | None
+    """What Inspect resolves as it does ``eval(sandbox=...)``."""
+
+    mapping: SandboxMapping | None
+    """Maps the specification of the task and of each sample."""
+
+
+def choose_sandbox(sandbox: Any) -> SandboxChoice:
+    """Read ``sandbox=``, for everything that runs episodes.
+
+    Raises:
+        SandboxConfigError: The name is known neither to a plugin nor to Inspect.
+    """
+    mapping = resolve_sandbox(sandbox)
+    return SandboxChoice(sandbox if mapping is None else None, mapping)
+
+
+def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
+    """See whether ``sandbox=`` names a provider of a plugin, or maps types to providers.
+
+    Args:
+        sandbox: what the caller gave.
+
+    Returns:
+        The mapping to apply to the specification of the task and of each sample, or ``None``
+        when ``sandbox`` is for Inspect itself (a type it knows, a specification, a tuple).
+
+    Raises:
+        SandboxConfigError: the name is known neither to a plugin nor to Inspect.
+    """
+    if isinstance(sandbox, Mapping):
+        return SandboxMapping(dict(sandbox))
+    if not isinstance(sandbox, str) or _known_to_inspect(sandbox):
+        return None
+    return SandboxMapping({"*": sandbox})
+
+
+def _mapper(name: object) -> SandboxMapper:
+    catalogue = default_plugins().catalogue(_HOOK)
+    if not isinstance(name, str):
+        raise SandboxConfigError(f"a sandbox provider is given by name, not as {name!r}")
+    if name in catalogue.clashes:
+        raise SandboxConfigError(f"sandbox provider {catalogue.clashes[name]}")
+    if name in catalogue.entries:
+        return catalogue.entries[name]
+    if _known_to_inspect(name):
+        return lambda spec: SandboxEnvironmentSpec(name, spec.config)
+    registered = _registered()
+    given = sorted(set(catalogue.entries) - set(registered))
+    raise SandboxConfigError(
+        f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
+        f"a plugin (given: {', '.join(given) or 'none'}; registered: {', '.join(registered)})"
+        f"{catalogue.broken}.{suggestion(name, [*given, *registered], most=0)}"
+    )
+
+
+def _registered() -> list[str]:
+    """Return the names of the providers that Inspect knows, but for those that are internal."""
+    found = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
+    names = {registry_info(each).name.rpartition("/")[2] for each in found}
+    return sorted(name for name in names if not name.startswith("inspect_rl_"))
+
+
+def _known_to_inspect(name: str) -> bool:
+    try:
+        inspect_internals.registry_find_sandboxenv(name)
+    except ValueError:
+        return False
+    return True

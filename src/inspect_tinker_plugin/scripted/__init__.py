@@ -1,0 +1,24 @@
+"""Scripted policies: replies written beforehand, for rollouts, audits and tests without a model."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.scripted.default import default_script
+from inspect_tinker_plugin.scripted.model import scripted_model
+from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
+from inspect_tinker_plugin.scripted.replies import Script, Turn, call, say, submit, unparsed_call
+from inspect_tinker_plugin.scripted.tokenizer import load_renderer, load_tokenizer, tokenizer_path
+
+__all__ = [
+    "Script",
+    "ScriptedPolicy",
+    "Turn",
+    "call",
+    "default_script",
+    "load_renderer",
+    "load_tokenizer",
+    "say",
+    "scripted_model",
+    "submit",
+    "tokenizer_path",
+    "unparsed_call",
+]

@@ -1,0 +1,154 @@
+"""A scripted policy in tokens: what a sampler would return for a script."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
+
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.scripted.replies import Script, ScriptExhausted, Turn, say
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+    from tinker_cookbook.renderers import Renderer
+
+
+class ScriptedPolicy:
+    """Answers as a ``tinker_cookbook.completers.TokenCompleter`` does, from a script.
+
+    One policy may serve many episodes at once, as a sampling client does: which turn of
+    which conversation a prompt is, is told from the prompt, which continues an earlier
+    prompt and its reply. A solver that rewrites its conversation needs ``request``.
+
+    Args:
+        renderer: Turns replies into tokens.
+        script: What to say. Functions in it get the model call that is being answered.
+        request: Returns that call. A policy with this argument serves one episode, whose
+            calls it counts; without it, functions see the prompt's text as one user message,
+            and no tools.
+        max_tokens: Longer replies are cut, as a sampler cuts them.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        script: Script,
+        *,
+        request: Callable[[], TurnRequest] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.renderer = renderer
+        self.script = script
+        self.calls = 0
+        self.exhausted = False
+        self._request = request
+        self._max_tokens = max_tokens
+        self._turns: dict[tuple[int, ...], int] = {}
+        self._lengths: set[int] = set()
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        """The next reply as tokens, with log-probabilities of zero.
+
+        Raises:
+            ScriptExhausted: There is no reply left.
+        """
+        from tinker_cookbook.completers import TokensWithLogprobs
+
+        prompt = tuple(
+            token for chunk in model_input.chunks for token in getattr(chunk, "tokens", ())
+        )
+        turn = self.calls if self._request is not None else self._turn_of(prompt)
+        self.calls += 1
+        output = await self._reply(turn, prompt)
+        tokens = reply_tokens(self.renderer, output)
+        cut = output.stop_reason == "max_tokens"
+        room = min((n for n in (max_tokens, self._max_tokens) if n is not None), default=None)
+        if room is not None and len(tokens) > room:
+            tokens, cut = tokens[:room], True
+        key = (*prompt, *tokens)
+        self._turns[key] = turn + 1
+        self._lengths.add(len(key))
+        return TokensWithLogprobs(
+            tokens=tokens,
+            maybe_logprobs=[0.0] * len(tokens),
+            stop_reason="length" if cut else "stop",
+        )
+
+    def _turn_of(self, prompt: tuple[int, ...]) -> int:
+        for length in sorted(self._lengths, reverse=True):
+            if length <= len(prompt) and prompt[:length] in self._turns:
+                return self._turns[prompt[:length]]
+        return 0
+
+    async def _reply(self, turn: int, prompt: Sequence[int]) -> ModelOutput:
+        reply: Any = self.script if callable(self.script) else self._at(self.script, turn)
+        while callable(reply):
+            reply = reply(self._call(turn, prompt))
+        if inspect.isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, Exception):
+            raise reply
+        return say(reply) if isinstance(reply, str) else reply
+
+    def _call(self, turn: int, prompt: Sequence[int]) -> TurnRequest:
+        if self._request is not None:
+            return self._request()
+        text = str(self.renderer.tokenizer.decode(list(prompt)))
+        return TurnRequest(
+            index=turn,
+            messages=[ChatMessageUser(content=text)],
+            tools=[],
+            tool_choice="auto",
+            config=GenerateConfig(),
+        )
+
+    def _at(self, script: Any, turn: int) -> Turn:
+        if turn >= len(script):
+            self.exhausted = True
+            raise ScriptExhausted(
+                f"the script has {len(script)} replies, turn {turn} asked; add one, or let the "
+                "episode end earlier (max_turns)"
+            )
+        reply: Turn = script[turn]
+        return reply
+
+
+def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:
+    """The tokens that a model samples to say something, in the renderer's own format.
+
+    Args:
+        renderer: The renderer of the model.
+        output: What it says: text, reasoning and tool calls of its first choice.
+
+    Returns:
+        Tokens up to and with the stop token, or without it when the output's stop reason
+        is ``max_tokens``.
+    """
+    from tinker_cookbook.renderers import Message
+    from tinker_cookbook.renderers.base import RenderContext
+
+    from inspect_tinker_plugin.tokens.messages import renderer_message
+
+    asked = Message(role="user", content="")
+    context = RenderContext(idx=1, is_last=True, prev_message=asked, last_user_index=0)
+    message = renderer_message(output.message, images=False)
+    rendered = renderer.render_message(message, context)
+    chunks = list(rendered.output)
+    if rendered.stop_overlap is not None:
+        chunks.append(rendered.stop_overlap)
+    tokens = [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
+    if output.stop_reason == "max_tokens":
+        stops = set(renderer.get_stop_sequences())
+        while tokens and tokens[-1] in stops:
+            tokens.pop()
+    return tokens

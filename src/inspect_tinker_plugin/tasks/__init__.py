@@ -1,0 +1,12 @@
+"""Tasks: from what a user names to a live task, and the choice of its samples."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.tasks.reference import (
+    ResolvedTask,
+    TaskRef,
+    resolve_task,
+    task_reference,
+)
+
+__all__ = ["ResolvedTask", "TaskRef", "resolve_task", "task_reference"]

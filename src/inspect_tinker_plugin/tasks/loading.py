@@ -1,0 +1,207 @@
+"""Creation of tasks by Inspect's own loader, with errors that say what to change."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai.solver import Solver
+from inspect_ai.util import registry_info
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.errors import InspectRLError, TaskError, TaskNotFoundError
+from inspect_tinker_plugin.wording import suggestion
+
+
+def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -> Task:
+    """Create a task by its registered name, in the folder that it was first named in.
+
+    Raises:
+        TaskNotFoundError: Nothing is registered by this name.
+        TaskError: The task's code failed, or it does not take these arguments.
+    """
+    with _loading(name), in_folder(run_dir):
+        if not name.startswith("hf/"):
+            function = internals.registry_lookup("task", name)
+            if function is None:
+                raise TaskNotFoundError(_unknown(name))
+            _check_args(name, function, args)
+        return _one_task(name, internals.load_task_spec(name, dict(args)))
+
+
+def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
+    """Create a task of a file, which is run anew in its own folder.
+
+    Raises:
+        TaskError: The file's or the task's code failed, or the arguments do not fit.
+    """
+    spec = f"{file.name}@{name}"
+    with _loading(spec):
+        internals.load_file_tasks(file)
+        function = internals.registry_lookup("task", name)
+        if function is None:
+            raise TaskNotFoundError(f"{file} declares {name!r}, but did not register it as a task.")
+        _check_args(spec, function, args)
+        return _one_task(spec, internals.create_file_tasks(file, [name], dict(args)))
+
+
+def call_task_function(function: Callable[..., Task], args: Mapping[str, Any]) -> Task:
+    """Call a function that returns a task.
+
+    Raises:
+        TaskError: It failed, does not take these arguments, or returns something else.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    with _loading(name):
+        _check_args(name, function, args)
+        return _one_task(name, [function(**args)])
+
+
+def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
+    """Create the solver that ``--solver`` names: a registered name or ``file.py@solver``.
+
+    Raises:
+        TaskError: There is no such solver, or its code failed.
+    """
+    try:
+        return internals.solver_from_spec(
+            internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
+        )
+    except internals.PrerequisiteError as error:
+        raise TaskError(f"solver {spec!r}: {internals.in_one_line(error)}") from error
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise TaskError(
+            f"solver {spec!r} could not be created: {type(error).__name__}: {text}"
+            f"{_place_of(error)}"
+        ) from error
+
+
+def in_folder(folder: str | None) -> Any:
+    """Change to a folder for a while, when there is one to change to."""
+    if folder is None or not Path(folder).is_dir() or Path(folder) == Path.cwd():
+        return nullcontext()
+    return internals.chdir(folder)
+
+
+def _one_task(name: str, created: list[Any]) -> Task:
+    if len(created) == 1 and isinstance(created[0], Task):
+        return created[0]
+    what = type(created[0]).__name__ if created else "nothing"
+    raise TaskError(f"task {name!r} is not a Task: its function returned {what}.")
+
+
+def _check_args(name: str, function: object, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that the function does not take; Inspect only warns, and drops them."""
+    assert callable(function)
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for arg in args:
+        if arg not in parameters:
+            known = list(parameters)
+            hint = suggestion(arg, known) if known else " It takes none."
+            raise TaskError(f"task {name!r} has no argument {arg!r}.{hint}")
+    missing = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and p.name not in args
+    ]
+    if missing:
+        raise TaskError(f"task {name!r} needs the argument {', '.join(map(repr, missing))}.")
+
+
+def _unknown(name: str) -> str:
+    known = [
+        registry_info(found).name
+        for found in internals.registry_find(lambda info: info.type == "task")
+    ]
+    hint = suggestion(name, [each for each in known if ("/" in each) == ("/" in name)])
+    if "/" in name and not hint:
+        hint = f" Is the package {name.split('/')[0]!r} installed?"
+    elif not hint:
+        hint = " Tasks are named package/task or file.py@task."
+    return f"there is no task {name!r}.{hint}"
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Report what a task's own code raises as one line with the place in that code."""
+    try:
+        yield
+    except InspectRLError:
+        raise
+    except internals.PrerequisiteError as error:
+        raise TaskError(f"task {name!r}: {internals.in_one_line(error)}") from error
+    except Exception as error:
+        text = str(error).strip().replace("\n", " ")
+        if "__registry_info__" in text:  # Inspect tags what it takes for a Task
+            raise TaskError(f"task {name!r} is not a Task: its function returned none.") from error
+        place = _place_of(error)
+        raise TaskError(
+            f"task {name!r} could not be created: {type(error).__name__}: {text}{place}"
+        ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """The deepest line of a traceback outside of installed packages and of this one."""
+    ours = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" in frame.filename or frame.filename.startswith((ours, "<frozen")):
+            continue
+        if "/lib/python" not in frame.filename:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
+def same_task(first: Task, second: Task) -> bool:
+    """Whether two tasks ask the same of a model, as far as their parts can be compared."""
+    return _outline(first) == _outline(second)
+
+
+def _outline(task: Task) -> tuple[object, ...]:
+    samples = [
+        sample.model_dump(mode="json", fallback=repr, include={"id", "input", "target"})
+        for sample in (task.dataset[i] for i in {0, len(task.dataset) - 1} if len(task.dataset))
+    ]
+    return (
+        task.name,
+        len(task.dataset),
+        samples,
+        _part(task.setup),
+        _part(task.solver),
+        _part(task.scorer),
+        str(task.sandbox),
+        task.config.model_dump(exclude_none=True),
+        task.message_limit,
+        task.token_limit,
+        task.turn_limit,
+        task.time_limit,
+        task.working_limit,
+        task.cost_limit,
+        task.epochs,
+        str(task.metadata),
+        {role: str(model) for role, model in (task.model_roles or {}).items()},
+        _part(task.cleanup),
+        _part(task.approval),
+    )
+
+
+def _part(part: object) -> object:
+    """Name and arguments of a solver or scorer; a plain function by where it is defined."""
+    if part is None:
+        return None
+    if isinstance(part, list | tuple):
+        return [_part(each) for each in part]
+    steps = getattr(part, "_solvers", None) or getattr(part, "steps", None)
+    if isinstance(steps, list):
+        return [_part(each) for each in steps]
+    try:
+        return registry_info(part).name, internals.registry_params(part)
+    except ValueError:
+        return getattr(part, "__module__", None), getattr(part, "__qualname__", type(part).__name__)

@@ -1,0 +1,229 @@
+"""Names of tasks: from what a user writes to a live Task, and back to a picklable reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError
+from inspect_tinker_plugin.wording import suggestion
+
+if TYPE_CHECKING:
+    from inspect_ai import Task
+
+TASK_SUFFIXES = (".py", ".ipynb")
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task by name and arguments: small, picklable, and the same in every process.
+
+    Make one from what a user wrote with :meth:`parse`.
+    """
+
+    spec: str
+    """A registered name (``package/task``, ``hf/org/dataset``) or ``/absolute/file.py@task``."""
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the task function."""
+
+    run_dir: str | None = None
+    """Folder that the task's relative paths start from; a task of a file has its file's."""
+
+    @classmethod
+    def parse(cls, spec: str, args: Mapping[str, Any] | None = None) -> TaskRef:
+        """Read a task specification as ``inspect eval`` does.
+
+        Args:
+            spec: ``package/task``, ``file.py@task``, or ``file.py`` when it has one task.
+                A relative file starts from the current folder.
+            args: Arguments of the task function.
+
+        Raises:
+            TaskNotFoundError: There is no such file, or no such task in it. A registered
+                name is looked up by :meth:`resolve`.
+        """
+        path, name = _split(spec)
+        if path is None:
+            return cls(spec, dict(args or {}), os.getcwd())
+        file = _existing_file(path, spec)
+        task = _task_in_file(file, name)
+        return cls(f"{file.as_posix()}@{task}", dict(args or {}), file.parent.as_posix())
+
+    def resolve(self) -> Task:
+        """Create the task.
+
+        Raises:
+            TaskNotFoundError: Nothing is registered by this name, or the file is gone.
+            TaskError: The task's own code failed, or it does not take these arguments.
+        """
+        from inspect_tinker_plugin.tasks.loading import create_from_file, create_registered
+
+        path, name = _split(self.spec)
+        if path is None:
+            return create_registered(self.spec, self.args, self.run_dir)
+        file = _existing_file(path, self.spec)
+        return create_from_file(file, _task_in_file(file, name), self.args)
+
+
+@dataclass(frozen=True)
+class ResolvedTask:
+    """A live task with the reference that recreates it."""
+
+    task: Task
+    ref: TaskRef | None
+    """``None`` for a task that no name leads to (built in place, or by a local function)."""
+
+
+def resolve_task(
+    task: Task | Callable[..., Task] | str | TaskRef,
+    task_args: Mapping[str, Any] | None = None,
+) -> ResolvedTask:
+    """Turn whatever names a task into a live one.
+
+    Args:
+        task: A Task, a function that returns one, a registered name, a file
+            specification or a reference.
+        task_args: Arguments of the task function; not for a Task or a TaskRef.
+
+    Raises:
+        TaskNotFoundError: The name leads nowhere; close matches are listed.
+        TaskError: The task's own code failed, or the arguments do not fit.
+    """
+    from inspect_ai import Task
+
+    from inspect_tinker_plugin.tasks.loading import call_task_function
+
+    if isinstance(task, Task | TaskRef):
+        if task_args:
+            raise TaskError(
+                f"task_args ({', '.join(task_args)}) belong to a task function or a name; "
+                f"a {type(task).__name__} has its arguments already."
+            )
+        if isinstance(task, TaskRef):
+            return ResolvedTask(task.resolve(), task)
+        return ResolvedTask(task, task_reference(task))
+    if isinstance(task, str):
+        ref = TaskRef.parse(task, task_args)
+        live = ref.resolve()
+        # A bare name is known to this process only; its file is known to every one.
+        lasting = "/" in ref.spec
+        return ResolvedTask(live, ref if lasting else task_reference(live))
+    if callable(task):
+        live = call_task_function(task, task_args or {})
+        return ResolvedTask(live, task_reference(live))
+    raise TaskError(
+        f"a task is a Task, a task function, a name or a TaskRef, not {type(task).__name__}."
+    )
+
+
+def task_reference(task: Task, *, verify: bool = False) -> TaskRef | None:
+    """Recover the reference of a task that an ``@task`` function created.
+
+    Args:
+        task: A live task.
+        verify: Create the task a second time and compare. A task that was changed after
+            it was created (``task_with``, an assignment) or that was given an argument
+            which no name can carry (a function, an open file) is then found out.
+
+    Returns:
+        The reference, or ``None`` when no name leads to the task from another process.
+    """
+    from inspect_ai.util import registry_info
+
+    from inspect_tinker_plugin import inspect_internals as internals
+    from inspect_tinker_plugin.tasks.loading import same_task
+
+    try:
+        name, args = registry_info(task).name, dict(internals.registry_params(task))
+    except ValueError:
+        return None
+    if "/" in name:
+        ref = TaskRef(name, args, internals.task_run_dir(task))
+    else:
+        file = _source_of(task)
+        if file is None or name not in _declared(file):
+            return None
+        ref = TaskRef(f"{file.as_posix()}@{name}", args, file.parent.as_posix())
+    if verify:
+        try:
+            if not same_task(task, ref.resolve()):
+                return None
+        except (TaskNotFoundError, TaskError):
+            return None
+    return ref
+
+
+def _source_of(task: Task) -> Path | None:
+    from inspect_tinker_plugin import inspect_internals as internals
+
+    source = internals.task_file(task)
+    file = Path(source).absolute() if source else None
+    return file if file is not None and file.suffix in TASK_SUFFIXES and file.is_file() else None
+
+
+def _split(spec: str) -> tuple[Path | None, str | None]:
+    """Split ``file@task``; the file is None for a registered name."""
+    before, at, after = spec.rpartition("@")
+    path, name = (before, after) if at else (spec, None)
+    if Path(path).suffix in TASK_SUFFIXES:
+        return Path(path), name or None
+    if at and Path(path).exists():
+        raise TaskNotFoundError(f"{path} is not a Python file or a notebook, so it has no tasks.")
+    if not at and Path(path).is_dir() and not path.startswith("hf/"):
+        raise TaskNotFoundError(f"{path} is a folder; name one task, as file.py@task.")
+    return None, None
+
+
+def _existing_file(path: Path, spec: str) -> Path:
+    if path.is_file():
+        return path.resolve()
+    folder = path.parent
+    if folder.is_dir():
+        others = [p.name for p in sorted(folder.iterdir()) if p.suffix in TASK_SUFFIXES]
+        raise TaskNotFoundError(f"{spec}: there is no file {path}.{suggestion(path.name, others)}")
+    raise TaskNotFoundError(f"{spec}: there is no folder {folder}.")
+
+
+def _declared(file: Path) -> list[str]:
+    """Names of the ``@task`` functions of a file, read without running it."""
+    from inspect_tinker_plugin import inspect_internals as internals
+
+    return [name for name, _ in internals.parse_decorators(file, "task")]
+
+
+def _task_in_file(file: Path, name: str | None) -> str:
+    if file.suffix == ".py":
+        _check_syntax(file)
+    names = _declared(file)
+    if not names and file.suffix == ".ipynb":
+        missing = [each for each in ("nbformat", "IPython") if find_spec(each) is None]
+        if missing:
+            raise TaskNotFoundError(
+                f"{file} is a notebook; to read it, install {' and '.join(missing).lower()}."
+            )
+    if not names:
+        raise TaskNotFoundError(f"{file} has no function decorated with @task.")
+    if name is None:
+        if len(names) > 1:
+            options = ", ".join(f"{file.name}@{each}" for each in names)
+            raise TaskNotFoundError(f"{file} has several tasks; name one of {options}.")
+        return names[0]
+    if name not in names:
+        raise TaskNotFoundError(f"{file} has no task {name!r}.{suggestion(name, names)}")
+    return name
+
+
+def _check_syntax(file: Path) -> None:
+    try:
+        compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        raise TaskError(f"{where}: {type(error).__name__}: {error.args[0]}") from error
+    except OSError as error:
+        raise TaskNotFoundError(f"{file} cannot be read: {error.strerror}.") from error

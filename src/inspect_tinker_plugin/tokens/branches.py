@@ -1,0 +1,72 @@
+"""Orders the transitions of a trajectory so that a branch of the episode is one datum.
+
+The cookbook joins a transition to the one before it when its prompt begins with all of that. A
+solver that runs several conversations at once interleaves their turns, and no turn would follow
+its own. Sums over a trajectory do not depend on the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from inspect_tinker_plugin.tokens.turns import Turn
+
+
+def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
+    """Put the transitions of a trajectory in branch order, in place."""
+    trajectory.transitions[:] = in_branch_order(trajectory.transitions, turns)
+
+
+def in_branch_order(transitions: Sequence[Transition], turns: Sequence[Turn]) -> list[Transition]:
+    """Return transitions by branch, each without what no solver saw of its reply.
+
+    Args:
+        transitions: a trajectory's, in time.
+        turns: the answered turns of its episode, in time.
+
+    Returns:
+        The transitions, branch by branch in the order of their first turns; the branch of the
+        last turn comes last, so that the transition that ended the episode still does. A
+        transition that is none of the turns (a runner's own, without tokens) keeps its place
+        among the firsts.
+    """
+    branches: list[list[int]] = []
+    open_ends: dict[int, list[int]] = {}
+    result = list(transitions)
+    for index, transition in enumerate(transitions):
+        turn = turns[index] if index < len(turns) else None
+        if turn is None or not _is_of(transition, turn):
+            branches.append([index])
+            continue
+        result[index] = _seen(transition, turn)
+        branch = open_ends.pop(id(turn.parent), None)
+        if branch is None:
+            branch = []
+            branches.append(branch)
+        branch.append(index)
+        open_ends[id(turn)] = branch
+    last = len(transitions) - 1
+    branches.sort(key=lambda branch: branch[-1] == last)
+    return [result[index] for branch in branches for index in branch]
+
+
+def _is_of(transition: Transition, turn: Turn) -> bool:
+    return transition.ob.length == turn.length and tuple(transition.ac.tokens) == turn.sampled
+
+
+def _seen(transition: Transition, turn: Turn) -> Transition:
+    """Drop what was sampled behind the end of a reply, which nothing that was scored depends on."""
+    action = transition.ac
+    if turn.kept == len(action.tokens):
+        return transition
+    logprobs = action.maybe_logprobs
+    # The rest stays, such as the sequence's id, which an asynchronous loss of the cookbook needs.
+    kept = replace(
+        action,
+        tokens=action.tokens[: turn.kept],
+        maybe_logprobs=None if logprobs is None else logprobs[: turn.kept],
+    )
+    return replace(transition, ac=kept)

@@ -1,0 +1,151 @@
+"""A dataset's renderer, with what is worked out about it once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import threading
+from collections.abc import Sequence
+
+from inspect_ai.tool import ToolInfo
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+from inspect_tinker_plugin.tokens.extension import Extension, Tail, flatten
+from inspect_tinker_plugin.tokens.messages import conversation_prefix
+from inspect_tinker_plugin.tokens.replies import ReplyParser
+from inspect_tinker_plugin.tokens.tokenizer_lock import make_thread_safe
+
+logger = logging.getLogger(__name__)
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while a renderer works: rollouts may run in several threads, each with a loop of its own,
+and nothing says that a renderer can. Its tokenizer has a lock of its own, for everybody."""
+
+
+class DatasetRenderer:
+    """A renderer with what is worked out once per dataset.
+
+    Picklable when the renderer is, as those of the cookbook's ``get_renderer()`` are.
+
+    Args:
+        renderer: the renderer of the model under training.
+        tokenizer: its tokenizer, if not ``renderer.tokenizer``.
+        images: whether the renderer can carry images; found out when ``None``.
+        model: name of the policy in messages.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        *,
+        tokenizer: Tokenizer | None = None,
+        images: bool | None = None,
+        model: str = "rl/policy",
+    ) -> None:
+        self.renderer = renderer
+        self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else renderer.tokenizer
+        self.images = carries_images(renderer) if images is None else images
+        self.model = model
+        make_thread_safe(self.tokenizer)
+        make_thread_safe(renderer.tokenizer)
+        with ONE_AT_A_TIME:
+            self._set_up()
+
+    def _set_up(self) -> None:
+        self.stops: list[str] | list[int] = self.renderer.get_stop_sequences()
+        self.parser = ReplyParser(self.renderer, self.tokenizer, stops=self.stops, model=self.model)
+        self.extension = Extension(self.renderer, self.tokenizer, self.stops)
+        self.extends = bool(self.renderer.has_extension_property)
+        self._tails: dict[tuple[str, ...], int] = {}
+        self._warned: set[str] = set()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by renderer; a tokenizer is loaded with it."""
+        own = None if self.tokenizer is self.renderer.tokenizer else self.tokenizer
+        return (_rebuild, (self.renderer, own, self.images, self.model))
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def check_tools(self, tools: Sequence[ToolInfo]) -> None:
+        """Make sure that the renderer can describe tools.
+
+        Raises:
+            RendererError: It has no tool format.
+        """
+        if tools:
+            conversation_prefix(self.renderer, [], tools)
+
+    def warn_of_splits(self, task: str) -> None:
+        """Say once that each turn of an episode will be a training sequence of its own."""
+        name = getattr(self.renderer, "_renderer_name", None)
+        if self.extends or (name or "").endswith("_preserve_thinking"):
+            return
+        other = None if name is None else keeping_alternative(name)
+        self.warn_once(
+            "splits",
+            f"task {task!r}: the renderer {name or type(self.renderer).__name__} writes earlier "
+            "turns anew (it strips their reasoning), so a turn of a longer episode is a training "
+            "sequence of its own"
+            + (f"; {other} keeps an episode in one." if other else " (docs/renderers.md)."),
+        )
+
+    def warn_once(self, topic: str, message: str) -> None:
+        """Log a warning the first time that a topic comes up in this dataset."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            logger.warning(message)
+
+    def check_is_due(self, roles: tuple[str, ...]) -> bool:
+        """Return whether a kind of tail should be checked now: the 1st, 2nd, 4th, 8th … time."""
+        count = self._tails.get(roles, 0) + 1
+        self._tails[roles] = count
+        return count & (count - 1) == 0
+
+    def verify(self, tail: Tail, conversation: list[Message]) -> bool:
+        """Check that the whole conversation, rendered, ends like a tail.
+
+        A custom renderer may claim the extension property and still render a message by
+        its place in the conversation. Then nothing is extended in this dataset any more.
+        """
+        whole = flatten(self.renderer.build_generation_prompt(conversation).chunks)
+        expected = flatten(tail.chunks)
+        if whole[len(whole) - len(expected) :] == expected:
+            return True
+        self.extends = False
+        self.warn_once(
+            "extension",
+            f"{type(self.renderer).__name__} says that prompts extend each other, but it "
+            "renders new messages by what stands before them. Every prompt is rendered as a "
+            "whole, and a trajectory becomes several datums.",
+        )
+        return False
+
+
+@functools.cache
+def keeping_alternative(name: str) -> str | None:
+    """Return the cookbook's renderer of the same model that keeps earlier reasoning, if any."""
+    known = set(re.findall(r'name == "([^"]+)"', inspect.getsource(get_renderer)))
+    stem = name
+    while stem:
+        if (other := f"{stem}_preserve_thinking") in known and other != name:
+            return other
+        stem = stem.rpartition("_")[0]
+    return None
+
+
+def _rebuild(
+    renderer: Renderer, tokenizer: Tokenizer | None, images: bool, model: str
+) -> DatasetRenderer:
+    return DatasetRenderer(renderer, tokenizer=tokenizer, images=images, model=model)
+
+
+def carries_images(renderer: Renderer) -> bool:
+    """Return whether a renderer takes images; text renderers drop them without a word."""
+    if getattr(renderer, "image_processor", None) is not None:
+        return True
+    return type(renderer).__name__ == "TmlV0Renderer"

@@ -1,0 +1,403 @@
+"""The tokens of an episode: each prompt continues the one before, sampled tokens included.
+
+::
+
+    context = DatasetRenderer(renderer)                   # one per dataset
+    context.check_tools(tools)
+    cache = PromptCache()                               # one per group
+    episode = EpisodeTokens(context, task="math", sample_id=7, shared_prompts=cache)
+    prompt = episode.prompt(request)                    # a TurnRequest
+    stop = episode.stop_condition(request)
+    output = episode.parse(sampled, stop_reason="stop", request=request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import tinker
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+)
+from inspect_ai.tool import ToolInfo
+from tinker_cookbook.renderers import Message
+
+from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
+from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
+from inspect_tinker_plugin.tokens.counts import Ledger
+from inspect_tinker_plugin.tokens.dataset_renderer import ONE_AT_A_TIME, DatasetRenderer
+from inspect_tinker_plugin.tokens.extension import Tail, flatten, merged
+from inspect_tinker_plugin.tokens.message_keys import Seen, message_key, tools_key
+from inspect_tinker_plugin.tokens.messages import (
+    conversation_prefix,
+    renderer_message,
+    renderer_tool_call,
+)
+from inspect_tinker_plugin.tokens.prompt_cache import PromptCache, prompt_key
+from inspect_tinker_plugin.tokens.sampling import stop_condition, warn_of_ignored
+from inspect_tinker_plugin.tokens.transport import DIALECTS, Dialect
+from inspect_tinker_plugin.tokens.turns import Match, Place, Reply, Turn, Turns, is_reply
+
+__all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt that waits for its reply."""
+
+    turn: Turn
+    lossy: bool = False
+    """It goes on from a reply that came back changed by its transport."""
+
+    rendered: bool = False
+    """It holds earlier turns as text that was encoded again, or goes another way than they did."""
+
+    resampled: int = 0
+    """Sampled tokens of the replies among them."""
+
+
+class EpisodeTokens:
+    """Turns requests into prompts, and sampled tokens into replies, for one episode.
+
+    Call :meth:`prompt` and then :meth:`parse` for each request, in turn.
+
+    Args:
+        context: the dataset's renderer.
+        task: name of the task, for messages.
+        sample_id: id of the sample, for messages.
+        epoch: epoch of the sample, from 1.
+        shared_prompts: first prompts shared by the episodes of a group.
+    """
+
+    def __init__(
+        self,
+        context: DatasetRenderer,
+        *,
+        task: str,
+        sample_id: int | str | None,
+        epoch: int = 1,
+        shared_prompts: PromptCache | None = None,
+    ) -> None:
+        self._context = context
+        self._task = task
+        self._sample_id = sample_id
+        self._epoch = epoch
+        self._shared = shared_prompts
+        self._turns = Turns()
+        self._ledger = Ledger()
+        self._call_ids: dict[str, str] = {}
+        self._asked: _Asked | None = None
+
+    def prompt(self, request: TurnRequest) -> tinker.ModelInput:
+        """Return the prompt for a request.
+
+        Raises:
+            RendererError: The renderer cannot carry a message or the tools.
+            EpisodeError: The solver asked for what one sampled reply cannot give
+                (``num_choices`` above one); its cause is ``policy``.
+        """
+        self._check_choices(request)
+        warn_of_ignored(self._context, request, self._task)
+        tools = _offered(request)
+        offer = tools_key(tools)
+        dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
+        messages = self._turns.restored(list(request.messages), dialect)
+        match = self._turns.find(offer, messages, dialect)
+        with self._named():
+            asked = (
+                self._repeated(match, messages)
+                or self._continued(match, messages, tools, dialect)
+                or self._fresh(match, messages, tools, dialect)
+            )
+        self._turns.add(asked.turn, match, messages)
+        if asked.turn.parent is not None:
+            asked.turn.parent.continued = True
+        self._asked = asked
+        return asked.turn.prompt
+
+    def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
+        """Return what ends a reply: the renderer's stop sequences and the solver's.
+
+        A sampler takes strings or token ids, not both. A stop sequence that is one token
+        joins a renderer's ids; any other is left to :meth:`parse`, which cuts the text there.
+        """
+        with ONE_AT_A_TIME:
+            return stop_condition(self._context, request, self._task)
+
+    def parse(
+        self, tokens: Sequence[int], *, stop_reason: str | None, request: TurnRequest
+    ) -> ModelOutput:
+        """Return the model output that sampled tokens stand for.
+
+        Args:
+            tokens: everything that was sampled, the stop token included.
+            stop_reason: the sampler's ``"stop"`` or ``"length"``, if it is known.
+            request: the request that was last given to :meth:`prompt`.
+
+        Returns:
+            One choice with stop reason ``stop``, ``tool_calls`` or ``max_tokens``, and usage.
+        """
+        asked = self._asked
+        if asked is None:
+            raise RuntimeError("parse() answers a prompt(): call that first, once a turn")
+        with self._named():
+            reply = self._context.parser.parse(
+                tokens,
+                at_limit=stop_reason == "length",
+                stop_stated=stop_reason == "stop",
+                stop_seqs=request.config.stop_seqs or (),
+                tools=_offered(request),
+            )
+        turn = asked.turn
+        turn.sampled, turn.kept = tuple(tokens), reply.kept
+        self._turns.answer(
+            turn,
+            Reply(
+                message=reply.message.model_copy(deep=True),
+                key=message_key(reply.message),
+                rendering=reply.rendering,
+                continues=reply.continues,
+            ),
+        )
+        self._call_ids.update(reply.call_ids)
+        self._ledger.replied(
+            turn,
+            resampled=asked.resampled,
+            rendered=asked.rendered,
+            lossy=asked.lossy,
+            truncated=reply.truncated,
+            cut=reply.stop_seq is not None,
+        )
+        self._asked = None
+        reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
+        if reply.truncated:
+            reason = "max_tokens"
+        usage = ModelUsage(
+            input_tokens=turn.length,
+            output_tokens=len(tokens),
+            total_tokens=turn.length + len(tokens),
+        )
+        return ModelOutput(
+            model=self._context.model,
+            choices=[ChatCompletionChoice(message=reply.message, stop_reason=reason)],
+            usage=usage,
+            input_context_tokens=turn.length,
+        )
+
+    @property
+    def metrics(self) -> Metrics:
+        """Figures about the episode so far.
+
+        ``tokens/segments``: datums that the trainer will make of the trajectory, one for each
+        branch of the episode. ``tokens/first_divergence``: turn that began the second of them;
+        absent when there is one.
+
+        What became of the prompts after the first of a conversation: ``tokens/continued`` go on
+        with the sampled tokens themselves, ``tokens/continued_lossy`` too, although a model API
+        changed the reply on its way, and ``tokens/rerendered`` hold earlier turns as text that
+        was encoded again, or go another way. ``tokens/resampled``: sampled tokens that prompts
+        hold encoded again.
+
+        ``tokens/prompt``: length of the last prompt. ``tokens/sampled``: tokens sampled in all
+        turns. ``tokens/trained``: tokens of all segments together. ``tokens/truncated_replies``
+        and ``tokens/stop_seq_cuts``: replies that the token limit, or a stop sequence of the
+        solver, cut short; ``tokens/unseen``: sampled tokens behind such ends, not trained on.
+        """
+        return self._ledger.metrics()
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The answered turns so far, in time."""
+        return self._ledger.answered
+
+    def _repeated(self, match: Match, messages: Sequence[ChatMessage]) -> _Asked | None:
+        """Return the prompt of an equal request, if there was one."""
+        if match.known < len(messages) or not match.place.asked:
+            return None
+        first = match.place.asked[-1]
+        turn = replace(first, sampled=(), kept=0, reply=None, behind=Place(), continued=False)
+        return _Asked(turn)
+
+    def _continued(
+        self,
+        match: Match,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolInfo],
+        dialect: Dialect | None,
+    ) -> _Asked | None:
+        """Return the prompt that goes on from an earlier reply, if there can be one."""
+        base = match.turn
+        if base is None or base.reply is None or not self._context.extends:
+            return None
+        new = messages[match.position :]
+        again = self._turns.replies_among(new, dialect)
+        calls = [
+            renderer_tool_call(call, self._call_ids) for call in base.reply.message.tool_calls or []
+        ]
+        tail = self._context.extension.after_reply(
+            calls=calls,
+            follows_user=base.has_user,
+            new=self._converted(new, again, dialect),
+        )
+        if tail is None or not self._verified(tail, calls, match, messages, tools, dialect):
+            return None
+        spoken = self._context.extension.spoken(base.spoken, tail)
+        added = merged([*spoken, *tail.chunks])
+        length = base.length + sum(chunk.length for chunk in added)
+        chunks = [*base.prompt.chunks, *added]
+        turn = self._turn(match, messages, base.offer, chunks, length)
+        turn.parent = base
+        return _Asked(
+            turn,
+            lossy=match.lossy,
+            rendered=bool(again) or match.departs(messages),
+            resampled=_sampled(again.values()),
+        )
+
+    def _verified(
+        self,
+        tail: Tail,
+        calls: Sequence[object],
+        match: Match,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolInfo],
+        dialect: Dialect | None,
+    ) -> bool:
+        new_roles = dict.fromkeys(message.role for message in messages[match.position :])
+        roles = ("calls" if calls else "text", *new_roles)
+        if not self._context.check_is_due(roles):
+            return True
+        return self._context.verify(tail, self._whole(messages, tools, dialect))
+
+    def _fresh(
+        self,
+        match: Match,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolInfo],
+        dialect: Dialect | None,
+    ) -> _Asked:
+        """Return the prompt of a conversation that is rendered as a whole."""
+        offer = tools_key(tools)
+        shared = None if self._ledger.answered else self._shared
+        cache_key = b""
+        if shared is not None:
+            cache_key = prompt_key(offer, [message_key(message) for message in messages])
+        chunks = shared.get(cache_key) if shared is not None else None
+        if chunks is None:
+            whole = self._whole(messages, tools, dialect)
+            chunks = merged(self._context.renderer.build_generation_prompt(whole).chunks)
+            if shared is not None:
+                shared.put(cache_key, chunks)
+        length = sum(chunk.length for chunk in chunks)
+        turn = self._turn(match, messages, offer, chunks, length)
+        if self._ledger.answered:
+            turn.parent = self._ledger.branch_before(flatten(chunks))
+        if turn.parent is not None:
+            return _Asked(turn)
+        again = self._turns.replies_among(messages, dialect)
+        return _Asked(
+            turn,
+            rendered=bool(again) or match.departs(messages),
+            resampled=_sampled(again.values()),
+        )
+
+    def _turn(
+        self,
+        match: Match,
+        messages: Sequence[ChatMessage],
+        offer: str,
+        chunks: list[tinker.ModelInputChunk],
+        length: int,
+    ) -> Turn:
+        """Make a turn, which shares what it has seen with the turn that it follows."""
+        base = match.turn
+        if base is None:
+            seen = Seen()
+        elif len(base.seen.keys) == base.count:
+            seen = base.seen
+        else:  # its conversation went another way
+            seen = Seen(messages[: base.count])
+        new = messages[len(seen.keys) :]
+        seen.add(new)
+        return Turn(
+            offer=offer,
+            place=match.place,
+            seen=seen,
+            count=len(messages),
+            has_user=(base is not None and base.has_user)
+            or any(message.role == "user" for message in new),
+            prompt=tinker.ModelInput.model_construct(chunks=chunks),
+            length=length,
+        )
+
+    def _whole(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolInfo],
+        dialect: Dialect | None,
+    ) -> list[Message]:
+        prefix, consumed = conversation_prefix(self._context.renderer, messages, tools)
+        rest = messages[consumed:]
+        again = self._turns.replies_among(rest, dialect)
+        return [*prefix, *self._converted(rest, again, dialect)]
+
+    def _converted(
+        self,
+        messages: Sequence[ChatMessage],
+        replies: Mapping[int, Turn],
+        dialect: Dialect | None,
+    ) -> list[Message]:
+        """Convert messages; a reply of the policy is taken as the renderer parsed it."""
+        converted = []
+        for index, message in enumerate(messages):
+            turn = replies.get(index)
+            if (
+                turn is not None
+                and turn.reply is not None
+                and isinstance(message, ChatMessageAssistant)
+                and is_reply(turn, message, dialect)
+            ):
+                converted.append(turn.reply.rendering)
+            else:
+                images, call_ids = self._context.images, self._call_ids
+                converted.append(renderer_message(message, images=images, call_ids=call_ids))
+        return converted
+
+    def _check_choices(self, request: TurnRequest) -> None:
+        choices = request.config.num_choices
+        if choices is not None and choices > 1:
+            raise EpisodeError(
+                f"the solver asked for num_choices={choices}, but a policy under training "
+                "gives one reply to a prompt. Use group_size for several replies.",
+                cause=Cause.POLICY,
+                task=self._task,
+                sample_id=self._sample_id,
+                epoch=self._epoch,
+            )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name task and sample in whatever a renderer raises, its own kinds of error included."""
+        try:
+            with ONE_AT_A_TIME:
+                yield
+        except Exception as error:
+            raise RendererError(
+                f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
+            ) from error
+
+
+def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
+    return () if request.tool_choice == "none" else request.tools
+
+
+def _sampled(turns: Iterable[Turn]) -> int:
+    """Return how many tokens were sampled for the replies of turns."""
+    return sum(len(turn.sampled) for turn in turns)

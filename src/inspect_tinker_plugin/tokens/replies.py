@@ -1,0 +1,295 @@
+"""Sampled tokens as the assistant message that Inspect's solvers work with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inspect_ai.model import ChatMessageAssistant, Content, ContentReasoning, ContentText
+from inspect_ai.tool import ToolCall, ToolInfo
+from tinker_cookbook.renderers import (
+    ContentPart,
+    Message,
+    Renderer,
+    TextPart,
+)
+from tinker_cookbook.tokenizer_utils import Tokenizer
+
+from inspect_tinker_plugin.tokens.tool_calls import read_calls
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """A reply in both worlds."""
+
+    message: ChatMessageAssistant
+    """The message for the solver."""
+
+    rendering: Message
+    """The same for the renderer, in case it has to be rendered again."""
+
+    call_ids: dict[str, str]
+    """What the policy called its tool calls, by the ids that the solver knows them by."""
+
+    truncated: bool
+    """The sampler's token limit cut the reply off."""
+
+    stop_seq: str | None
+    """The solver's stop sequence that the text was cut at."""
+
+    kept: int
+    """Sampled tokens that the solver saw: those before a stop sequence of its own, and up to the
+    end of the turn."""
+
+    continues: bool
+    """Whether those tokens say just what the solver saw, so that they may stand in the next
+    prompt. They do not where a stop sequence begins within a token."""
+
+
+class ReplyParser:
+    """Parses replies of one renderer.
+
+    Args:
+        renderer: decides about the format of reasoning and tool calls.
+        tokenizer: the renderer's tokenizer.
+        stops: the renderer's own stop sequences.
+        model: name of the policy in messages and logs.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tokenizer: Tokenizer,
+        *,
+        stops: list[str] | list[int],
+        model: str,
+    ) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._stop_ids = [stop for stop in stops if isinstance(stop, int)]
+        self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
+        self._model = model
+
+    @functools.cached_property
+    def opens_thinking(self) -> bool:
+        """Whether the prompt ends within a block of reasoning, which replies then go on with."""
+        prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
+        return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
+
+    def parse(
+        self,
+        tokens: Sequence[int],
+        *,
+        at_limit: bool,
+        stop_stated: bool,
+        stop_seqs: Sequence[str],
+        tools: Sequence[ToolInfo],
+    ) -> ParsedReply:
+        """Parse what the policy sampled.
+
+        Args:
+            tokens: all sampled tokens, with the stop token if there was one.
+            at_limit: whether the sampler said that it ran into its token limit.
+            stop_stated: whether it said that it came to a stop. Then the reply is complete, even
+                when the stop token itself is left out.
+            stop_seqs: the solver's stop sequences; the text ends before the first of them.
+            tools: tools on offer. Without any, a tool call is text, as with a provider
+                that was given none.
+        """
+        body, stop, ended_at = self._body(list(tokens))
+        kept, stop_seq, exact = self._before(body, stop_seqs)
+        if stop_seq is None:
+            kept, exact = ended_at, True
+        elif exact:
+            body, stop = body[:kept], None
+        rendering, ended = self._parse(body, stop)
+        if stop_seq is not None and not exact:
+            _cut_text(rendering, stop_seq)
+        truncated = (at_limit or not (ended or stop_stated)) and stop_seq is None
+        content, calls = self._contents(rendering, body, tools, truncated=truncated)
+        call_ids = _own_ids(rendering, calls)
+        return ParsedReply(
+            message=ChatMessageAssistant(
+                content=content, tool_calls=calls or None, source="generate", model=self._model
+            ),
+            rendering=_replayable(rendering),
+            call_ids=call_ids,
+            truncated=truncated,
+            stop_seq=stop_seq,
+            kept=kept,
+            continues=exact,
+        )
+
+    def _body(self, tokens: list[int]) -> tuple[list[int], int | None, int]:
+        """Return the tokens before the stop token, that token, and how many the turn has.
+
+        A stop string is left in the tokens: they need not be cut where it begins. Whatever a
+        sampler sent after the end of the turn is no part of it.
+        """
+        for index, token in enumerate(tokens):
+            if token in self._stop_ids:
+                return tokens[:index], token, index + 1
+        text = str(self._tokenizer.decode(tokens)) if self._stop_texts else ""
+        found = [stop for stop in self._stop_texts if stop in text]
+        if not found:
+            return tokens, None, len(tokens)
+        first = min(found, key=text.index)
+        end = self._first_with(tokens, first)
+        return tokens[:end], None, end
+
+    def _first_with(self, tokens: list[int], text: str) -> int:
+        """Return how many tokens it takes to say a text that stands in them."""
+        low, high = 1, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            if text in str(self._tokenizer.decode(tokens[:middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _before(self, body: list[int], stop_seqs: Sequence[str]) -> tuple[int, str | None, bool]:
+        """Find the first of the solver's stop sequences.
+
+        Returns:
+            How many tokens stand wholly before it, the sequence, and whether they say all of the
+            text before it.
+        """
+        if not stop_seqs:
+            return len(body), None, True
+        text = str(self._tokenizer.decode(body))
+        found = [(at, seq) for seq in stop_seqs if seq and (at := text.find(seq)) >= 0]
+        if not found:
+            return len(body), None, True
+        at, seq = min(found)
+        kept = self._first_with(body, seq) - 1
+        while kept and len(said := str(self._tokenizer.decode(body[:kept]))) >= at:
+            if said == text[:at]:
+                return kept, seq, True
+            kept -= 1
+        return kept, seq, at == 0
+
+    def _parse(self, body: list[int], stop: int | None) -> tuple[Message, bool]:
+        """Return the renderer's message, and whether the reply came to an end."""
+        if self._stop_ids:
+            # A reply without a stop token is parsed as if it had one: renderers return the
+            # raw text otherwise, with the reasoning as a part of the answer.
+            end = self._stop_ids[0] if stop is None else stop
+            message, _ = self._renderer.parse_response([*body, end])
+            return message, stop is not None
+        message, termination = self._renderer.parse_response(body)
+        text = str(self._tokenizer.decode(body))
+        return message, termination.is_clean or any(stop in text for stop in self._stop_texts)
+
+    def _contents(
+        self, rendering: Message, body: list[int], tools: Sequence[ToolInfo], *, truncated: bool
+    ) -> tuple[str | list[Content], list[ToolCall]]:
+        unparsed = rendering.get("unparsed_tool_calls", [])
+        parsed = rendering.get("tool_calls", [])
+        if not tools and (parsed or unparsed):
+            text = str(self._tokenizer.decode(body)).rpartition("</think>")[2].lstrip("\n")
+            thinking: list[ContentPart] = [
+                part for part in _parts(rendering) if part["type"] == "thinking"
+            ]
+            return _inspect_content([*thinking, TextPart(type="text", text=text)], False), []
+        parts = _parts(rendering)
+        for call in unparsed:
+            parts = [_without(part, call.raw_text) for part in parts]
+        if truncated:
+            parts = _open_thinking(parts, begun=self.opens_thinking)
+        calls = read_calls(parsed, unparsed, tools)
+        return _inspect_content(parts, bool(calls)), calls
+
+
+def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
+    """Pair the ids of calls with the policy's own; a call that it gave none gets the solver's."""
+    own: dict[str, str] = {}
+    if not calls:
+        return own
+    renamed = []
+    for said, call in zip(rendering.get("tool_calls", []), calls, strict=False):
+        if said.id:
+            own[call.id] = said.id
+            renamed.append(said)
+        else:
+            renamed.append(said.model_copy(update={"id": call.id}))
+    if renamed:
+        rendering["tool_calls"] = renamed
+    return own
+
+
+def _parts(message: Message) -> list[ContentPart]:
+    content = message["content"]
+    return [TextPart(type="text", text=content)] if isinstance(content, str) else list(content)
+
+
+def _inspect_content(parts: Sequence[ContentPart], calls: bool) -> str | list[Content]:
+    """Return content for Inspect, without the white space that only frames other parts."""
+    contents: list[Content] = []
+    for part in parts:
+        if part["type"] == "thinking":
+            contents.append(ContentReasoning(reasoning=part["thinking"]))
+        elif part["type"] == "text":
+            text = part["text"].strip() if calls else part["text"]
+            if contents and isinstance(contents[-1], ContentReasoning):
+                text = text.lstrip("\n")
+            if text.strip() or not (calls or contents):
+                contents.append(ContentText(text=text))
+    if all(isinstance(content, ContentText) for content in contents):
+        separator = "\n" if calls else ""
+        return separator.join(c.text for c in contents if isinstance(c, ContentText))
+    return contents
+
+
+def _cut_text(message: Message, stop_seq: str) -> None:
+    """End the message's text before the stop sequence, in place."""
+    parts = _parts(message)
+    for index, part in enumerate(parts):
+        if part["type"] == "text" and (at := part["text"].find(stop_seq)) >= 0:
+            parts = [*parts[:index], TextPart(type="text", text=part["text"][:at])]
+            break
+    only_text = isinstance(message["content"], str) and parts and parts[0]["type"] == "text"
+    message["content"] = parts[0]["text"] if only_text else parts  # type: ignore[typeddict-item]
+
+
+def _without(part: ContentPart, raw: str) -> ContentPart:
+    """Drop a call that was opened but never closed; what follows it belongs to it."""
+    if part["type"] != "text" or raw not in part["text"]:
+        return part
+    return TextPart(type="text", text=part["text"][: part["text"].index(raw)])
+
+
+def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart]:
+    """Read a block of reasoning that the token limit left open as reasoning.
+
+    Args:
+        parts: content of a reply.
+        begun: whether the prompt opened the block already.
+    """
+    if begun and all(part["type"] == "text" for part in parts):
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        if text and "</think>" not in text:
+            return [{"type": "thinking", "thinking": text.strip("\n")}]
+    result: list[ContentPart] = []
+    for part in parts:
+        if part["type"] == "text" and "<think>" in part["text"]:
+            before, _, after = part["text"].partition("<think>")
+            if before.strip():
+                result.append(TextPart(type="text", text=before))
+            result.append({"type": "thinking", "thinking": after.strip("\n")})
+        else:
+            result.append(part)
+    return result
+
+
+def _replayable(message: Message) -> Message:
+    """Keep calls that did not parse as text: renderers leave them out."""
+    unparsed = message.pop("unparsed_tool_calls", [])
+    if unparsed:
+        parts = _parts(message)
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        missing = [call.raw_text for call in unparsed if call.raw_text not in text]
+        if missing:
+            message["content"] = [*parts, TextPart(type="text", text="\n".join(missing))]
+    return message

@@ -1,0 +1,346 @@
+"""Which earlier reply a request continues: the turns of an episode, as a tree.
+
+A solver may run several conversations at once (sub-agents, forks) or go back to an earlier
+turn. Each model call is a turn; a turn whose prompt begins with the prompt and the reply of
+another is its child. Conversations are kept as a tree of messages (:class:`Place`), in which a
+request is looked up from its newest known reply, so that a turn costs what is new in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import tinker
+from inspect_ai.model import ChatMessage, ChatMessageAssistant
+from tinker_cookbook.renderers import Message
+
+from inspect_tinker_plugin.tokens.message_keys import MessageKey, Seen, message_key
+from inspect_tinker_plugin.tokens.transport import Dialect, spoken_letters
+
+_MISSES = 3
+"""Replies of an edited request that are tried before it is looked up from its start."""
+
+
+class Place:
+    """A conversation up to some message: what may follow there."""
+
+    __slots__ = ("asked", "following")
+
+    def __init__(self) -> None:
+        self.following: dict[MessageKey, Place] = {}
+        """Behind messages that are no replies of the policy."""
+
+        self.asked: list[Turn] = []
+        """Turns whose request ends here; a reply of theirs may come next."""
+
+
+@dataclass(eq=False)
+class Reply:
+    """A reply of the policy, to be recognised in later requests."""
+
+    message: ChatMessageAssistant
+    """A copy, out of the solver's reach."""
+
+    key: MessageKey
+    rendering: Message
+    """The same for the renderer, in case it has to be rendered again."""
+
+    continues: bool
+    """Whether the kept tokens stand for what the solver saw, so that a prompt may go on."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """One prompt, and the reply to it once there is one."""
+
+    offer: str
+    """The tools on offer."""
+
+    place: Place
+    seen: Seen
+    """The request's messages, shared by the turns of a conversation: the first ``count``."""
+
+    count: int
+    has_user: bool
+    """Whether a user message stands anywhere in the request."""
+
+    prompt: tinker.ModelInput
+    length: int
+    """Tokens of the prompt."""
+
+    parent: Turn | None = None
+    sampled: tuple[int, ...] = ()
+    kept: int = 0
+    """Sampled tokens that the solver saw; what is behind them is not trained on."""
+
+    reply: Reply | None = None
+    behind: Place = field(default_factory=Place)
+    """The conversation with the reply."""
+
+    continued: bool = False
+    """Whether a later prompt was made that begins with this prompt and its reply."""
+
+    @property
+    def spoken(self) -> tuple[int, ...]:
+        """The sampled tokens that the solver saw."""
+        return self.sampled[: self.kept]
+
+
+class Match(NamedTuple):
+    """How far a request is known, and the reply that it continues."""
+
+    turn: Turn | None
+    """The turn whose reply is the last one recognised."""
+
+    position: int
+    """Messages up to and with that reply."""
+
+    place: Place
+    """Where the known part ends."""
+
+    known: int
+    """Messages of the known part."""
+
+    lossy: bool
+    """Whether the newest reply was recognised only up to what its transport loses."""
+
+    def departs(self, messages: Sequence[ChatMessage]) -> bool:
+        """Return whether a request goes on with another reply than the policy's own."""
+        return (
+            self.known < len(messages)
+            and messages[self.known].role == "assistant"
+            and any(turn.reply is not None for turn in self.place.asked)
+        )
+
+
+class Turns:
+    """The turns of one episode."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, Place] = {}
+        self._by_name: dict[str, list[Turn]] = {}
+        self._by_wording: dict[str, list[Turn]] = {}
+
+    def find(self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+        """Look a request up.
+
+        Args:
+            offer: the tools on offer.
+            messages: the request's messages.
+            dialect: the API that the request came in by; ``None`` when no message was translated.
+        """
+        named = self._newest_reply(offer, messages, dialect)
+        if named:
+            best = _follow(named, messages, dialect)
+            # A bridge names replies by their content: twins of this one have its name to get.
+            if dialect is None or best.turn is None or not best.turn.continued:
+                return best
+        root = self._roots.setdefault(offer, Place())
+        return _follow([*named, Match(None, 0, root, 0, False)], messages, dialect)
+
+    def _newest_reply(
+        self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
+    ) -> list[Match]:
+        """Find the newest reply that a request names and that all before it leads to.
+
+        Several turns may have it: twins, which were asked and said the same.
+        """
+        misses = 0
+        for index in range(len(messages) - 1, -1, -1):
+            turns = self._named_in(messages[index])
+            found = [
+                match
+                for turn in turns
+                if turn.offer == offer and turn.count == index and turn.seen.begins(messages, index)
+                for match in _match(turn, messages[index], index + 1, dialect)
+            ]
+            if found:
+                return found
+            misses += bool(turns)
+            if misses == _MISSES:
+                break
+        return []
+
+    def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
+        """Undo what a transport does to the order of replies.
+
+        Inspect moves the text of a reply into the message before the last tool result, when that
+        message has calls and no text (some programs split their messages so). It is moved back
+        when the policy said just that: the calls without text, then the text.
+        """
+        if dialect is None or not dialect.joins_text_to_calls:
+            return messages
+        restored: list[ChatMessage] = []
+        for index, message in enumerate(messages):
+            restored.append(message)
+            if message.role != "tool" or index == 0:
+                continue
+            joined = messages[index - 1]
+            text = self._text_moved_into(joined, message, dialect)
+            if text is not None and isinstance(joined, ChatMessageAssistant):
+                restored[-2] = joined.model_copy(update={"content": ""})
+                restored.append(text)
+        return restored
+
+    def _text_moved_into(
+        self, joined: ChatMessage, result: ChatMessage, dialect: Dialect
+    ) -> ChatMessageAssistant | None:
+        """Return the message whose text was moved into one before a tool result."""
+        if not isinstance(joined, ChatMessageAssistant):
+            return None
+        if not joined.tool_calls or not joined.content:
+            return None
+        for turn in self._named_in(joined):
+            if turn.reply is None or spoken_letters(turn.reply.message):
+                continue
+            place = turn.behind.following.get(message_key(result))
+            if place is None:
+                continue
+            text = joined.model_copy(update={"tool_calls": None, "id": None})
+            if any(recognise(each, text, dialect) for each in place.asked):
+                return text
+        return None
+
+    def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
+        """Put a turn where its request ends."""
+        place = match.place
+        for key in turn.seen.keys[match.known : turn.count]:
+            place = place.following.setdefault(key, Place())
+        place.asked.append(turn)
+        turn.place = place
+        # what came back under another id, or none of ours, is looked up by that next time
+        if match.turn is not None:
+            self._name(match.turn, messages[match.position - 1])
+
+    def answer(self, turn: Turn, reply: Reply) -> None:
+        """Give a turn its reply."""
+        turn.reply = reply
+        self._name(turn, reply.message)
+        if not reply.message.tool_calls and (wording := spoken_letters(reply.message)):
+            self._by_wording.setdefault(wording, []).append(turn)
+
+    def _name(self, turn: Turn, reply: ChatMessage) -> None:
+        for name in _names(reply):
+            turns = self._by_name.setdefault(name, [])
+            if turn not in turns:
+                turns.append(turn)
+
+    def replies_among(
+        self, messages: Sequence[ChatMessage], dialect: Dialect | None
+    ) -> dict[int, Turn]:
+        """Return the turns whose replies stand among messages, by index, wherever they stand.
+
+        A reply that was changed still counts when it goes by its own name.
+        """
+        found: dict[int, Turn] = {}
+        for index, message in enumerate(messages):
+            if not isinstance(message, ChatMessageAssistant):
+                continue
+            candidates = self._named_in(message)
+            if not candidates and (wording := spoken_letters(message)):
+                candidates = [
+                    turn
+                    for turn in self._by_wording.get(wording, ())
+                    if is_reply(turn, message, dialect)
+                ]
+            taken = set(map(id, found.values()))
+            turn = next((turn for turn in candidates if id(turn) not in taken), None)
+            if turn is not None:
+                found[index] = turn
+        return found
+
+    def _named_in(self, message: ChatMessage) -> Sequence[Turn]:
+        """Return the turns whose reply a message goes by the name of.
+
+        A bridge names messages by their content, so that there may be several.
+        """
+        if message.role != "assistant":
+            return ()
+        for name in _names(message):
+            if turns := self._by_name.get(name):
+                return turns
+        return ()
+
+
+def recognise(turn: Turn, message: ChatMessage, dialect: Dialect | None) -> str | None:
+    """Return ``"exact"`` or ``"lossy"`` when a message is the reply of a turn."""
+    reply = turn.reply
+    if reply is None or not reply.continues or not isinstance(message, ChatMessageAssistant):
+        return None
+    if message_key(message) == reply.key:
+        return "exact"
+    if dialect is None or message.id == reply.message.id:
+        return None  # nothing was translated, so what differs was changed
+    return "lossy" if dialect.carried(reply.message, message) else None
+
+
+def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None) -> bool:
+    """Return whether a message says what a turn's reply said, whether it may continue or not."""
+    reply = turn.reply
+    return reply is not None and (
+        message_key(message) == reply.key
+        or (dialect is not None and dialect.carried(reply.message, message))
+    )
+
+
+def _follow(ways: list[Match], messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+    """Follow a request for as long as it is known; of several ways, the one to the last reply.
+
+    Of twins, one that nothing continues yet: they take turns.
+    """
+    best = ways[-1]
+    while ways:
+        match = ways.pop()
+        if _rank(match) > _rank(best):
+            best = match
+        if match.known < len(messages):
+            ways += _onwards(match, messages[match.known], dialect)
+    return best
+
+
+def _rank(match: Match) -> tuple[int, bool, int]:
+    fresh = match.turn is not None and not match.turn.continued
+    return (match.position, fresh, match.known)
+
+
+def _onwards(match: Match, message: ChatMessage, dialect: Dialect | None) -> list[Match]:
+    """Return where a message leads."""
+    ways = []
+    next_known = match.known + 1
+    following = match.place.following
+    if following and (place := following.get(message_key(message))) is not None:
+        ways.append(match._replace(place=place, known=next_known))
+    if message.role == "assistant":
+        ways += _replies(match.place, message, next_known, dialect)
+    return ways
+
+
+def _replies(
+    place: Place, message: ChatMessage, position: int, dialect: Dialect | None
+) -> list[Match]:
+    """Return where a message leads as the reply of a turn; of several, those it is most like."""
+    found = [(turn, how) for turn in place.asked if (how := recognise(turn, message, dialect))]
+    if len(found) > 1:
+        named = [each for each in found if _has_id(each[0], message)]
+        found = named or [each for each in found if each[1] == "exact"] or found
+    return [Match(turn, position, turn.behind, position, how == "lossy") for turn, how in found]
+
+
+def _match(turn: Turn, message: ChatMessage, position: int, dialect: Dialect | None) -> list[Match]:
+    how = recognise(turn, message, dialect)
+    if how is None:
+        return []
+    return [Match(turn, position, turn.behind, position, how == "lossy")]
+
+
+def _has_id(turn: Turn, message: ChatMessage) -> bool:
+    return turn.reply is not None and turn.reply.message.id == message.id
+
+
+def _names(message: ChatMessage) -> list[str]:
+    names = [f"id:{message.id}"] if message.id is not None else []
+    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
+        names.append(f"call:{message.tool_calls[0].id}")
+    return names

@@ -1,0 +1,456 @@
+"""Plugins: the example packages through their entry points, and packages that are broken."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.util import SandboxEnvironmentSpec
+from tests.packages import install
+from tests.rewards.episodes import failed_member, finished, member
+from tests.tools.runs import add, looping, ran, run, tool_texts
+
+from inspect_tinker_plugin.audit import AuditOptions, resolve_probes, run_audit
+from inspect_tinker_plugin.cli.plugins import as_text
+from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.errors import ConfigError, PluginError, RewardError, SandboxConfigError
+from inspect_tinker_plugin.plugins.contracts import (
+    EpisodeEnded,
+    EpisodeObserver,
+    EpisodeStarted,
+    SampleStage,
+    TurnTaken,
+)
+from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
+from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
+from inspect_tinker_plugin.plugins.scorers import plugin_scorers
+from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
+from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
+from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples
+from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin.tools import resolve_tool_executor
+
+REWARDS = """
+    from inspect_tinker_plugin import hookimpl
+    from inspect_tinker_plugin.rewards import Mean
+
+    @hookimpl
+    def inspect_rl_reward_aggregators():
+        return {"%s": Mean}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path, into which a test installs packages."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) in {str(p) for p in tmp_path.glob("*.py")}:
+            del sys.modules[name]
+
+
+def plugin(plugins: Plugins, name: str) -> Plugin:
+    [found] = [each for each in plugins.plugins if each.name == name]
+    return found
+
+
+def task(**metadata: Any) -> Task:
+    samples = [Sample(id=1, input="one two three"), Sample(id=2, input="one two")]
+    return Task(name="words", dataset=samples, metadata=metadata or None)
+
+
+# what the example packages give
+
+
+def test_what_is_installed_is_listed_with_package_version_hooks_and_names() -> None:
+    plugins = default_plugins()
+    assert plugins.plugins[0].name == "built-in"
+    acme = plugin(plugins, "acme_rewards")
+    assert acme == Plugin(
+        name="acme_rewards",
+        package="acme-rewards",
+        version="0.1.0",
+        hooks={
+            "inspect_rl_reward_aggregators": ("brevity",),
+            "inspect_rl_group_aggregators": ("consensus",),
+        },
+    )
+    assert [each.error for each in plugins.plugins] == [None] * len(plugins.plugins)
+
+
+async def test_inspect_rl_reward_aggregators() -> None:
+    result = finished({"match": 1}, completion="one two three four")
+    reward = await resolve_reward("brevity(score:match, words=2)")(result)
+    assert (reward.value, reward.metrics["reward/words"]) == (0.5, 4)
+    inside = await resolve_reward("weighted(brevity(words=1)=2, match=1)")(result)
+    assert inside.value == 1.5
+
+
+async def test_inspect_rl_group_aggregators() -> None:
+    group = [member(0, completion=text) for text in ("4", "4", "5", "4 ")]
+    rewards = await resolve_group_reward("consensus")([*group, failed_member()])
+    assert [None if r is None else r.value for r in rewards] == [0.75, 0.75, 0.25, 0.75, None]
+
+
+async def test_inspect_rl_tool_executors(tmp_path: Path) -> None:
+    ran.clear()
+    executor = resolve_tool_executor({"add": f"recorded(file='{tmp_path / 'calls.jsonl'}')"})
+    for _ in range(2):
+        result = await run(looping(add()), [say("", call("add", x=1, y=2)), "done"], executor)
+        assert tool_texts(result) == ["3"]
+    assert ran == [("add", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "sandbox", ["on_this_machine", {"docker": "on_this_machine"}, {"docker": "local"}], ids=str
+)
+def test_inspect_rl_sandbox_providers(sandbox: Any) -> None:
+    mapping = resolve_sandbox(sandbox)
+    assert mapping is not None
+    assert mapping(SandboxEnvironmentSpec("docker", None)) == SandboxEnvironmentSpec("local", None)
+    other = SandboxEnvironmentSpec("k8s", "values.yaml")
+    assert mapping(other) == other
+
+
+def test_inspect_rl_samples() -> None:
+    samples = plugin_samples(task(acme_max_words=2), task().dataset)
+    assert [(sample.id, sample.input) for sample in samples] == [(2, "ONE TWO")]
+
+
+def test_inspect_rl_scorers() -> None:
+    assert plugin_scorers(task()) == []
+    [scorer] = plugin_scorers(task(acme_answer_words=True))
+    assert callable(scorer)
+
+
+async def test_inspect_rl_episode_observers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not episode_observers(task())
+    monkeypatch.setenv("ACME_EPISODES", str(tmp_path / "episodes.jsonl"))
+    observers = episode_observers(task())
+    result = finished({"match": 1})
+    await observers.started(episode="e1", task="words", sample=result.sample, epoch=1)
+    await observers.ended(episode="e1", result=result, reward=1.0)
+    lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "end"]
+    assert lines[1]["reward"] == 1.0
+
+
+async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
+    options = AuditOptions(out=tmp_path, probes=["shouting(word='NO')"])
+    samples = [Sample(id=1, input="Yes or no?", target="no"), Sample(id=2, input="?", target="x")]
+    report = await run_audit(Task(dataset=samples, scorer=includes()), options)
+    [found] = report.findings
+    assert (found.code, found.sample, found.evidence["policy"]) == (
+        "acme-shouting",
+        1,
+        "shouting:NO",
+    )
+    assert (tmp_path / found.evidence["log"]).is_file()
+    with pytest.raises(ConfigError, match="did you mean 'shouting'"):
+        resolve_probes(["shoutin"])
+
+
+# packages that are broken
+
+
+BROKEN = {
+    "import error": ("import no_such_module", "No module named 'no_such_module'"),
+    "syntax error": ("def (", "SyntaxError"),
+    "exits": ("raise SystemExit(3)", "SystemExit"),
+    "unknown hook": (
+        """
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_reward_agregators():
+            return {}
+        """,
+        "inspect_rl_reward_agregators.*the hooks are inspect_rl_reward_aggregators",
+    ),
+    "unknown argument": (
+        """
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_samples(task, dataset):
+            return None
+        """,
+        "inspect_rl_samples.*dataset",
+    ),
+    "unmarked": (
+        "def inspect_rl_samples(task):\n    return None",
+        "inspect_rl_samples is not marked with @hookimpl",
+    ),
+    "no hook": ("x = 1", "implements no hook"),
+    "no mapping": (REWARDS.replace('{"%s": Mean}', "[Mean]"), "not a mapping"),
+    "no name": (REWARDS % "two words", "'two words'; use letters"),
+    "no factory": (REWARDS.replace("Mean}", "1}") % "one", "cannot be called"),
+    "raises": (REWARDS.replace('{"%s": Mean}', "1 / 0"), "ZeroDivisionError"),
+    "name of a built-in": (REWARDS % "mean", "'mean', which inspect-tinker-plugin .* has built in"),
+}
+
+
+@pytest.mark.parametrize(("code", "error"), BROKEN.values(), ids=list(BROKEN))
+async def test_a_broken_plugin_is_kept_with_its_error_and_harms_nothing_else(
+    site: Path, code: str, error: str
+) -> None:
+    install(site, "broken_rewards", code, version="3.1")
+    plugins = Plugins()
+    broken = plugin(plugins, "broken_rewards")
+    assert (broken.label, broken.hooks) == ("broken-rewards 3.1", {})
+    assert broken.error is not None
+    with pytest.raises(PluginError, match=error):
+        raise PluginError(broken.error)
+    assert "broken_rewards.py" in broken.error, "the file that is to blame"
+    assert "BROKEN" in as_text(plugins)
+    for expression in ("mean", "brevity"):
+        resolved = resolve_reward(expression, plugins=plugins)
+        assert (await resolved(finished({"match": 1}))).value == 1
+
+
+def test_asking_for_what_a_broken_plugin_would_give_says_so(site: Path) -> None:
+    install(site, "broken_rewards", "import no_such_module", version="3.1")
+    plugins = Plugins()
+    for resolve in (resolve_reward, resolve_group_reward):
+        with pytest.raises(RewardError) as caught:
+            resolve("sparkle", plugins=plugins)
+        assert "unknown" in str(caught.value)
+        assert "broken-rewards 3.1, which may provide it, is broken" in str(caught.value)
+        assert "no_such_module" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"unknown tool executor.*broken-rewards 3\.1"):
+        resolve_tool_executor("sparkle", plugins=plugins)
+
+
+def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:
+    install(site, "one_rewards", REWARDS % "sparkle")
+    install(site, "two_rewards", REWARDS % "sparkle", version="2.0")
+    plugins = Plugins()
+    with pytest.raises(RewardError, match=r"by one-rewards 1\.0 and by two-rewards 2\.0"):
+        resolve_reward("sparkle", plugins=plugins)
+    resolve_reward("mean", plugins=plugins)
+    assert "one-rewards 1.0 and by two-rewards 2.0" in as_text(plugins)
+
+
+def test_a_hook_that_raises_names_its_package(site: Path) -> None:
+    install(
+        site,
+        "picky_samples",
+        """
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_samples(task):
+            raise ValueError("no samples today")
+
+        @hookimpl
+        def inspect_rl_scorers():
+            return ["match"]
+
+        @hookimpl
+        def inspect_rl_episode_observers():
+            return [print]
+        """,
+    )
+    plugins = Plugins()
+    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised ValueError: no samples"):
+        plugin_samples(task(), [], plugins=plugins)
+    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave \['match'\]"):
+        plugin_scorers(task(), plugins=plugins)
+    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave .*EpisodeObserver"):
+        episode_observers(task(), plugins=plugins)
+
+
+def test_a_class_with_hooks_is_a_plugin_too(site: Path) -> None:
+    install(
+        site,
+        "classy",
+        """
+        from inspect_tinker_plugin import hookimpl
+        from inspect_tinker_plugin.rewards import Mean
+
+        class Classy:
+            @hookimpl
+            def inspect_rl_reward_aggregators(self):
+                return {"classy": Mean}
+        """,
+        entry="classy:Classy",
+    )
+    resolve_reward("classy", plugins=Plugins())
+
+
+# samples, sandboxes, observers
+
+
+class Counted(Sequence[Sample]):
+    """A large dataset that counts how often a sample is looked at."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+
+    def __len__(self) -> int:
+        return 100_000
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        assert isinstance(index, int)
+        self.looked += 1
+        return Sample(id=index, input=f"question {index}")
+
+
+def staged(samples: Sequence[Sample], stage: SampleStage) -> StagedSamples:
+    return StagedSamples(samples, ((plugin(default_plugins(), "acme_tools"), stage),))
+
+
+def test_samples_are_transformed_when_they_are_asked_for() -> None:
+    dataset = Counted()
+    samples = staged(dataset, SampleStage(transform=lambda s: s.model_copy(update={"target": "x"})))
+    assert len(samples) == 100_000
+    assert dataset.looked == 0
+    assert samples[99_999].target == "x"
+    assert dataset.looked == 1
+
+
+def test_samples_of_the_task_stay_as_they_are() -> None:
+    dataset = task().dataset
+
+    def spoil(sample: Sample) -> Sample:
+        sample.input = "spoiled"
+        return sample
+
+    assert staged(dataset, SampleStage(transform=spoil))[0].input == "spoiled"
+    assert dataset[0].input == "one two three"
+
+
+def test_a_filter_that_fails_names_package_and_sample() -> None:
+    samples = staged(task().dataset, SampleStage(keep=lambda s: 1 / (s.id == 1) > 0))
+    with pytest.raises(PluginError, match=r"acme-tools.*sample 2: ZeroDivisionError"):
+        len(samples)
+
+
+def test_without_a_plugin_for_the_task_the_samples_are_the_tasks_own() -> None:
+    dataset = task().dataset
+    assert plugin_samples(task(), dataset) is dataset
+
+
+@pytest.mark.parametrize("sandbox", [None, "docker", "local", ("docker", "compose.yaml")])
+def test_what_inspect_knows_is_left_to_inspect(sandbox: Any) -> None:
+    assert resolve_sandbox(sandbox) is None
+
+
+@pytest.mark.parametrize("sandbox", ["nowhere", {"docker": "nowhere"}], ids=str)
+def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
+    with pytest.raises(SandboxConfigError, match=r"'nowhere'.*given: on_this_machine"):
+        resolve_sandbox(sandbox)
+
+
+class Meddler(EpisodeObserver):
+    """Changes whatever it is given, then fails."""
+
+    async def on_episode_start(self, event: EpisodeStarted) -> None:
+        event.sample.input = "changed"
+        raise RuntimeError("I always fail")
+
+    def on_turn(self, event: TurnTaken) -> None:
+        raise RuntimeError("here too")
+
+    def on_episode_end(self, event: EpisodeEnded) -> None:
+        event.scores["match"].score.value = 0
+        event.messages[0].content = "changed"
+
+
+async def test_an_observer_changes_nothing_and_its_failure_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    result = finished({"match": 1})
+    observers = Observers([Meddler()])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            await observers.started(episode="e", task="t", sample=result.sample, epoch=1)
+            await observers.ended(episode="e", result=result, reward=None)
+    assert untouched(result)
+    [record] = caplog.records
+    assert "Meddler" in record.getMessage()
+    assert "I always fail" in record.getMessage()
+
+
+def untouched(result: EpisodeResult) -> bool:
+    return (
+        result.sample.input == "2 + 2?"
+        and result.scores["match"].score.value == 1
+        and result.state.messages[0].text == "2 + 2?"
+    )
+
+
+# the command line
+
+
+def test_plugins_are_listed_on_the_command_line() -> None:
+    shown = CliRunner().invoke(list_plugins, [])
+    assert shown.exit_code == 0
+    assert "acme_rewards (acme-rewards 0.1.0)" in shown.output
+    assert "brevity" in shown.output
+
+
+def test_plugins_are_listed_as_json() -> None:
+    shown = CliRunner().invoke(list_plugins, ["--json"])
+    data = json.loads(shown.output)
+    assert {each["name"] for each in data["plugins"]} >= {"built-in", "acme_rewards", "acme_tools"}
+    [tools] = [each for each in data["plugins"] if each["name"] == "acme_tools"]
+    assert tools["version"] == "0.2.0"
+    assert tools["hooks"]["inspect_rl_tool_executors"] == ["recorded"]
+    assert data["clashes"] == {}
+
+
+def python(*arguments: str, path: Path, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
+    install(tmp_path, "broken_rewards", "import no_such_module")
+    listed = python("-m", "inspect_ai", "rl", "plugins", path=tmp_path, code=3)
+    assert "broken-rewards 1.0)  BROKEN" in listed
+    assert f"({tmp_path / 'broken_rewards.py'}:1)" in listed
+    assert "sandbox providers    docker_pool" in listed
+    assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
+
+
+def test_plugins_are_loaded_when_a_name_is_looked_up_and_not_before(tmp_path: Path) -> None:
+    script = (
+        "import sys, inspect_tinker_plugin, inspect_tinker_plugin.rewards as rewards\n"
+        "assert 'acme_rewards' not in sys.modules\n"
+        "rewards.resolve_reward('brevity')\n"
+        "assert 'acme_rewards' in sys.modules\n"
+    )
+    python("-c", script, path=tmp_path)
+
+
+def test_every_hook_is_implemented_by_an_example_package() -> None:
+    acme = [each for each in default_plugins().plugins if each.package.startswith("acme-")]
+    assert {hook for each in acme for hook in each.hooks} == set(HOOKS)

@@ -1,0 +1,244 @@
+"""Messages and tools reach the renderer whole, or a clear error says what cannot."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    Content,
+    ContentAudio,
+    ContentData,
+    ContentDocument,
+    ContentImage,
+    ContentReasoning,
+    ContentText,
+    ContentVideo,
+)
+from inspect_ai.tool import ToolCall, ToolCallError
+from PIL import Image
+from tests.tokens.conversations import BASH, SUBMIT, opening, request
+from tests.tokens.formats import renderer, tokenizer
+from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
+
+from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
+from inspect_tinker_plugin.tokens.messages import (
+    conversation_prefix,
+    image_reference,
+    renderer_message,
+    tool_specs,
+)
+
+INSTRUCT = "qwen3_instruct"
+
+
+class PatchCounter:
+    """A stand-in for a vision model's image processor, which would have to be downloaded."""
+
+    merge_size = 2
+    patch_size = 14
+
+    def get_number_of_image_patches(
+        self, height: int, width: int, images_kwargs: dict[str, Any] | None = None
+    ) -> int:
+        return (height // self.patch_size) * (width // self.patch_size)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "red.png"
+    Image.new("RGBA", (56, 56), "red").save(path)
+    return path
+
+
+def prompt_text(name: str, messages: list[ChatMessage], **options: Any) -> str:
+    episode = EpisodeTokens(DatasetRenderer(renderer(name)), task="t", sample_id=1)
+    prompt = episode.prompt(request(messages, **options))
+    return str(tokenizer().decode(prompt.to_ints()))
+
+
+def test_tools_are_described_by_name_description_and_json_schema() -> None:
+    (spec,) = tool_specs([BASH])
+    assert spec == {
+        "name": "bash",
+        "description": "Run a command.",
+        "parameters": {
+            "type": "object",
+            "properties": {"cmd": {"type": "string", "description": "The command."}},
+            "required": ["cmd"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def test_tools_and_system_message_stand_in_one_opening() -> None:
+    text = prompt_text(INSTRUCT, opening(), tools=[BASH, SUBMIT])
+    assert text.count("<|im_start|>system") == 1
+    assert text.startswith("<|im_start|>system\nYou are a careful agent.\n\n# Tools")
+    assert '"name": "bash"' in text
+    assert '"name": "submit"' in text
+
+
+def test_tools_without_a_system_message_still_reach_the_prompt() -> None:
+    assert '"name": "bash"' in prompt_text(INSTRUCT, opening()[1:], tools=[BASH])
+
+
+@pytest.mark.parametrize("tools", [[], [BASH]], ids=["no-tools", "tools"])
+def test_leading_system_messages_are_joined_and_a_later_one_stays(tools: list[Any]) -> None:
+    messages: list[ChatMessage] = [
+        ChatMessageSystem(content="First."),
+        ChatMessageSystem(content=[ContentText(text="Second.")]),
+        ChatMessageUser(content="Hello."),
+        ChatMessageSystem(content="Be brief."),
+    ]
+    text = prompt_text(INSTRUCT, messages, tools=tools)
+    assert text.startswith("<|im_start|>system\nFirst.\n\nSecond.")
+    assert "Hello.<|im_end|>\n<|im_start|>system\nBe brief.<|im_end|>" in text
+
+
+def test_tool_choice_none_offers_no_tools() -> None:
+    text = prompt_text(INSTRUCT, opening(), tools=[BASH], tool_choice="none")
+    assert "bash" not in text
+
+
+@pytest.mark.parametrize("name", ["role_colon", "llama3"])
+def test_a_renderer_without_tool_format_is_refused_before_any_episode(name: str) -> None:
+    context = DatasetRenderer(renderer(name))
+    context.check_tools([])
+    with pytest.raises(RendererError, match=r"no format for tools.*bash, submit"):
+        context.check_tools([BASH, SUBMIT])
+
+
+def test_tool_arguments_are_json_not_python() -> None:
+    call = ToolCall(id="c1", function="bash", arguments={"flag": True, "none": None, "é": [1]})
+    message = renderer_message(ChatMessageAssistant(content="Go.", tool_calls=[call]), images=False)
+    (converted,) = message["tool_calls"]
+    assert converted.function.arguments == '{"flag": true, "none": null, "é": [1]}'
+    text = prompt_text(
+        INSTRUCT,
+        [*opening(), ChatMessageAssistant(content="Go.", tool_calls=[call])],
+        tools=[BASH],
+    )
+    assert json.loads(text.rpartition("<tool_call>")[2].partition("</tool_call>")[0]) == {
+        "name": "bash",
+        "arguments": call.arguments,
+    }
+
+
+def test_an_assistant_message_without_calls_has_no_empty_list_of_them() -> None:
+    message = renderer_message(ChatMessageAssistant(content="Hi", tool_calls=[]), images=False)
+    assert "tool_calls" not in message
+
+
+def test_a_tool_error_is_told_to_the_model_as_inspect_does() -> None:
+    message = renderer_message(
+        ChatMessageTool(
+            content="partial", function="bash", error=ToolCallError("timeout", "Timed out.")
+        ),
+        images=False,
+    )
+    assert message == {"role": "tool", "content": "Error: Timed out.", "name": "bash"}
+
+
+def test_a_tool_result_keeps_name_and_call_id() -> None:
+    message = renderer_message(
+        ChatMessageTool(
+            content=[ContentText(text="one"), ContentText(text="two")],
+            function="bash",
+            tool_call_id="c1",
+        ),
+        images=False,
+    )
+    assert message == {
+        "role": "tool",
+        "content": "one\ntwo",
+        "tool_call_id": "c1",
+        "name": "bash",
+    }
+
+
+def test_reasoning_becomes_thinking() -> None:
+    message = renderer_message(
+        ChatMessageAssistant(content=[ContentReasoning(reasoning="hm"), ContentText(text="Yes.")]),
+        images=False,
+    )
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "Yes."},
+    ]
+
+
+def test_redacted_reasoning_is_replaced_by_its_summary_or_left_out() -> None:
+    hidden = ContentReasoning(reasoning="c2VjcmV0", redacted=True)
+    message = ChatMessageAssistant(content=[hidden, ContentText(text="Yes.")])
+    assert renderer_message(message, images=False)["content"] == "Yes."
+    hidden.summary = "It adds."
+    assert renderer_message(message, images=False)["content"][0] == {
+        "type": "thinking",
+        "thinking": "It adds.",
+    }
+
+
+@pytest.mark.parametrize("form", ["data", "path", "file-url"])
+def test_an_image_reaches_a_vision_renderer(picture: Path, form: str) -> None:
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    image = {
+        "data": f"data:image/png;base64,{encoded}",
+        "path": str(picture),
+        "file-url": picture.as_uri(),
+    }[form]
+    vision = Qwen3VLInstructRenderer(tokenizer(), image_processor=PatchCounter())
+    episode = EpisodeTokens(DatasetRenderer(vision), task="t", sample_id=1)
+    content: list[Content] = [ContentText(text="What is this?"), ContentImage(image=image)]
+    prompt = episode.prompt(request([ChatMessageUser(content=content)]))
+    (chunk,) = [c for c in prompt.chunks if c.type == "image"]
+    assert Image.open(io.BytesIO(chunk.data)).size == (56, 56)
+    assert chunk.length == 4
+
+
+def test_an_image_is_never_dropped_by_a_text_renderer() -> None:
+    image = ContentImage(image="data:image/png;base64,AAAA")
+    with pytest.raises(RendererError, match=r"task 't', sample 1: a user message holds an image"):
+        prompt_text(INSTRUCT, [ChatMessageUser(content=[image])])
+
+
+def test_an_image_that_is_nowhere_is_named() -> None:
+    with pytest.raises(RendererError, match=r"'no/such\.png' is neither"):
+        image_reference("no/such.png")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ContentAudio(audio="data:audio/wav;base64,AAAA", format="wav"),
+        ContentVideo(video="data:video/mp4;base64,AAAA", format="mp4"),
+        ContentDocument(document="data:application/pdf;base64,AAAA"),
+        ContentData(data={"a": 1}),
+    ],
+    ids=["audio", "video", "document", "data"],
+)
+def test_other_content_is_refused_with_task_and_sample(content: Content) -> None:
+    with pytest.raises(RendererError, match=rf"sample 1: .*{content.type}"):
+        prompt_text(INSTRUCT, [ChatMessageUser(content=[content])])
+
+
+def test_what_a_renderer_itself_refuses_names_task_and_sample() -> None:
+    messages = [*opening(), ChatMessageSystem(content="Later.")]
+    episode = EpisodeTokens(DatasetRenderer(renderer("deepseekv3")), task="t", sample_id="s7")
+    with pytest.raises(RendererError, match=r"task 't', sample 's7': .*only supports system"):
+        episode.prompt(request(messages))
+
+
+def test_a_prefix_tells_how_many_messages_it_stands_for() -> None:
+    prefix, consumed = conversation_prefix(renderer(INSTRUCT), opening(), [BASH])
+    assert (len(prefix), consumed) == (1, 1)

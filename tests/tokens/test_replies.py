@@ -1,0 +1,203 @@
+"""Sampled text becomes the message that a solver would get in an eval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageTool,
+    ChatMessageUser,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+    execute_tools,
+)
+from inspect_ai.tool import Tool, ToolCall, tool
+from tests.tokens.conversations import BASH, Rollout, opening
+from tests.tokens.formats import renderer, tokenizer
+
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+
+
+def sampled(text: str, *, name: str = "qwen3_instruct", **options: Any) -> ModelOutput:
+    rollout = Rollout(DatasetRenderer(renderer(name)), tools=options.pop("tools", [BASH]))
+    return rollout.turn(opening()[1:], text, **options)
+
+
+def only_call(output: ModelOutput) -> ToolCall:
+    (call,) = output.message.tool_calls or []
+    return call
+
+
+@tool
+def bash() -> Tool:
+    async def execute(cmd: str) -> str:
+        """Run a command.
+
+        Args:
+            cmd: The command.
+        """
+        return f"ran {cmd}"
+
+    return execute
+
+
+async def answered(output: ModelOutput) -> ChatMessageTool:
+    """Return what Inspect tells the model about its call."""
+    result = await execute_tools([output.message], [bash()])
+    (message,) = result.messages
+    assert isinstance(message, ChatMessageTool)
+    return message
+
+
+def test_plain_text_is_kept_as_it_is() -> None:
+    output = sampled("  Two\n\nlines. ")
+    assert output.message.content == "  Two\n\nlines. "
+    assert (output.stop_reason, output.message.source) == ("stop", "generate")
+
+
+def test_a_call_has_name_arguments_and_an_id() -> None:
+    output = sampled('Look.\n\n<tool_call>\n{"name":"bash","arguments":{"cmd":"ls"}}\n</tool_call>')
+    call = only_call(output)
+    assert (call.function, call.arguments, call.parse_error) == ("bash", {"cmd": "ls"}, None)
+    assert call.id
+    assert output.message.content == "Look."
+    assert output.stop_reason == "tool_calls"
+
+
+def test_several_calls_have_ids_of_their_own() -> None:
+    one = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
+    calls = sampled(f"{one}\n{one}").message.tool_calls or []
+    assert len({call.id for call in calls}) == 2
+
+
+def test_without_tools_on_offer_a_call_is_text() -> None:
+    text = 'Say <tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call>'
+    output = sampled(text, tools=[])
+    assert output.message.content == text
+    assert output.message.tool_calls is None
+
+
+async def test_arguments_that_are_no_json_are_answered_as_in_an_eval() -> None:
+    output = sampled('<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls}}\n</tool_call>')
+    call = only_call(output)
+    assert (call.function, call.arguments) == ("bash", {})
+    assert output.stop_reason == "tool_calls"
+    message = await answered(output)
+    assert message.error is not None
+    assert message.error.type == "parsing"
+    assert message.error.message.startswith(
+        'Error parsing the following tool call arguments:\n\n{"cmd": "ls}\n\nError details: '
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        ("<tool_call>\nnonsense\n</tool_call>", "unknown"),
+        ('<tool_call>\n["bash"]\n</tool_call>', "unknown"),
+        ('<tool_call>\n{"arguments": {"cmd": "ls"}}\n</tool_call>', "unknown"),
+        ('<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}\n</tool_call>', "bash"),
+        ('<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}', "bash"),
+    ],
+    ids=["nonsense", "no-object", "no-name", "missing-brace", "never-closed"],
+)
+async def test_a_call_that_does_not_parse_has_a_parse_error(text: str, function: str) -> None:
+    output = sampled(f"I try.\n{text}")
+    call = only_call(output)
+    assert call.function == function
+    assert call.parse_error
+    assert output.message.content == "I try."
+    message = await answered(output)
+    assert message.error is not None
+    assert message.error.type == "parsing"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['"ls"', '"{\\"cmd\\": \\"ls\\"}"'], ids=["bare-string", "json-in-a-string"]
+)
+async def test_arguments_that_fit_are_taken_as_inspect_takes_them(arguments: str) -> None:
+    call = f'{{"name": "bash", "arguments": {arguments}}}'
+    output = sampled(f"<tool_call>\n{call}\n</tool_call>")
+    assert only_call(output).arguments == {"cmd": "ls"}
+    assert (await answered(output)).text == "ran ls"
+
+
+async def test_a_call_without_arguments_leaves_the_complaint_to_inspect() -> None:
+    output = sampled('<tool_call>\n{"name": "bash"}\n</tool_call>')
+    assert only_call(output).parse_error is None
+    message = await answered(output)
+    assert message.error is not None
+    assert "validation errors parsing tool input arguments" in message.error.message
+
+
+def test_a_call_that_did_not_parse_is_still_what_the_model_wrote() -> None:
+    bad = '<tool_call>\n{"name": "bash", "arguments": oops}\n</tool_call>'
+    rollout = Rollout(DatasetRenderer(renderer("qwen3")), tools=[BASH])
+    messages: list[ChatMessage] = opening()
+    output = rollout.turn(messages, f"I try.\n{bad}")
+    messages += [output.message, ChatMessageUser(content="Again.")]
+    rollout.turn(messages, "Done.")
+    assert bad in tokenizer().decode(rollout.transitions[1].ob.to_ints())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_keep_thinking", "qwen3_instruct"])
+def test_reasoning_is_apart_from_the_answer(name: str) -> None:
+    output = sampled("<think>\nIt adds.\n</think>\n\nYes.", name=name)
+    assert not isinstance(output.message.content, str)
+    reasoning, text = output.message.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert isinstance(text, ContentText)
+    assert reasoning.reasoning.strip() == "It adds."
+    assert text.text == "Yes."
+    assert output.completion == "Yes."
+
+
+def test_reasoning_and_a_call_leave_no_empty_text() -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
+    output = sampled(f"<think>\nHm.\n</think>\n\n{call}", name="qwen3")
+    assert not isinstance(output.message.content, str)
+    (reasoning,) = output.message.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert only_call(output).arguments == {"cmd": "ls"}
+
+
+def test_reasoning_cut_at_the_limit_is_no_answer() -> None:
+    output = sampled("<think>\nThe answer is 42", name="qwen3", stop=False, stop_reason="length")
+    assert output.completion == ""
+    assert output.stop_reason == "max_tokens"
+    assert not isinstance(output.message.content, str)
+    (reasoning,) = output.message.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert reasoning.reasoning == "The answer is 42"
+
+
+@pytest.mark.parametrize("name", ["glm5_3", "deepseekv4_1_keep"])
+def test_reasoning_that_the_prompt_opened_is_no_answer_when_cut(name: str) -> None:
+    output = sampled("The answer is 42", name=name, stop=False, stop_reason="length", tools=[])
+    assert output.completion == ""
+    assert not isinstance(output.message.content, str)
+    (reasoning,) = output.message.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert reasoning.reasoning == "The answer is 42"
+
+
+def test_an_answer_cut_at_the_limit_keeps_its_reasoning_apart() -> None:
+    text = "<think>\nHm.\n</think>\n\nIt is"
+    output = sampled(text, name="qwen3", stop=False, stop_reason="length")
+    assert (output.completion, output.stop_reason) == ("It is", "max_tokens")
+
+
+def test_a_call_cut_at_the_limit_has_a_parse_error() -> None:
+    text = 'I look.\n<tool_call>\n{"name": "bash", "argu'
+    output = sampled(text, stop=False, stop_reason="length")
+    assert output.stop_reason == "max_tokens"
+    assert only_call(output).parse_error
+    assert output.message.content == "I look."
+
+
+def test_an_empty_reply_is_an_empty_message() -> None:
+    output = sampled("")
+    assert (output.message.content, output.stop_reason) == ("", "stop")

@@ -1,0 +1,92 @@
+"""One tokenizer in the hands of episodes, reward functions, scorers and the trainer at once."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import pickle
+import threading
+from collections.abc import Callable
+
+from inspect_ai import Task
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import TaskState, generate
+from tests.rl.policies import Words
+from tests.rl.tasks import sums
+from tests.tokens.formats import tokenizer
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+
+TEXT = "A line of text. <|im_end|> <think> " * 200
+
+
+def busy(work: Callable[[], object], threads: int = 3) -> list[BaseException]:
+    """Run work in several threads; return what went wrong."""
+    wrong: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for _ in range(25):
+                work()
+        except BaseException as error:
+            wrong.append(error)
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return wrong
+
+
+def test_threads_with_other_settings_get_their_own_tokens() -> None:
+    shared = tokenizer("<|thread-test|>")
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    expected = {split: shared.encode(TEXT, split_special_tokens=split) for split in (True, False)}
+    assert expected[True] != expected[False]
+    turn = iter(range(10**6))
+
+    def work() -> None:
+        split = next(turn) % 2 == 0
+        assert shared.encode(TEXT, split_special_tokens=split) == expected[split]
+        shared.decode(expected[split])
+
+    assert not busy(work, threads=4)
+
+
+async def test_reward_functions_and_scorers_may_use_the_tokenizer_in_threads() -> None:
+    shared = tokenizer()
+
+    def length(result: object) -> float:
+        for split in (True, False) * 3:
+            shared.encode(TEXT, split_special_tokens=split)
+        return 1.0
+
+    @scorer(metrics=[accuracy()])
+    def counted() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            await asyncio.to_thread(lambda: [shared.encode(TEXT) for _ in range(10)])
+            return Score(value=1.0)
+
+        return score
+
+    task = Task(dataset=sums(3), solver=generate(), scorer=counted())
+    renderer = get_renderer("qwen3_instruct", shared)
+    dataset = as_rl_dataset(task, renderer, batch_size=3, group_size=4, reward=length)
+    groups = await asyncio.gather(
+        *[do_group_rollout(group, Words(["2"])) for group in dataset.get_batch(0)],
+        *[asyncio.to_thread(shared.encode, TEXT) for _ in range(8)],
+    )
+    assert all(group.get_total_rewards() == [1.0] * 4 for group in groups[:3])
+
+
+def test_a_guarded_tokenizer_copies_and_pickles_with_its_added_tokens() -> None:
+    shared = tokenizer("<|copy-test|>")
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    for other in (copy.deepcopy(shared), pickle.loads(pickle.dumps(shared))):
+        assert other.encode("<|copy-test|>") == shared.encode("<|copy-test|>")
+        assert not busy(functools.partial(other.encode, TEXT, split_special_tokens=True))
