@@ -117,8 +117,13 @@ class EpisodeTokens:
                 or self._fresh(match, messages, tools, dialect)
             )
         self._turns.add(asked.turn, match, messages)
-        if asked.turn.parent is not None:
-            asked.turn.parent.continued = True
+        parent = asked.turn.parent
+        if parent is not None and parent.continued:
+            # A twin of it, which was asked and said the same, may be at an end still.
+            again = flatten(asked.turn.prompt.chunks)
+            asked.turn.parent = parent = self._ledger.branch_before(again) or parent
+        if parent is not None:
+            parent.continued = True
         self._asked = asked
         return asked.turn.prompt
 
