@@ -4,7 +4,8 @@
 
 Each row is a ratio of two measurements of one run: commands while images are built against
 commands before; a group that shares its set-up against one set-up; images built for one
-sample each against one after the other; a warm container against the stock provider alone.
+sample each against one after the other, and made ahead of their batch against made when it
+comes; a warm container against the stock provider alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from inspect_tinker_plugin.docker_pool.environment import prewarm
 from inspect_tinker_plugin.docker_pool.manager import close_all
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
+from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -77,6 +79,33 @@ async def _beside_builds(image: str, paths: list[str]) -> tuple[float, float, fl
     took = time.perf_counter() - begun
     await Pooled.sample_cleanup("bench", config, environments, False)
     return _quantile(idle, 0.99), _quantile(busy, 0.99), took
+
+
+async def _next_batch(image: str, paths: list[str], ahead_for: float | None) -> float:
+    """Give the seconds until every sample of a batch has its sandbox, an image for each.
+
+    Args:
+        image: of the batch before.
+        paths: a Dockerfile per sample.
+        ahead_for: seconds that the batch before takes, if images are made ahead meanwhile.
+    """
+    configs = [DockerPoolConfig(file=path, warm=0) for path in paths]
+    all_configs = [DockerPoolConfig(image=image, warm=0), *configs]
+    given = [SandboxEnvironmentSpec("docker_pool", config) for config in all_configs]
+    task = Task(dataset=[Sample(id=n, input="x", sandbox=spec) for n, spec in enumerate(given)])
+    first, *rest = task.dataset
+    if ahead_for is not None:
+        batches = Batches(
+            lambda batch: rest if batch else [first], count=2, size=len(rest), group_size=1
+        )
+        Ahead(task, EpisodeRunner(task).prepared, batches)
+        await asyncio.sleep(ahead_for)
+    begun = time.perf_counter()
+    taken = await asyncio.gather(*(Pooled.sample_init("bench", c, {}) for c in configs))
+    took = time.perf_counter() - begun
+    for config, environments in zip(configs, taken, strict=True):
+        await Pooled.sample_cleanup("bench", config, environments, False)
+    return took
 
 
 async def _group(image: str, seconds: float, size: int) -> float:
@@ -128,6 +157,12 @@ async def _measure(options: argparse.Namespace) -> None:
         line(f"exec p99, idle / beside {options.builds} builds", idle, busy, 2)
         serial = options.builds * options.step
         line(f"{options.builds} images, one per sample / their steps in a row", serial, took, 0.6)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = _dockerfiles(Path(folder), options.image, options.builds, options.step)
+        half = options.builds // 2
+        needed = await _next_batch(options.image, paths[:half], None)
+        ahead = await _next_batch(options.image, paths[half:], 1.5 * needed + options.step)
+        line(f"a batch of {half} images, made when needed / ahead", needed, ahead, 0.3)
     line("a sandbox, stock alone / warm", *await _warm(options.image, 8), 0.1)
     one = await _group(options.image, options.setup, 1)
     group = await _group(options.image, options.setup, options.group)
