@@ -19,7 +19,7 @@ from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.logs import assembly
-from inspect_tinker_plugin.logs.run import LogRun, Visit
+from inspect_tinker_plugin.logs.run import Attempt, LogRun
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
@@ -85,7 +85,7 @@ def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> Non
 def die_while_assembling(builder: InspectGroupBuilder, lines: Sequence[str]) -> None:
     """Roll out, and get killed when the batch's log is there and its parts still are."""
 
-    def die(run: LogRun, visit: Visit) -> None:
+    def die(run: LogRun, attempt: Attempt) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(LogRun, "remove", die)  # noqa: B010 - a fault to inject, which mypy would refuse

@@ -135,7 +135,7 @@ async def test_a_living_run_of_another_process_is_left_alone(tmp_path: Path) -> 
     assert only_log(tmp_path).status == "success"
 
 
-async def test_a_batch_that_is_visited_again_has_a_log_a_visit(tmp_path: Path) -> None:
+async def test_a_batch_that_is_visited_again_has_a_log_for_each_attempt(tmp_path: Path) -> None:
     data = dataset(arithmetic(2), tmp_path, batch_size=2)
     builders = data.get_batch(0)
     for _ in range(2):  # an evaluator keeps its builders
@@ -181,7 +181,7 @@ async def test_a_damaged_part_costs_only_itself(tmp_path: Path) -> None:
     data = dataset(arithmetic(2), tmp_path, batch_size=2)
     await do_group_rollout(data.get_batch(0)[0], Words(["1"]))
     (run,) = runs_in(tmp_path)
-    (part,) = run.visits()[0].parts()
+    (part,) = run.attempts()[0].parts()
     part.write_bytes(b"not a log")
     await do_group_rollout(data.get_batch(0)[1], Words(["2"]))
     assemble_pending(tmp_path)

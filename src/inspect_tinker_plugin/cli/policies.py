@@ -28,7 +28,7 @@ class ScriptedCall(BaseModel):
     arguments: dict[str, Any] = {}
 
 
-class Reply(BaseModel):
+class ScriptedReply(BaseModel):
     """One reply of a script file: ``{"text": ..., "tool_calls": [{"name", "arguments"}]}``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -41,7 +41,8 @@ class Reply(BaseModel):
         return say(self.text, *(call(each.name, **each.arguments) for each in self.tool_calls))
 
 
-_LINE: TypeAdapter[str | Reply | list[str | Reply]] = TypeAdapter(str | Reply | list[str | Reply])
+_Said = str | ScriptedReply | list[str | ScriptedReply]
+_LINE: TypeAdapter[_Said] = TypeAdapter(_Said)
 
 
 def read_script(path: Path) -> list[list[Turn]]:
@@ -145,7 +146,7 @@ def tinker_policy(
     return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)
 
 
-def _output(line: str | Reply) -> ModelOutput:
+def _output(line: str | ScriptedReply) -> ModelOutput:
     return say(line) if isinstance(line, str) else line.output()
 
 

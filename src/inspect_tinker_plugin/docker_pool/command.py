@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Job:
+class Command:
     """A command to run."""
 
-    command: tuple[str, ...]
+    argv: tuple[str, ...]
     cwd: str
     """Absolute path."""
     env: dict[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """How a command ended."""
 
     status: int

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from inspect_tinker_plugin.docker_pool import program
-from inspect_tinker_plugin.docker_pool.command import Job, Outcome
+from inspect_tinker_plugin.docker_pool.command import Command, CommandResult
 from inspect_tinker_plugin.docker_pool.config import ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
 from inspect_tinker_plugin.docker_pool.executor import (
@@ -30,7 +30,7 @@ from inspect_tinker_plugin.docker_pool.host_config import (
 from inspect_tinker_plugin.docker_pool.image import Image
 from inspect_tinker_plugin.docker_pool.lease import KEPT, Owner
 from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
-from inspect_tinker_plugin.docker_pool.results import outcome
+from inspect_tinker_plugin.docker_pool.results import result_of
 from inspect_tinker_plugin.docker_pool.stream import AttachedSocket
 from inspect_tinker_plugin.errors import (
     SandboxDiedError,
@@ -113,7 +113,7 @@ class Container:
             return "in use, but the container's capabilities reach into other processes"
         return "in use"
 
-    async def run(self, job: Job) -> Outcome:
+    async def run(self, command: Command) -> CommandResult:
         """Run a command.
 
         Raises:
@@ -122,18 +122,19 @@ class Container:
             SandboxEngineError: the engine does not answer.
         """
         env = [
-            f"{key}={value}".encode("utf-8", "surrogateescape") for key, value in job.env.items()
+            f"{key}={value}".encode("utf-8", "surrogateescape")
+            for key, value in command.env.items()
         ]
         call = await self.request(
             Kind.EXEC,
-            (job.user or self.user, job.cwd, *job.command),
+            (command.user or self.user, command.cwd, *command.argv),
             env=env,
-            stdin=job.stdin or None,
-            timeout=job.timeout,
-            limit=job.limit,
+            stdin=command.stdin or None,
+            timeout=command.timeout,
+            limit=command.limit,
         )
         try:
-            return outcome(call, job, not_found=self._not_found)
+            return result_of(call, command, not_found=self._not_found)
         except SandboxMisusedError as ex:
             ex.container = self.id
             raise

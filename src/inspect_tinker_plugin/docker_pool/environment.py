@@ -23,7 +23,7 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 
 from inspect_tinker_plugin.docker_pool import files
-from inspect_tinker_plugin.docker_pool.command import Job, Outcome
+from inspect_tinker_plugin.docker_pool.command import Command, CommandResult
 from inspect_tinker_plugin.docker_pool.compose import (
     CONFIG_FILES,
     parse_config,
@@ -186,8 +186,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         if not cmd:
             return ExecResult(False, 1, "", "requires at least 1 argument: the command\n")
-        job = Job(
-            command=tuple(cmd),
+        command = Command(
+            argv=tuple(cmd),
             cwd=self._path(cwd) if cwd else self._container.working_dir,
             env=dict(env or {}),
             user=user or None,
@@ -196,7 +196,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
         )
         with self._measured():
-            outcome = await self._container.run(job)
+            outcome = await self._container.run(command)
         return _result(outcome, timeout)
 
     @taped
@@ -255,7 +255,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             measure(EXECS)
 
 
-def _result(outcome: Outcome, timeout: int | None) -> ExecResult[str]:
+def _result(outcome: CommandResult, timeout: int | None) -> ExecResult[str]:
     stdout = outcome.stdout.decode(errors="replace")
     stderr = outcome.stderr.decode(errors="replace")
     if outcome.overflowed:

@@ -12,7 +12,7 @@ from inspect_tinker_plugin.docker_pool.budget import ImageBudget
 from inspect_tinker_plugin.docker_pool.config import Build, ContainerConfig
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
 from inspect_tinker_plugin.docker_pool.lease import Owner
-from inspect_tinker_plugin.docker_pool.progress import Progress
+from inspect_tinker_plugin.docker_pool.progress import EngineWork
 from inspect_tinker_plugin.errors import (
     SandboxConfigError,
     SandboxEngineError,
@@ -134,7 +134,7 @@ class Images:
                 ours = before is None or reference.startswith("inspect-pool/")
                 what = f"{config.source}: the {'build' if config.build else 'pull'} of {reference}"
                 silence = BUILD_SILENCE_SECONDS if config.build else PULL_SILENCE_SECONDS
-                with Progress(self._engine, what, silence) as progress:
+                with EngineWork(self._engine, what, silence) as progress:
                     if config.build is not None:
                         self._build(config, config.build, reference, progress)
                     else:
@@ -176,7 +176,7 @@ class Images:
             )
         return missing or (refresh and config.pull == "always")
 
-    def _build(self, config: ContainerConfig, build: Build, tag: str, progress: Progress) -> None:
+    def _build(self, config: ContainerConfig, build: Build, tag: str, progress: EngineWork) -> None:
         import docker
 
         log: list[str] = []
@@ -207,7 +207,7 @@ class Images:
         except docker.errors.DockerException as ex:
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
 
-    def _pull(self, reference: str, config: ContainerConfig, progress: Progress) -> None:
+    def _pull(self, reference: str, config: ContainerConfig, progress: EngineWork) -> None:
         import docker
 
         try:

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
 
-class Progress:
+class EngineWork:
     """One build or pull on a connection of its own, watched while it runs.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from inspect_ai.util import SandboxUnavailableError
 
-from inspect_tinker_plugin.docker_pool.command import Job, Outcome
+from inspect_tinker_plugin.docker_pool.command import Command, CommandResult
 from inspect_tinker_plugin.docker_pool.executor import Call, End, Flag, How, Stage
 from inspect_tinker_plugin.errors import SandboxMisusedError
 
@@ -24,12 +24,12 @@ class SandboxExhaustedError(SandboxMisusedError, SandboxUnavailableError):
     """The container runs, but what commands did in it leaves nothing to start another with."""
 
 
-def outcome(call: Call, job: Job, *, not_found: int) -> Outcome:
+def result_of(call: Call, command: Command, *, not_found: int) -> CommandResult:
     """Read how a command ended.
 
     Args:
         call: the request, ended.
-        job: what was asked.
+        command: what was asked.
         not_found: the engine's own status for a command that is not there.
 
     Raises:
@@ -39,7 +39,7 @@ def outcome(call: Call, job: Job, *, not_found: int) -> Outcome:
     end = call.end
     assert end is not None
     raise_misuse(end)
-    result = Outcome(
+    result = CommandResult(
         status=end.exit_status,
         stdout=bytes(call.out.data),
         stderr=bytes(call.err.data),
@@ -49,7 +49,7 @@ def outcome(call: Call, job: Job, *, not_found: int) -> Outcome:
     if end.how is How.ENDED or result.timed_out or result.overflowed:
         return result
     if end.how is How.NOT_STARTED:
-        return _not_started(end, job, result, not_found)
+        return _not_started(end, command, result, not_found)
     raise lost()
 
 
@@ -78,27 +78,29 @@ def lost() -> SandboxMisusedError:
     )
 
 
-def _not_started(end: End, job: Job, result: Outcome, not_found: int) -> Outcome:
+def _not_started(
+    end: End, command: Command, result: CommandResult, not_found: int
+) -> CommandResult:
     """Word a command that could not start as the engine and ``timeout`` do."""
-    name = job.command[0]
+    name = command.argv[0]
 
-    def runtime(text: str, status: int = 126) -> Outcome:
+    def runtime(text: str, status: int = 126) -> CommandResult:
         return replace(result, status=status, stdout=f"{text}\r\n".encode(errors="replace"))
 
     if end.stage is Stage.USER:
-        user = (job.user or "").partition(":")[0]
+        user = (command.user or "").partition(":")[0]
         return runtime(f"unable to find user {user}: no matching entries in passwd file")
     if end.stage is Stage.GROUP:
-        group = (job.user or "").partition(":")[2]
+        group = (command.user or "").partition(":")[2]
         return runtime(f"unable to find group {group}: no matching entries in group file")
     if end.stage is Stage.RANGE:
         return runtime("uids and gids must be in range 0-2147483647")
     if end.stage is Stage.FOLDER:
-        reason = f'chdir to cwd ("{job.cwd}") set in config.json failed: {end.reason.lower()}'
+        reason = f'chdir to cwd ("{command.cwd}") set in config.json failed: {end.reason.lower()}'
         return runtime(f"{_RUNTIME}{reason}: unknown")
     if end.error == errno.E2BIG:
         raise OSError(errno.E2BIG, end.reason, name)
-    if job.timeout is not None:
+    if command.timeout is not None:
         said = f"/usr/bin/timeout: failed to run command '{name}': {end.reason}\n"
         status = 127 if end.error == errno.ENOENT else 126
         return replace(

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import anyio
 
-from inspect_tinker_plugin.docker_pool.command import Job
+from inspect_tinker_plugin.docker_pool.command import Command
 from inspect_tinker_plugin.docker_pool.config import GIB, ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, settled, typed
@@ -359,7 +359,7 @@ class Snapshots:
         """Describe what a container has beside its layer, as far as set-up could change it."""
         paths = [path for path, _ in container.config.tmpfs]
         outcome = await container.run(
-            Job(("/bin/sh", "-c", _STATE, "sh", *paths), cwd="/", timeout=60)
+            Command(("/bin/sh", "-c", _STATE, "sh", *paths), cwd="/", timeout=60)
         )
         try:
             processes = await self._engine.run(_processes, self._engine, container)

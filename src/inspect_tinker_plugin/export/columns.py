@@ -30,7 +30,7 @@ RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Keys of a message beside role and content; only in exports where a prompt needs them."""
 
 
-class Row(TypedDict):
+class ExportRow(TypedDict):
     """One row. ``info`` and ``tools`` are JSON, so that the schema never depends on data."""
 
     id: str
@@ -72,18 +72,18 @@ def features(*, rich: bool) -> Features:
     )
 
 
-def is_rich(row: Row) -> bool:
+def is_rich(row: ExportRow) -> bool:
     """Whether a prompt has more than roles and texts."""
     return any(len(message) > 2 for message in row["prompt"])
 
 
-def widened(row: Row) -> Row:
+def widened(row: ExportRow) -> ExportRow:
     """Give every message all the keys of the rich schema."""
     empty = dict.fromkeys(RICH_KEYS)
     return {**row, "prompt": [{**empty, **message} for message in row["prompt"]]}
 
 
-def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) -> Row:
+def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) -> ExportRow:
     """Make the row of a sample.
 
     Args:
@@ -97,7 +97,7 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
         ExportError: The prompt has content that is not text, or the sample has a value that
             JSON and Arrow cannot hold.
     """
-    row: Row = {
+    row: ExportRow = {
         "id": str(sample.id),
         "prompt": [_message(message) for message in request.messages],
         "answer": _answer(sample, state),

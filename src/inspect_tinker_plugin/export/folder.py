@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.card import CARD, card
-from inspect_tinker_plugin.export.columns import Row, is_rich
+from inspect_tinker_plugin.export.columns import ExportRow, is_rich
 from inspect_tinker_plugin.export.formats import Format, read_part, write_part
 from inspect_tinker_plugin.export.journal import Failure, Journal, Part
 
@@ -105,7 +105,7 @@ class ExportFolder:
         self.journal = found
 
     def add(
-        self, rows: Sequence[Row], failures: Sequence[Failure], *, samples: int, digest: str
+        self, rows: Sequence[ExportRow], failures: Sequence[Failure], *, samples: int, digest: str
     ) -> None:
         """Write the next part and record it.
 

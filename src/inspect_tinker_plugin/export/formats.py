@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from inspect_tinker_plugin.export.columns import Row, features, widened
+from inspect_tinker_plugin.export.columns import ExportRow, features, widened
 
 Format = Literal["parquet", "jsonl", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
-def write_part(path: Path, rows: Sequence[Row], *, format: Format, rich: bool) -> None:
+def write_part(path: Path, rows: Sequence[ExportRow], *, format: Format, rich: bool) -> None:
     """Write rows as one file, which appears complete or not at all.
 
     Args:
@@ -40,7 +40,7 @@ def write_part(path: Path, rows: Sequence[Row], *, format: Format, rich: bool) -
     partial.replace(path)
 
 
-def read_part(path: Path, *, format: Format) -> list[Row]:
+def read_part(path: Path, *, format: Format) -> list[ExportRow]:
     """Read the rows of a file that :func:`write_part` wrote."""
     from datasets import Dataset
 
@@ -54,7 +54,7 @@ def read_part(path: Path, *, format: Format) -> list[Row]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     else:
         rows = Dataset.from_file(str(path), in_memory=True).to_list()
-    return cast(list[Row], rows)
+    return cast(list[ExportRow], rows)
 
 
 def _write_arrow(path: Path, table: Any) -> None:

@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from inspect_tinker_plugin.episode.types import SolverLike
 from inspect_tinker_plugin.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.columns import COLUMNS, Row, row_of
+from inspect_tinker_plugin.export.columns import COLUMNS, ExportRow, row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.folder import ExportFolder, check_target
 from inspect_tinker_plugin.export.formats import FORMATS, Format
@@ -81,7 +81,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExportProgress:
     """How far an export is."""
 
     done: int
@@ -106,7 +106,7 @@ async def export_task(
     output: Path,
     options: ExportOptions | None = None,
     *,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ExportProgress], None] | None = None,
 ) -> ExportReport:
     """Write the first prompt of every chosen sample into a folder.
 
@@ -181,19 +181,19 @@ class _Export:
                 )
             start = stop
 
-    async def run(self, on_progress: Callable[[Progress], None]) -> ExportReport:
+    async def run(self, on_progress: Callable[[ExportProgress], None]) -> ExportReport:
         journal = self._folder.journal
         continued = sum(part.samples for part in journal.parts)
         failed = sum(len(part.failures) for part in journal.parts)
         part = _OpenPart(continued)
         total = len(self._samples)
-        on_progress(Progress(continued, total, failed))
+        on_progress(ExportProgress(continued, total, failed))
         try:
             async with aclosing(self._results(continued)) as results:
                 async for result in results:
                     part.add(result)
                     failed += isinstance(result, Failure)
-                    on_progress(Progress(part.stop, total, failed))
+                    on_progress(ExportProgress(part.stop, total, failed))
                     if part.full:
                         full, part = part, _OpenPart(part.stop)
                         self._write(full)
@@ -203,11 +203,11 @@ class _Export:
         self._write(part)
         return self._finish(continued)
 
-    async def _results(self, start: int) -> AsyncGenerator[Row | Failure, None]:
+    async def _results(self, start: int) -> AsyncGenerator[ExportRow | Failure, None]:
         """Yield the results of all samples in their order, with several under way at once."""
         places = asyncio.Semaphore(self._options.max_samples)
         window = 4 * self._options.max_samples
-        pending: deque[asyncio.Task[Row | Failure]] = deque()
+        pending: deque[asyncio.Task[ExportRow | Failure]] = deque()
         following = start
         try:
             while pending or following < len(self._samples):
@@ -222,7 +222,7 @@ class _Export:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _result(self, sample: Sample, places: asyncio.Semaphore) -> Row | Failure:
+    async def _result(self, sample: Sample, places: asyncio.Semaphore) -> ExportRow | Failure:
         async with places:
             try:
                 turn = await self._turns.of(sample)
@@ -278,12 +278,12 @@ class _OpenPart:
     def __init__(self, start: int) -> None:
         self.start = start
         self.stop = start
-        self.rows: list[Row] = []
+        self.rows: list[ExportRow] = []
         self.failures: list[Failure] = []
         self._bytes = 0
         self._since = time.monotonic()
 
-    def add(self, result: Row | Failure) -> None:
+    def add(self, result: ExportRow | Failure) -> None:
         self.stop += 1
         if isinstance(result, Failure):
             self.failures.append(result)

@@ -19,7 +19,7 @@ _REWRITTEN = {b"content-type", b"content-length", b"content-encoding", b"transfe
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """One HTTP answer."""
 
     status: int
@@ -27,11 +27,11 @@ class Answer:
     content_type: str = "application/json"
 
     @classmethod
-    def of(cls, value: object, status: int = 200) -> Answer:
+    def of(cls, value: object, status: int = 200) -> HttpAnswer:
         return cls(status, json.dumps(value).encode())
 
     @classmethod
-    def refuse(cls, why: str, status: int = 400) -> Answer:
+    def refuse(cls, why: str, status: int = 400) -> HttpAnswer:
         return cls.of({"detail": why}, status)
 
     @property
@@ -73,7 +73,7 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def call(app: App, scope: Scope, path: str, body: bytes) -> Answer:
+async def call(app: App, scope: Scope, path: str, body: bytes) -> HttpAnswer:
     """Send one request to the wrapped application and collect its answer."""
     headers = [(k, v) for k, v in scope["headers"] if k not in _REWRITTEN]
     headers.append((b"content-type", b"application/json"))
@@ -101,4 +101,4 @@ async def call(app: App, scope: Scope, path: str, body: bytes) -> Answer:
             parts.append(message.get("body", b""))
 
     await app(inner, receive, send)
-    return Answer(status, b"".join(parts), kind)
+    return HttpAnswer(status, b"".join(parts), kind)

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.local.exchange import (
-    Answer,
     App,
+    HttpAnswer,
     Receive,
     Request,
     Scope,
@@ -95,15 +95,15 @@ class TinkerProtocol:
         try:
             answer = await self._answer(request, path)
         except (WireError, json.JSONDecodeError) as ex:
-            answer = Answer.refuse(str(ex))
+            answer = HttpAnswer.refuse(str(ex))
         headers = [(b"content-type", answer.content_type.encode())]
         headers.append((b"content-length", str(len(answer.body)).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answer(self, request: Request, path: str) -> Answer:
+    async def _answer(self, request: Request, path: str) -> HttpAnswer:
         route = f"{request.scope['method']} {path}"
-        handlers: dict[str, Callable[[Request], Awaitable[Answer]]] = {
+        handlers: dict[str, Callable[[Request], Awaitable[HttpAnswer]]] = {
             "GET /healthz": self._healthz,
             "POST /client/config": self._client_config,
             "POST /create_model": self._checked_base_model,
@@ -131,7 +131,7 @@ class TinkerProtocol:
 
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any] | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Let SkyRL answer, with model ids as it knows them."""
         if body is None:
             body = request.json
@@ -139,15 +139,15 @@ class TinkerProtocol:
             body = {**body, "model_id": self.aliases[body["model_id"]]}
         return await call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
 
-    async def _healthz(self, request: Request) -> Answer:
+    async def _healthz(self, request: Request) -> HttpAnswer:
         if not self.engine_ready.exists():
-            return Answer.refuse("the engine is loading the model", 503)
-        return Answer.of({"status": "ok"})
+            return HttpAnswer.refuse("the engine is loading the model", 503)
+        return HttpAnswer.of({"status": "ok"})
 
-    async def _client_config(self, request: Request) -> Answer:
-        return Answer.of({})  # the SDK's own defaults
+    async def _client_config(self, request: Request) -> HttpAnswer:
+        return HttpAnswer.of({})  # the SDK's own defaults
 
-    async def _checked_base_model(self, request: Request) -> Answer:
+    async def _checked_base_model(self, request: Request) -> HttpAnswer:
         body = request.json
         if base_model := body.get("base_model"):
             body["base_model"] = self._served(base_model)
@@ -158,7 +158,7 @@ class TinkerProtocol:
             raise WireError(f"this local server serves {self.model}, not {base_model}")
         return self.model
 
-    async def _forward_backward(self, request: Request) -> Answer:
+    async def _forward_backward(self, request: Request) -> HttpAnswer:
         if not request.header("content-type").startswith(PROTOBUF):
             return await self._forward(request, "/forward_backward")
         content = decompress(request.body, request.header("content-encoding"))
@@ -166,7 +166,7 @@ class TinkerProtocol:
         path = "/forward" if forward_only else "/forward_backward"
         return await self._forward(request, path, body)
 
-    async def _asample(self, request: Request) -> Answer:
+    async def _asample(self, request: Request) -> HttpAnswer:
         body = request.json
         for name in UNSUPPORTED_SAMPLING:
             if body.pop(name, None):
@@ -181,37 +181,39 @@ class TinkerProtocol:
             return answer
         future = answer.json
         names = [f"{future['request_id']}:{i}" for i in range(body.get("num_samples", 1))]
-        return Answer.of({**future, "sample_sequence_ids": names})
+        return HttpAnswer.of({**future, "sample_sequence_ids": names})
 
-    async def _retrieve_future(self, request: Request) -> Answer:
+    async def _retrieve_future(self, request: Request) -> HttpAnswer:
         body = {"request_id": request.json.get("request_id")}
         try:
             async with asyncio.timeout(LONG_POLL):
                 answer = await self._forward(request, "/retrieve_future", body)
         except TimeoutError:
-            return Answer.of({"type": "try_again", "queue_state": "active"}, 408)
+            return HttpAnswer.of({"type": "try_again", "queue_state": "active"}, 408)
         if answer.status in (400, 500):
             # The SDK repeats a request on these; a failed result stays failed.
             answer = await self._first_failure(request, body["request_id"], answer)
             detail = str(answer.json.get("detail", "unknown error"))
-            return Answer.of({"error": detail, "category": "server"})
+            return HttpAnswer.of({"error": detail, "category": "server"})
         if answer.ok and PROTOBUF in request.header("accept"):
             encoded = await asyncio.to_thread(lambda: encode_result(answer.json))
             if encoded is not None:
-                return Answer(200, encoded, PROTOBUF)
+                return HttpAnswer(200, encoded, PROTOBUF)
         return answer
 
-    async def _first_failure(self, request: Request, request_id: Any, failed: Answer) -> Answer:
+    async def _first_failure(
+        self, request: Request, request_id: Any, failed: HttpAnswer
+    ) -> HttpAnswer:
         """The failure that led to this one, when the SDK's one request became several."""
         if (cause := self.causes.get(request_id)) is None:
             return failed
         answer = await self._forward(request, "/retrieve_future", {"request_id": cause})
         return failed if answer.ok else answer
 
-    async def _load_weights(self, request: Request) -> Answer:
+    async def _load_weights(self, request: Request) -> HttpAnswer:
         body = request.json
         load = {"model_id": body.get("model_id"), "path": body.get("path", "")}
-        created: Answer | None = None
+        created: HttpAnswer | None = None
         if session := body.get("session_id"):
             info = await self._forward(request, "/weights_info", {"tinker_path": load["path"]})
             if not info.ok:
@@ -233,23 +235,23 @@ class TinkerProtocol:
             self.causes[answer.json["request_id"]] = created.json["request_id"]
         return answer
 
-    async def _finish(self, request: Request, session: str) -> Answer:
+    async def _finish(self, request: Request, session: str) -> HttpAnswer:
         """Close a session, and free the LoRA slots of its models now, not after a timeout."""
         for model_id in await asyncio.to_thread(self.records.finish_session, session):
             await self._forward(request, "/unload_model", {"model_id": model_id})
-        return Answer.of({})
+        return HttpAnswer.of({})
 
-    async def _sampler(self, sampler_id: str) -> Answer:
+    async def _sampler(self, sampler_id: str) -> HttpAnswer:
         path = await asyncio.to_thread(self.records.sampler_weights, sampler_id)
         if path is None:
-            return Answer.refuse("Sampling session not found", 404)
+            return HttpAnswer.refuse("Sampling session not found", 404)
         found = {"sampler_id": sampler_id, "base_model": self.model}
-        return Answer.of({**found, "model_path": path or None})
+        return HttpAnswer.of({**found, "model_path": path or None})
 
-    async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> Answer:
+    async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> HttpAnswer:
         model_id = self.aliases.get(model_id, model_id)
         sampler = kind == "sampler_weights"
         delete = self.records.delete_checkpoint
         if await asyncio.to_thread(delete, model_id, name, sampler=sampler):
-            return Answer(204, b"")
-        return Answer.refuse(f"Checkpoint not found: {model_id}/{name}", 404)
+            return HttpAnswer(204, b"")
+        return HttpAnswer.refuse(f"Checkpoint not found: {model_id}/{name}", 404)

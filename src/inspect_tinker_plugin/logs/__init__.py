@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.logs.rollout import Fate, Rollout
+from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.spec import eval_spec
 from inspect_tinker_plugin.logs.writer import (
@@ -13,10 +13,10 @@ from inspect_tinker_plugin.logs.writer import (
 )
 
 __all__ = [
-    "Fate",
     "GroupSlot",
     "LogRun",
     "Rollout",
+    "RolloutStatus",
     "assemble_pending",
     "close_run",
     "eval_spec",

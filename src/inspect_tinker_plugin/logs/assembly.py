@@ -23,7 +23,7 @@ from inspect_ai.log import (
 
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
-from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, Visit
+from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun
 
 logger = getLogger(__name__)
 
@@ -59,26 +59,26 @@ def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
     if not run.folder.is_dir():
         return made
     with run.assembling():
-        for visit in run.visits():
-            if complete_only and not visit.complete:
+        for attempt in run.attempts():
+            if complete_only and not attempt.complete:
                 continue
-            run.close(visit)
-            location = _assemble_visit(run, visit)
+            run.close(attempt)
+            location = _assemble_attempt(run, attempt)
             if location is not None:
                 made.append(location)
-            run.remove(visit)
+            run.remove(attempt)
     return made
 
 
-def _assemble_visit(run: LogRun, visit: Visit) -> Path | None:
+def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     samples: list[EvalSample] = []
     fallback: EvalSpec | None = None
     read = 0
-    for path in visit.parts():
+    for path in attempt.parts():
         try:
             part = read_eval_log(path, format="eval")
         except Exception as error:
-            _put_aside(run, visit, path, error)
+            _put_aside(run, attempt, path, error)
             continue
         fallback = part.eval
         samples.extend(part.samples or [])
@@ -86,8 +86,8 @@ def _assemble_visit(run: LogRun, visit: Visit) -> Path | None:
     if fallback is None:
         return None
     _number_apart(samples)
-    log = _batch_log(_run_spec(run) or fallback, visit, samples, groups_read=read)
-    location = run.log_dir / _file_name(log, visit)
+    log = _batch_log(_run_spec(run) or fallback, attempt, samples, groups_read=read)
+    location = run.log_dir / _file_name(log, attempt)
     temporary = run.temporary()
     try:
         _write(log, temporary)
@@ -98,24 +98,24 @@ def _assemble_visit(run: LogRun, visit: Visit) -> Path | None:
 
 
 def _batch_log(
-    spec: EvalSpec, visit: Visit, samples: list[EvalSample], *, groups_read: int
+    spec: EvalSpec, attempt: Attempt, samples: list[EvalSample], *, groups_read: int
 ) -> EvalLog:
     reward = add_rewards(samples)
     stats = eval_stats(samples)
     group_size = spec.config.epochs or 1
-    unique = hashlib.sha256(f"{spec.run_id}/{visit.name}".encode()).hexdigest()[:22]
+    unique = hashlib.sha256(f"{spec.run_id}/{attempt.name}".encode()).hexdigest()[:22]
     causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
     shared: dict[str, Any] = spec.metadata or {}
     # a trainer's own epochs (`num_epochs`) ask for each batch once more in each of them
-    step = visit.number * shared.get("batches", 0) + visit.batch
+    step = attempt.number * shared.get("batches", 0) + attempt.batch
     for sample in samples:
         note(sample, "policy_step", step)
     metadata: dict[str, Any] = {
         **shared,
-        "batch": visit.batch,
+        "batch": attempt.batch,
         "policy_step": step,
-        "visit": visit.number + 1,
-        "groups": visit.groups,
+        "visit": attempt.number + 1,
+        "groups": attempt.groups,
         "groups_logged": groups_read,
         "group_size": group_size,
         "errors": {cause: causes.count(cause) for cause in sorted(set(causes))},
@@ -132,10 +132,10 @@ def _batch_log(
     spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
     # The viewer counts a log's samples against its limit times its epochs.
     spec.config = spec.config.model_copy(update={"limit": len(spec.dataset.sample_ids)})
-    results = eval_results(samples, planned=visit.groups * group_size, reward=reward)
+    results = eval_results(samples, planned=attempt.groups * group_size, reward=reward)
     spec.headline_metric = results.headline
     return EvalLog(
-        status="success" if groups_read == visit.groups else "cancelled",
+        status="success" if groups_read == attempt.groups else "cancelled",
         eval=spec,
         results=results,
         stats=stats,
@@ -143,11 +143,11 @@ def _batch_log(
     )
 
 
-def _file_name(log: EvalLog, visit: Visit) -> str:
+def _file_name(log: EvalLog, attempt: Attempt) -> str:
     """Name a log as Inspect does, so that a folder's list is in the order of training."""
     created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
     task = re.sub(r"[^A-Za-z0-9.-]+", "-", log.eval.task.rpartition("/")[2]) or "task"
-    return f"{created.replace(':', '-')}_{task}-batch-{visit.batch:06d}_{log.eval.task_id}.eval"
+    return f"{created.replace(':', '-')}_{task}-batch-{attempt.batch:06d}_{log.eval.task_id}.eval"
 
 
 def _number_apart(samples: list[EvalSample]) -> None:
@@ -159,9 +159,9 @@ def _number_apart(samples: list[EvalSample]) -> None:
         taken.add((str(sample.id), sample.epoch))
 
 
-def _put_aside(run: LogRun, visit: Visit, path: Path, error: Exception) -> None:
+def _put_aside(run: LogRun, attempt: Attempt, path: Path, error: Exception) -> None:
     """Keep a damaged part for whoever wants to look, and the log of the others."""
-    kept = run.log_dir / f"{run.run_id}.{visit.name}.{path.name}.damaged"
+    kept = run.log_dir / f"{run.run_id}.{attempt.name}.{path.name}.damaged"
     os.replace(path, kept)
     logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)
 

@@ -19,7 +19,7 @@ METADATA_KEY = "inspect_rl"
 """Key of a sample's metadata under which the training's figures are."""
 
 
-class Fate(StrEnum):
+class RolloutStatus(StrEnum):
     """What became of a rollout."""
 
     GRADED = "graded"
@@ -42,7 +42,7 @@ class Rollout:
     epoch: int
     """Number of the rollout in its group, from 1; retries go on counting."""
 
-    fate: Fate
+    fate: RolloutStatus
     """What became of it."""
 
     build: Callable[[], EvalSample | None]
@@ -132,7 +132,7 @@ def _ended_when_it_ended(record: EvalSample) -> EvalSample:
 def _failure(rollout: Rollout) -> EvalError | None:
     if rollout.error is not None:
         return _eval_error(rollout.error, str(rollout.error))
-    if rollout.fate is not Fate.CUT:
+    if rollout.fate is not RolloutStatus.CUT:
         return None
     return EvalError(
         message="The rollout was stopped before the episode came to its end: the group was "

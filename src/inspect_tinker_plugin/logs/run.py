@@ -46,7 +46,7 @@ class GroupSlot:
 
 
 @dataclass(frozen=True)
-class Visit:
+class Attempt:
     """One pass over a batch; a batch that is rolled out again (an evaluator does) has more."""
 
     folder: Path
@@ -117,7 +117,7 @@ class LogRun:
     def add_part(self, slot: GroupSlot, write: Callable[[Path], None]) -> None:
         """Write a group's part and put it in its place.
 
-        A group that was there before (the batch is visited again) opens another visit.
+        A group that was there before (the batch is visited again) opens another attempt.
 
         Raises:
             OSError: It cannot be written.
@@ -133,14 +133,14 @@ class LogRun:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def visits(self) -> list[Visit]:
-        """Return the visits that wait for their log, in order."""
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts that wait for their log, in order."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _VISIT.fullmatch(path.name)
             if match and path.is_dir():
-                found.append(Visit(path, int(match[1]), int(match[2])))
-        return sorted(found, key=lambda visit: (visit.batch, visit.number))
+                found.append(Attempt(path, int(match[1]), int(match[2])))
+        return sorted(found, key=lambda attempt: (attempt.batch, attempt.number))
 
     @contextmanager
     def assembling(self) -> Iterator[None]:
@@ -148,20 +148,20 @@ class LogRun:
         with self._locked("assemble"):
             yield
 
-    def close(self, visit: Visit) -> None:
-        """Take no further parts for a visit; later ones open another."""
+    def close(self, attempt: Attempt) -> None:
+        """Take no further parts for an attempt; later ones open another."""
         with self._locked("stage"):
-            (self.folder / "closed" / visit.name).touch()
+            (self.folder / "closed" / attempt.name).touch()
 
-    def remove(self, visit: Visit) -> None:
-        """Remove a visit's parts at one stroke: a half-removed one would make a half log."""
+    def remove(self, attempt: Attempt) -> None:
+        """Remove an attempt's parts at one stroke: a half-removed one would make a half log."""
         trash = self.temporary()
-        visit.folder.rename(trash)
+        attempt.folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
     def discard_if_empty(self) -> None:
         """Remove the folder of a run that has ended and has nothing left to assemble."""
-        if not self.visits():
+        if not self.attempts():
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # other runs are there
                 self.folder.parent.rmdir()

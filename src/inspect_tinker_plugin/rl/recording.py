@@ -12,10 +12,10 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import (
-    Fate,
     GroupSlot,
     LogRun,
     Rollout,
+    RolloutStatus,
     close_run,
     eval_spec,
     open_run,
@@ -169,10 +169,10 @@ def _rollout(member: _Member) -> Rollout:
     )
 
 
-def _fate(member: _Member) -> Fate:
+def _fate(member: _Member) -> RolloutStatus:
     if member.graded is not None:
-        return Fate.GRADED
+        return RolloutStatus.GRADED
     ending = member.env.ending
     if ending is None:
-        return Fate.CUT
-    return Fate.FAILED if ending.error is not None else Fate.DROPPED
+        return RolloutStatus.CUT
+    return RolloutStatus.FAILED if ending.error is not None else RolloutStatus.DROPPED

@@ -114,7 +114,7 @@ class TaskHandle:
         ref = self._ref or task_reference(task, verify=True)
         live = _without_samples(task) if ref is None else None
         try:
-            luggage = _Luggage(self.name, ref, live, self.renderer, self.options)
+            luggage = _Payload(self.name, ref, live, self.renderer, self.options)
             return pickling.dump(luggage)
         except Exception as error:
             raise TaskError(
@@ -125,7 +125,7 @@ class TaskHandle:
 
 
 @dataclass(frozen=True)
-class _Luggage:
+class _Payload:
     name: str
     ref: TaskRef | None
     task: Task | None
@@ -144,7 +144,7 @@ def _receive(uid: str, payload: bytes) -> TaskHandle:
     with _lock:
         handle = _received.get(uid)
         if handle is None:
-            luggage: _Luggage = pickle.loads(payload)
+            luggage: _Payload = pickle.loads(payload)
             handle = TaskHandle.__new__(TaskHandle)
             handle.uid = uid
             handle.name = luggage.name

@@ -9,7 +9,7 @@ from inspect_tinker_plugin.tokens.extension import FlatPrompt, flatten
 from inspect_tinker_plugin.tokens.turns import Turn
 
 
-class Ledger:
+class TokenCounts:
     """The figures of one episode. A prompt counts once it is answered, as in a trajectory.
 
     Turns are counted by branch, which is how the group orders them for the trainer.

@@ -13,7 +13,7 @@ from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.tokens.extension import Extension, Tail, flatten
+from inspect_tinker_plugin.tokens.extension import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.replies import ReplyParser
 from inspect_tinker_plugin.tokens.tokenizer_lock import make_thread_safe
@@ -106,7 +106,7 @@ class DatasetRenderer:
         self._tails[roles] = count
         return count & (count - 1) == 0
 
-    def verify(self, tail: Tail, conversation: list[Message]) -> bool:
+    def verify(self, tail: PromptTail, conversation: list[Message]) -> bool:
         """Check that the whole conversation, rendered, ends like a tail.
 
         A custom renderer may claim the extension property and still render a message by

@@ -31,9 +31,9 @@ from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
-from inspect_tinker_plugin.tokens.counts import Ledger
+from inspect_tinker_plugin.tokens.counts import TokenCounts
 from inspect_tinker_plugin.tokens.dataset_renderer import ONE_AT_A_TIME, DatasetRenderer
-from inspect_tinker_plugin.tokens.extension import Tail, flatten, merged
+from inspect_tinker_plugin.tokens.extension import PromptTail, flatten, merged
 from inspect_tinker_plugin.tokens.message_keys import Seen, message_key, tools_key
 from inspect_tinker_plugin.tokens.messages import (
     conversation_prefix,
@@ -91,7 +91,7 @@ class EpisodeTokens:
         self._epoch = epoch
         self._shared = shared_prompts
         self._turns = Turns()
-        self._ledger = Ledger()
+        self._ledger = TokenCounts()
         self._call_ids: dict[str, str] = {}
         self._asked: _Asked | None = None
 
@@ -268,7 +268,7 @@ class EpisodeTokens:
 
     def _verified(
         self,
-        tail: Tail,
+        tail: PromptTail,
         calls: Sequence[object],
         match: Match,
         messages: Sequence[ChatMessage],

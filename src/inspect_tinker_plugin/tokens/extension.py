@@ -25,7 +25,7 @@ FlatPrompt = list[int | tinker.ModelInputChunk]
 
 
 @dataclass(frozen=True)
-class Tail:
+class PromptTail:
     """What goes behind the tokens of a reply."""
 
     terminator: tuple[int, ...]
@@ -82,7 +82,7 @@ class Extension:
 
     def after_reply(
         self, *, calls: Sequence[RendererToolCall], follows_user: bool, new: Sequence[Message]
-    ) -> Tail | None:
+    ) -> PromptTail | None:
         """Render what follows a reply.
 
         Args:
@@ -108,7 +108,7 @@ class Extension:
         stub: Message,
         calls: Sequence[RendererToolCall],
         new: Sequence[Message],
-    ) -> Tail | None:
+    ) -> PromptTail | None:
         try:
             chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
             head = self._head(anchor)
@@ -128,7 +128,7 @@ class Extension:
             # whole, which is what happens next, tells, and reports what is wrong with it.
             return None
 
-    def spoken(self, sampled: Sequence[int], tail: Tail) -> list[tinker.ModelInputChunk]:
+    def spoken(self, sampled: Sequence[int], tail: PromptTail) -> list[tinker.ModelInputChunk]:
         """Return a reply's own tokens, with the end of turn if they lack it."""
         tokens = list(sampled)
         if self._stop_texts:
@@ -161,7 +161,9 @@ class Extension:
         flat = flatten(chunks)
         return next((i for i in range(start, len(flat)) if flat[i] in self._stop_ids), None)
 
-    def _split_at_token(self, chunks: Sequence[tinker.ModelInputChunk], start: int) -> Tail | None:
+    def _split_at_token(
+        self, chunks: Sequence[tinker.ModelInputChunk], start: int
+    ) -> PromptTail | None:
         position = 0
         for number, chunk in enumerate(chunks):
             if not isinstance(chunk, tinker.EncodedTextChunk):
@@ -172,11 +174,13 @@ class Extension:
                 if position + index >= start and token in self._stop_ids:
                     rest = tokens[index + 1 :]
                     first = [tinker.EncodedTextChunk(tokens=rest)] if rest else []
-                    return Tail((token,), [*first, *chunks[number + 1 :]])
+                    return PromptTail((token,), [*first, *chunks[number + 1 :]])
             position += len(tokens)
         return None
 
-    def _split_at_text(self, chunks: Sequence[tinker.ModelInputChunk], start: int) -> Tail | None:
+    def _split_at_text(
+        self, chunks: Sequence[tinker.ModelInputChunk], start: int
+    ) -> PromptTail | None:
         """Split where the text behind the head is the stub and a stop string, no more."""
         position = 0
         seen: list[int] = []
@@ -190,7 +194,7 @@ class Extension:
             for stop in self._stop_texts:
                 if text == _STUB + stop:
                     terminator = self._tokenizer.encode(stop, add_special_tokens=False)
-                    return Tail(tuple(terminator), list(chunks[number + 1 :]))
+                    return PromptTail(tuple(terminator), list(chunks[number + 1 :]))
             if len(text) > len(_STUB) + max(map(len, self._stop_texts)):
                 return None
         return None

@@ -52,7 +52,7 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(steps.items()))
 
 
-class Tail:
+class FileTail:
     """Gives the lines that a file gains; lines that were there before are not given."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from inspect_tinker_plugin.train.learning import step_problems
-from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, Tail, number, parse
+from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, FileTail, number, parse
 from inspect_tinker_plugin.wording import counted
 
 PERIOD = 0.5
@@ -33,8 +33,8 @@ class Progress:
     """
 
     def __init__(self, log_dir: Path, say: Callable[[str], None]) -> None:
-        self._metrics = Tail(log_dir / METRICS)
-        self._log = Tail(log_dir / "logs.log")
+        self._metrics = FileTail(log_dir / METRICS)
+        self._log = FileTail(log_dir / "logs.log")
         self._say = say
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="train-progress", daemon=True)
