@@ -12,6 +12,8 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("INSPECT_DISPLAY", "none")
+# Tables and panels are as wide as a terminal says; tests have none.
+os.environ.pop("COLUMNS", None)
 
 DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
 

@@ -42,12 +42,41 @@ def test_a_reader_gets_a_table() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([str(FOLDER / "article_summary.py")], "nothing was measured"),
         ([LOG_SEARCH, "--sample-id", "sunday"], "sunday"),
         ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
     ],
 )
-def test_what_cannot_be_measured_is_one_clear_line(args: list[str], message: str) -> None:
+def test_what_cannot_be_started_is_one_clear_line(args: list[str], message: str) -> None:
     result = run(*args, "--episodes", "1")
     assert result.exit_code == 1
     assert message in result.stderr.splitlines()[-1]
+
+
+BROKEN_SCORER = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import accuracy, scorer
+from inspect_ai.solver import generate
+
+
+@scorer(metrics=[accuracy()])
+def broken():
+    async def score(state, target):
+        raise ValueError("no such file: answers.csv")
+
+    return score
+
+
+@task
+def unscorable():
+    return Task(dataset=[Sample(input="6 x 7?", target="42")], solver=generate(), scorer=broken())
+"""
+
+
+def test_runs_that_all_fail_are_no_figure(tmp_path: Path) -> None:
+    task = tmp_path / "unscorable.py"
+    task.write_text(BROKEN_SCORER)
+    result = run(str(task), "--episodes", "1")
+    assert result.exit_code == 1
+    assert "nothing was measured" in result.stderr
+    assert "answers.csv" in result.stderr

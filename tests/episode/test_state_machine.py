@@ -20,6 +20,7 @@ from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Tra
 
 from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -117,10 +118,7 @@ class EpisodeCalls(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["halt", "shut"]))
     def end(self, how: str) -> None:
         assert self.env is not None
-        if how == "halt":
-            self.env._episode.halt("out of time")
-        else:
-            self.env._episode.shut()
+        self._finish(_end(self.env._episode, how))
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.1]))
     def go_on(self, seconds: float) -> None:
@@ -208,6 +206,14 @@ class EpisodeCalls(RuleBasedStateMachine):
         assert len(released) == len(set(released)), "a sandbox was released twice"
         assert not any(interrupted for _, interrupted in sandbox_folder.releases)
         self.loop.close()
+
+
+async def _end(episode: Episode, how: str) -> None:
+    """Ask for the end from inside the loop, as envs and rollouts do."""
+    if how == "halt":
+        episode.halt("out of time")
+    else:
+        episode.shut()
 
 
 TestEpisodeCalls = EpisodeCalls.TestCase
