@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
 import anyio
@@ -38,6 +38,7 @@ _WINDOW = 64 * 1024
 
 _MAX_REQUEST = 4 * 1024 * 1024
 _BUSY_PAUSE = 0.02
+_LONGEST_MILLISECONDS = 2**32 - 1
 
 
 class _Request(IntEnum):
@@ -270,7 +271,9 @@ class Executor:
         """
         flags = (stdin is not None) | (timeout is not None) << 1
         count = len(words) - 2
-        milliseconds = 0 if timeout is None else max(1, int(timeout * 1000)) if timeout else 0
+        milliseconds = max(1, int(timeout * 1000)) if timeout else 0
+        milliseconds = min(milliseconds, _LONGEST_MILLISECONDS)
+        begun = time.monotonic()
         head = struct.pack(
             "<IIIIIIQ", kind, flags, count, len(env), milliseconds, 0, limit
         ) + _strings([*words, *env])
@@ -281,8 +284,11 @@ class Executor:
             await self._complete(call, head, stdin, timeout)
             assert call.end is not None
             if call.end.how is How.NOT_STARTED and call.end.error == errno.EUSERS:
-                await anyio.sleep(_BUSY_PAUSE)  # as many commands as it can run are running
-                continue
+                # As many commands as it can run are running. Waiting counts as running.
+                if not timeout or time.monotonic() < begun + timeout:
+                    await anyio.sleep(_BUSY_PAUSE)
+                    continue
+                call.end = replace(call.end, flags=Flag.TIMED_OUT)
             return call
 
     async def _complete(

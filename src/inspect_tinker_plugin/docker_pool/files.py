@@ -17,11 +17,19 @@ from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, typed
 from inspect_tinker_plugin.docker_pool.executor import End, Flag, How, Kind, Stage
 from inspect_tinker_plugin.docker_pool.results import lost, raise_misuse
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxEngineError, SandboxError
+from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 
 _TIMEOUT = 600.0
 _LINKS = 40
 _DIRECTORY, _SYMLINK = 1 << 31, 1 << 27
+_REASONS = {
+    "too many links": errno.ELOOP,
+    "file name too long": errno.ENAMETOOLONG,
+    "not a directory": errno.ENOTDIR,
+}
+"""What the engine says of a path. Whoever runs in the container makes the paths: nothing that the
+engine answers about one is the engine's failure."""
+
 _OTHER_KINDS = (1 << 26) | (1 << 25) | (1 << 24) | (1 << 21)  # devices, pipes, sockets
 _ARCHIVE_OVERHEAD = 64 * 1024
 
@@ -124,6 +132,7 @@ async def _read_from_outside(
         await engine.run(container.check)
         raise
     if found is None:
+        await engine.run(container.check)
         raise _os_error(errno.EACCES, name)
     return found
 
@@ -155,14 +164,16 @@ def _archive(
     url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
     try:
         # Not the SDK's get_archive: it cannot let go of a file that is not wanted after all.
-        with api.get(url, params={"path": path}, stream=True) as response:
-            if response.status_code == 404:
-                if "no such container" in response.text.lower():
+        encoded = path.encode("utf-8", "surrogateescape")
+        with api.get(url, params={"path": encoded}, stream=True) as response:
+            if not response.ok:
+                said = response.text.lower()
+                if response.status_code == 404 and "no such container" in said:
                     raise SandboxDiedError("the container is gone", container=container)
+                for reason, number in _REASONS.items():
+                    if reason in said:
+                        raise _Judged(_os_error(number, name))
                 return None
-            if response.status_code == 500 and "too many links" in response.text:
-                raise _Judged(_os_error(errno.ELOOP, name))
-            response.raise_for_status()
             header = response.headers["X-Docker-Container-Path-Stat"]
             target = _check(docker.utils.decode_json_header(header), name, limit)
             if target is not None:
@@ -175,9 +186,8 @@ def _archive(
                     raise _Judged(_too_large())
             return _unpack(bytes(archive), name, limit)
     except (tarfile.TarError, KeyError, ValueError) as ex:
-        raise SandboxEngineError(
-            f"reading {name}: the engine's answer makes no sense: {ex!r}", container=container
-        ) from ex
+        # The file changed while the engine packed it.
+        raise _Judged(_os_error(errno.EIO, name)) from ex
     except OSError as ex:
         raise typed(ex, f"reading {name}", container) from ex
 

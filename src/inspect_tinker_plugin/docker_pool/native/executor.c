@@ -22,21 +22,24 @@
 #include "kernel.h"
 
 #define VERSION 1
-#define FIRST_ID 50000 /* its own user is one of these, within every usual user namespace */
-#define IDS 15000
-#define JOBS 64
+#define FIRST_ID 50000 /* its own users are three of these, within every usual user namespace */
+#define IDS 5000
+#define JOBS 128
 #define RING (64 * 1024)
 #define CHUNK (64 * 1024)
 #define OUTPUT (4 * CHUNK)
 #define REQUEST (4 * 1024 * 1024)
-#define WORDS (128 * 1024)
+#define WORDS (1024 * 1024) /* more than the kernel takes; only what is used is memory */
 #define TEXT (256 * 1024)
 #define PROCESSES 16384
 #define DRAIN 2000 /* as the engine's own exec waits for output after a command's end */
 #define GRACE 5000 /* from the request to end to the kill, as Inspect's Docker provider */
 #define HOLD_WAIT 5000
 #define START_WAIT 30
+#define SPARE (20 * 1024) /* of output: for the answers that every job may cause at once */
+#define REAPED 256 /* ended processes taken at a time: others wait for their turn, too */
 #define LOG_LIMIT (64 * 1024)
+#define FIONREAD 0x541B /* bytes in a pipe */
 
 #define BIT(n) (1ULL << (n))
 /* To become other users and to end their processes. The last is one that no engine gives by
@@ -57,7 +60,7 @@ enum {
 };
 /* A command's state, shared with its keeper: who moves it first decides. */
 enum { RUNNING = 1, OVER, HELD, HELD_OVER };
-enum { PHASE_FREE, PHASE_RUN, PHASE_TERM, PHASE_KILL, PHASE_DRAIN };
+enum { PHASE_FREE, PHASE_RUN, PHASE_TERM, PHASE_KILL, PHASE_DRAIN, PHASE_STUCK };
 
 struct slot {
   int state, pid, status, stage, error;
@@ -69,6 +72,7 @@ struct job {
   u64 limit, sent[2], deadline;
   u32 head, held; /* of the input ring */
   int input_over;
+  int closing, left[2]; /* output that was there when its time was over, still to be taken */
 };
 
 struct bounds {
@@ -155,7 +159,14 @@ static void flush(void) {
 }
 
 /* Room for a piece of output and all answers that may come with it. */
-static int may_read(void) { return output_gone || room() > CHUNK + 16 * 1024; }
+static int may_read(void) { return output_gone || room() > CHUNK + 2 * SPARE; }
+
+/* How many bytes of requests may be taken: no request is answered with more than it is long. */
+static u32 may_take(void) {
+  if (output_gone) return CHUNK;
+  if (room() <= SPARE + 4096) return 0;
+  return room() - SPARE < CHUNK ? room() - SPARE : CHUNK;
+}
 
 /* ---- what belongs to a process -------------------------------------------------------- */
 
@@ -241,8 +252,31 @@ struct user {
   const char *home;
 };
 
+static int is_own(u32 uid) {
+  for (u32 i = 0; own_id && i < 3; i++)
+    if (uid == own_id + i * IDS) return 1;
+  return 0;
+}
+
+/* Open what may be anything: nothing but a regular file is ever waited for, and that only while
+ * somebody's lease on it runs out, which the kernel sees to. */
+static long open_any(const char *path, int flags) {
+  static char again[40] = "/proc/self/fd/";
+  struct facts facts;
+  long fd = open_(path, flags | O_NONBLOCK | O_NOCTTY, 0666);
+  if (fd != -EAGAIN) return fd;
+  long place = open_(path, O_PATH, 0);
+  if (place < 0) return place;
+  if (stat_of((int)place, &facts) == 0 && (facts.mode & S_IFMT) == S_IFREG) {
+    decimal(again + 14, (u64)place);
+    fd = open_(again, (flags & ~O_CREAT) | O_NOCTTY, 0);
+  }
+  close_(place);
+  return fd;
+}
+
 static char *load(const char *path) {
-  long fd = open_(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0), have = 0, n = 0;
+  long fd = open_any(path, O_RDONLY), have = 0, n = 0;
   struct facts facts;
   if (fd >= 0 && stat_of((int)fd, &facts) == 0 && (facts.mode & S_IFMT) == S_IFREG)
     while (have < TEXT - 1 && (n = read_(fd, text + have, TEXT - 1 - have)) > 0) have += n;
@@ -322,7 +356,7 @@ static struct user find_user(const char *spec) {
     else
       user.uid = (u32)asked;
   }
-  if (own_id && user.uid == own_id) user.stage = AT_USER;
+  if (is_own(user.uid)) user.stage = AT_USER;
   if (user.stage || (!m && !named)) goto done;
   long asked_group = number(group, group + m);
   int group_found = 0;
@@ -358,6 +392,11 @@ static void fail(struct slot *slot, int stage, long error) {
   leave(127);
 }
 
+static void close_from(int first) {
+  if (CALL3(close_range, first, ~0U, 0) < 0) /* an older kernel */
+    for (int fd = first; fd < 4096; fd++) close_(fd);
+}
+
 static void set_descriptors(int in, int out, int err) {
   /* Above the three first: a pipe's number may be one of these. */
   in = (int)CALL3(fcntl, in, F_DUPFD, 10);
@@ -366,8 +405,7 @@ static void set_descriptors(int in, int out, int err) {
   CALL3(dup3, in, 0, 0);
   CALL3(dup3, out, 1, 0);
   CALL3(dup3, err, 2, 0);
-  if (CALL3(close_range, 3, ~0U, 0) < 0)
-    for (int fd = 3; fd < 4096; fd++) close_(fd);
+  close_from(3);
 }
 
 static void add_variables(char **given, int count, const char *home) {
@@ -462,7 +500,7 @@ static void become(struct slot *slot, const char *spec, const char *folder, char
 
 /* The keeper: wait for the command, and for all of its kind once it is to be stopped. */
 static void keep_watch(struct slot *slot, int command) {
-  CALL3(close_range, 0, ~0U, 0);
+  close_from(0);
   for (;;) {
     int status = 0;
     long pid = CALL(wait4, -1, &status, __WALL, 0, 0, 0);
@@ -501,14 +539,14 @@ static long make_parents(char *path) {
 }
 
 static void write_file(struct slot *slot, char *path, const char *expected) {
-  int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY;
+  int flags = O_WRONLY | O_CREAT | O_TRUNC;
   struct facts facts;
   u64 total = 0, size = (u64)number(expected, expected + length(expected));
-  long fd = open_(path, flags, 0666);
+  long fd = open_any(path, flags);
   if (fd == -ENOENT) {
     long failed = make_parents(path);
     if (failed) fail(slot, AT_FOLDER, failed);
-    fd = open_(path, flags, 0666);
+    fd = open_any(path, flags);
   }
   if (fd == -ENXIO) fail(slot, AT_KIND, -EINVAL); /* a pipe that nobody reads, a socket */
   if (fd < 0) fail(slot, AT_OPEN, fd);
@@ -533,7 +571,7 @@ static void write_file(struct slot *slot, char *path, const char *expected) {
 
 static void read_file(struct slot *slot, const char *path, u64 limit) {
   struct facts facts;
-  long fd = open_(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+  long fd = open_any(path, O_RDONLY);
   if (fd == -ENXIO) fail(slot, AT_KIND, -EINVAL);
   if (fd < 0) fail(slot, AT_OPEN, fd);
   if (stat_of((int)fd, &facts)) fail(slot, AT_KIND, -EINVAL);
@@ -597,7 +635,8 @@ static void finish(struct job *job) {
   else if (slot->state == OVER || slot->state == HELD_OVER)
     how = job->kind == EXEC ? ENDED : DONE;
   answer_end(job->id, how, job->flags, slot->status, slot->stage, slot->error);
-  job->phase = PHASE_FREE;
+  /* What cannot be ended still holds its slot: no other command may get that. */
+  job->phase = job->child ? PHASE_STUCK : PHASE_FREE;
 }
 
 /* Cut the strings of a request; whether they are as many as it says, and end where it does. */
@@ -695,17 +734,21 @@ static void start(u32 id, u8 *body, u32 size) {
   job->deadline = timeout ? now() + timeout : 0;
 }
 
-/* Become a user that neither the image nor the commands have. */
+/* Become users that neither the image nor the commands have. */
 static u32 hide(const char *spec) {
   u32 problems = 0, chance = 0;
+  own_id = 0;
   struct user user = find_user(spec);
   CALL3(getrandom, &chance, sizeof chance, 0);
-  u32 id = FIRST_ID + chance % IDS;
-  while (id == user.uid) id = FIRST_ID + (id + 1) % IDS;
+  own_id = FIRST_ID + chance % IDS;
+  while (is_own(user.uid)) own_id = FIRST_ID + (own_id + 1) % IDS;
   prctl_(PR_SET_KEEPCAPS, 1);
   CALL3(setgroups, 0, 0, 0);
-  if (CALL3(setresgid, id, id, id) || CALL3(setresuid, id, id, id)) problems |= 4;
-  own_id = id;
+  /* The kernel lets a process set the limits of another whose three ids are all its own: of
+   * these, nobody can have all. */
+  if (CALL3(setresgid, own_id, own_id, own_id) ||
+      CALL3(setresuid, own_id, own_id + IDS, own_id + 2 * IDS))
+    problems |= 4;
   u64 caps = permitted_caps();
   if ((caps & OWN_CAPS) != OWN_CAPS) problems |= 8;
   command_caps &= caps;
@@ -834,8 +877,10 @@ static void collect(struct job *job, int which) {
   if (n == -EAGAIN || n == -EINTR) return;
   if (n <= 0) {
     drop(&job->out[which]);
+    job->left[which] = 0;
     return;
   }
+  job->left[which] -= (int)n;
   u64 left = job->limit - job->sent[which];
   if ((u64)n > left) {
     n = (long)left;
@@ -997,11 +1042,12 @@ static int adopts(struct job *job, int pid, int status) {
   return 1;
 }
 
-static void reap(void) {
-  for (;;) {
+/* Gives whether there may be more. */
+static int reap(void) {
+  for (int taken = 0; taken < REAPED; taken++) {
     int status = 0;
     long pid = CALL(wait4, -1, &status, 1 /* WNOHANG */ | __WALL, 0, 0, 0);
-    if (pid <= 0) return;
+    if (pid <= 0) return 0;
     if (pid == main_pid) {
       main_pid = 0, main_status = status;
       if (main_state == 1) main_state = 3;
@@ -1010,10 +1056,24 @@ static void reap(void) {
       if (jobs[i].phase != PHASE_FREE && jobs[i].child == pid) {
         if (adopts(&jobs[i], (int)pid, status)) continue;
         jobs[i].child = 0;
-        jobs[i].phase = PHASE_DRAIN;
+        jobs[i].phase = jobs[i].phase == PHASE_STUCK ? PHASE_FREE : PHASE_DRAIN;
         jobs[i].deadline = now() + DRAIN;
       }
   }
+  return 1;
+}
+
+/* Whether all that a command wrote was taken. What others still write is waited for for some
+ * time; what is in the pipes by then is taken however long the harness does not listen. */
+static int is_drained(struct job *job, u64 time) {
+  if ((job->out[0] < 0 && job->out[1] < 0) || job->flags & OVERFLOWED) return 1;
+  if (!job->closing && time >= job->deadline) {
+    job->closing = 1;
+    for (int i = 0; i < 2; i++)
+      if (job->out[i] < 0 || CALL3(ioctl, job->out[i], FIONREAD, &job->left[i]) < 0)
+        job->left[i] = 0;
+  }
+  return job->closing && job->left[0] <= 0 && job->left[1] <= 0;
 }
 
 /* Do what is due; give how long nothing else is, in milliseconds. */
@@ -1030,9 +1090,11 @@ static long tend(void) {
         want_end(job);
       } else if (__sync_bool_compare_and_swap(&slot->state, RUNNING, HELD)) {
         job->flags |= TIMED_OUT;
-        kill_(-slot->pid, SIGTERM);
-        kill_(-slot->pid, SIGCONT);
-        job->phase = PHASE_TERM, job->deadline = time + GRACE;
+        if (slot->pid > 0) { /* otherwise nothing has begun that could be asked */
+          kill_(-slot->pid, SIGTERM);
+          kill_(-slot->pid, SIGCONT);
+        }
+        job->phase = PHASE_TERM, job->deadline = time + (slot->pid > 0 ? GRACE : 0);
       } else {
         job->deadline = 0; /* it ended by itself just now */
       }
@@ -1052,13 +1114,12 @@ static long tend(void) {
       next = next < 10 ? next : 10;
     }
     if (job->phase == PHASE_TERM) next = next < 10 ? next : 10;
-    if (job->phase == PHASE_DRAIN &&
-        ((job->out[0] < 0 && job->out[1] < 0) || job->flags & OVERFLOWED ||
-         time >= job->deadline)) {
+    if (job->phase == PHASE_DRAIN && is_drained(job, time)) {
       finish(job);
       continue;
     }
-    if (job->deadline && (job->phase == PHASE_RUN || job->phase == PHASE_DRAIN)) {
+    if (job->deadline && (job->phase == PHASE_RUN || job->phase == PHASE_DRAIN) &&
+        !job->closing) {
       long left = job->deadline > time ? (long)(job->deadline - time) : 0;
       next = next < left ? next : left;
     }
@@ -1087,12 +1148,14 @@ struct pollfd_ {
 
 static void serve(void) {
   static struct pollfd_ set[4 + 3 * JOBS];
+  int more = 0;
   for (;;) {
     long wait = tend();
+    if (more) wait = 0;
     int ready = may_read();
     struct __kernel_timespec time = {wait / 1000, wait % 1000 * 1000000L};
     /* Requests to stop something are taken even when nobody takes output. */
-    set[0].fd = input_gone || !(output_gone || room() > 8 * 1024) ? -1 : 0;
+    set[0].fd = input_gone || !may_take() ? -1 : 0;
     set[0].events = POLLIN;
     set[1].fd = output_to > output_from ? 1 : -1, set[1].events = POLLOUT;
     set[2].fd = signals, set[2].events = POLLIN;
@@ -1115,7 +1178,7 @@ static void serve(void) {
       static u8 news[128];
       while (read_(signals, news, sizeof news) > 0) continue;
     }
-    reap();
+    more = reap();
     if (set[3].revents) collect_log();
     for (int i = 0, at = 4; i < JOBS; i++, at += 3) {
       struct job *job = &jobs[i];
@@ -1123,9 +1186,10 @@ static void serve(void) {
         if (set[at + which].revents && job->out[which] >= 0 && may_read()) collect(job, which);
       if (set[at + 2].revents && job->in >= 0) feed(job);
     }
-    if (set[0].revents) {
+    u32 most = may_take();
+    if (set[0].revents && most) {
       static u8 news[CHUNK];
-      long have = read_(0, news, CHUNK);
+      long have = read_(0, news, most);
       if (have > 0) {
         take_requests(news, (u32)have);
         for (int i = 0; i < JOBS; i++)
