@@ -502,14 +502,20 @@ static void become(struct slot *slot, const char *spec, const char *folder, char
 static void keep_watch(struct slot *slot, int command) {
   close_from(0);
   for (;;) {
-    int status = 0;
-    long pid = CALL(wait4, -1, &status, __WALL, 0, 0, 0);
-    if (pid == -EINTR) continue;
-    if (pid < 0) leave(0); /* nobody is left */
-    if (pid != command) continue;
-    slot->status = status;
+    static int news[32]; /* siginfo: code, pid and status are at 2, 4 and 6 */
+    /* Only looked at: should this keeper be killed now, the executor finds the command's end. */
+    long failed = CALL(waitid, 0 /* P_ALL */, 0, news, WEXITED | WNOWAIT | __WALL, 0, 0);
+    if (failed == -EINTR) continue;
+    if (failed) leave(0); /* nobody is left */
+    int pid = news[4], code = news[2], status = news[6];
+    if (pid != command) {
+      CALL(wait4, pid, 0, __WALL, 0, 0, 0);
+      continue;
+    }
+    slot->status = code == 1 /* CLD_EXITED */ ? (status & 255) << 8 : code == 3 ? status | 128 : status;
     if (__sync_bool_compare_and_swap(&slot->state, RUNNING, OVER)) leave(0);
     slot->state = HELD_OVER;
+    CALL(wait4, pid, 0, __WALL, 0, 0, 0);
   }
 }
 
@@ -710,7 +716,8 @@ static void start(u32 id, u8 *body, u32 size) {
     }
     prctl_(PR_SET_CHILD_SUBREAPER, 1);
     prctl_(PR_SET_NAME, "executor-keeper");
-    long command = fork_();
+    /* Its number is known before it runs, should it end this keeper at once. */
+    long command = CALL(clone, SIGCHLD | CLONE_PARENT_SETTID, 0, &slot->pid, 0, 0, 0);
     if (command == 0) {
       char **given = words + 2 + argc;
       set_descriptors(in, out, err);
@@ -720,7 +727,6 @@ static void start(u32 id, u8 *body, u32 size) {
       become(slot, spec, folder, variables + WORDS / 2, (int)envc, flags >> 1 & 1);
     }
     if (command < 0) fail(slot, AT_FORK, command);
-    slot->pid = (int)command;
     keep_watch(slot, (int)command);
   }
   drop(&in), drop(&out), drop(&err);
@@ -1052,13 +1058,19 @@ static int reap(void) {
       main_pid = 0, main_status = status;
       if (main_state == 1) main_state = 3;
     }
-    for (int i = 0; i < JOBS; i++)
-      if (jobs[i].phase != PHASE_FREE && jobs[i].child == pid) {
+    for (int i = 0; i < JOBS; i++) {
+      if (jobs[i].phase == PHASE_FREE) continue;
+      if (jobs[i].child == pid) {
         if (adopts(&jobs[i], (int)pid, status)) continue;
         jobs[i].child = 0;
         jobs[i].phase = jobs[i].phase == PHASE_STUCK ? PHASE_FREE : PHASE_DRAIN;
         jobs[i].deadline = now() + DRAIN;
+      } else if (jobs[i].child && jobs[i].kind == EXEC && slots[i].pid == pid) {
+        /* A command whose keeper was killed, and which ended before that was seen. */
+        slots[i].status = status;
+        slots[i].state = slots[i].state == HELD ? HELD_OVER : OVER;
       }
+    }
   }
   return 1;
 }
