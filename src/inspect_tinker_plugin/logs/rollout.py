@@ -42,7 +42,7 @@ class Rollout:
     epoch: int
     """Number of the rollout in its group, from 1; retries go on counting."""
 
-    fate: RolloutStatus
+    status: RolloutStatus
     """What became of it."""
 
     build: Callable[[], EvalSample | None]
@@ -132,7 +132,7 @@ def _ended_when_it_ended(record: EvalSample) -> EvalSample:
 def _failure(rollout: Rollout) -> EvalError | None:
     if rollout.error is not None:
         return _eval_error(rollout.error, str(rollout.error))
-    if rollout.fate is not RolloutStatus.CUT:
+    if rollout.status is not RolloutStatus.CUT:
         return None
     return EvalError(
         message="The rollout was stopped before the episode came to its end: the group was "
@@ -158,7 +158,7 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
         "batch": slot.batch,
         "group": slot.index,
         "reward": rollout.reward,
-        "fate": str(rollout.fate),
+        "fate": str(rollout.status),
         "stop_reason": rollout.stop_reason,
         "error_cause": None if rollout.error is None else str(rollout.error.cause),
         "turns": rollout.metrics.get("turns"),

@@ -160,7 +160,7 @@ def _rollout(member: _Member) -> Rollout:
     return Rollout(
         sample=member.episode.sample,
         epoch=member.episode.epoch,
-        fate=_fate(member),
+        status=_status(member),
         build=member.episode.build_log,
         reward=None if graded is None else graded.reward,
         stop_reason=None if graded is None else graded.stop_reason,
@@ -169,7 +169,7 @@ def _rollout(member: _Member) -> Rollout:
     )
 
 
-def _fate(member: _Member) -> RolloutStatus:
+def _status(member: _Member) -> RolloutStatus:
     if member.graded is not None:
         return RolloutStatus.GRADED
     ending = member.env.ending
