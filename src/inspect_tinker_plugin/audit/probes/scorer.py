@@ -24,8 +24,9 @@ TIMES = 5
 """How often one state is scored, and one policy is played."""
 
 _FEW = 3
-_PAUSE = 0.26
-"""Seconds between two scores of one state: together they see a second pass."""
+_PAUSES = (0.07, 0.19, 0.31, 0.53)
+"""Seconds between the scores of one state: together they see a second pass, and no two are alike,
+so that they fall into step with no clock."""
 
 _SLOW = 10.0
 
@@ -147,10 +148,10 @@ def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, Reply
 
 def _rescore() -> Move:
     async def after(state: TaskState, notes: Notes) -> None:
-        values = []
-        for _ in range(TIMES):
+        values = [await _score_once(state)]
+        for pause in _PAUSES:
+            await asyncio.sleep(pause)
             values.append(await _score_once(state))
-            await asyncio.sleep(_PAUSE)
         notes["again"] = values
 
     return after
