@@ -51,7 +51,8 @@ def _engine(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def manager() -> Iterator[PoolManager]:
-    """This process's pools; afterwards nothing of them is left on the engine or here."""
+    """This process's pools, new ones; afterwards nothing of them is left on the engine or here."""
+    close_all()  # what tests without this fixture keep warm would count here
     built = _built_images()
     yield pool_manager()
     owner = pool_manager().owner.id
