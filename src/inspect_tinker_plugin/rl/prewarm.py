@@ -56,8 +56,9 @@ class _Made:
 class Ahead:
     """Builds and pulls the images of coming batches, and starts the first one's containers.
 
-    One thread serves a dataset and ends with it. What goes wrong is only logged: the episode
-    that needs the sandbox meets the same fault, and says so.
+    One thread serves a dataset and ends with it, or at once when its samples have no such sandbox.
+    What goes wrong is only logged: the episode that needs the sandbox meets the same fault, and
+    says so.
 
     Args:
         owner: The dataset; the thread ends when it is gone.
@@ -111,6 +112,8 @@ class _Worker:
                     self._made(message)
                 else:
                     self._look(message)
+                if self._manager is None:
+                    return  # none of the coming samples has a sandbox that can be made ahead
                 self._make()
         except Exception as error:
             logger.warning("task %r: sandboxes are not made ahead: %s", self._prepared.name, error)
