@@ -18,6 +18,7 @@ from inspect_ai.scorer import match
 from inspect_ai.solver import generate
 from tests.rl.policies import renderer
 
+from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 
@@ -32,7 +33,11 @@ async def main(mode: str, compose: Path) -> None:
     envs = list(await builder.make_envs())
     starting = [asyncio.create_task(env.initial_observation()) for env in envs]
     if mode == "while starting":
-        await asyncio.sleep(1.5)
+        # Past the provider's own checks: asyncio itself may wait for ever for a process whose very
+        # start is cancelled.
+        while sandbox_places("docker").alive == 0:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.7)
         return
     await asyncio.gather(*starting)
     print("started", flush=True)
