@@ -2,8 +2,8 @@
 
 Inspect promises its public API; running one sample outside of ``eval()`` needs a little
 more. ``PRIVATE_NAMES`` lists every private name with why no public one serves. They are
-all looked up before anything is imported from them, so that an unsupported release ends
-in one :class:`VersionError` that names what is missing, not in a stray ImportError.
+all looked up before anything is imported from them, so that an unsupported release leads
+to one :class:`VersionError` that names what is missing, not to a stray ImportError.
 """
 
 # ruff: noqa: E402  (the check has to run before the imports that it guards)
@@ -86,8 +86,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.log._samples:_sample_active": (
         "react(), limits and background() ask for the running sample"
     ),
-    "inspect_ai.log._transcript:Transcript": "one transcript an episode",
-    "inspect_ai.log._transcript:init_transcript": "one transcript an episode",
+    "inspect_ai.log._transcript:Transcript": "one transcript per episode",
+    "inspect_ai.log._transcript:init_transcript": "one transcript per episode",
     "inspect_ai.model._call_tools:parse_tool_call": (
         "a call's arguments as Inspect's own providers read them"
     ),
@@ -331,7 +331,7 @@ PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
     (TaskState, "_token_limit"): "the limit object that the sample runs under",
     (TaskState, "_cost_limit"): "the limit object that the sample runs under",
 }
-"""Private methods and attributes of public classes, with why each is needed."""
+"""Private methods and attributes of public classes, with the reason for each."""
 
 
 def record_event(event: Event) -> None:
@@ -348,9 +348,9 @@ _DIALECTS = {
 
 
 def bridge_dialect() -> str | None:
-    """Return the model API that a call came in by through the agent bridge, if it did.
+    """Return the model API through which a call reached the agent bridge, if it did.
 
-    Inspect translates all of them into the same call and keeps no note of which it was; the
+    Inspect translates all of them into the same call and does not record which one it was; the
     translator's module is among the callers.
     """
     if not in_bridge_model_generate():
@@ -372,7 +372,7 @@ def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what an error says, without line breaks and without the markup that Inspect adds."""
+    """Return the message of an error, without line breaks and without Inspect's markup."""
     text = str(getattr(error, "message", None) or error)
     plain = re.sub(
         r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text
@@ -381,10 +381,10 @@ def in_one_line(error: BaseException) -> str:
 
 
 def role_falls_back_on_active_model() -> bool:
-    """Whether whoever looks a role up in vain right now then takes the active model.
+    """Whether the caller that finds a role unset will use the active model instead.
 
-    To be called by a mapping of roles. The caller of its ``get`` is either ``get_model``, which
-    may have been given a default or an error to raise instead, or code that sees to it itself.
+    For mappings of roles. The caller of their ``get`` is either ``get_model``, which
+    may have been given a default or an error to raise instead, or code that handles it itself.
     """
     frame = sys._getframe(2)
     names = frame.f_code.co_name, frame.f_globals.get("__name__")
@@ -410,7 +410,7 @@ def enter_task_context(
 ) -> None:
     """Bind model, roles, approval and review of a task to the current context, as an eval does.
 
-    Releases up to 0.3.277 have nothing that asks what the task is, and up to 0.3.278 nothing
+    Releases up to 0.3.277 have nothing that asks for the task, and up to 0.3.278 nothing
     that asks for its description.
     """
     about_task = {
@@ -470,13 +470,13 @@ def running_sample(
 
 
 def running_sample_id() -> tuple[int | str | None, int]:
-    """Return id and epoch of the sample that runs in this context; ``(None, 0)`` outside of one."""
+    """Return id and epoch of the sample running in this context; ``(None, 0)`` outside of one."""
     active = _sample_active.get(None)
     return (None, 0) if active is None else (active.sample.id, active.epoch)
 
 
 def _record_interrupt(transcript: Transcript) -> None:
-    """Record what a limit cuts off as cancelled, which in an eval the operator's session does."""
+    """Record a call that a limit cuts off as cancelled; in an eval, the operator's session does."""
     calls = [e for e in transcript.events if isinstance(e, ToolEvent | ModelEvent) and e.pending]
     tools = [call for call in calls if isinstance(call, ToolEvent)]
     models = [call for call in calls if isinstance(call, ModelEvent)]
@@ -506,11 +506,11 @@ def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
 # tool calls
 
 ToolRouter = Callable[[Any, ToolCall], Any]
-"""Given a tool's function and the approved call, returns what to call instead of it."""
+"""Takes a tool's function and the approved call, and returns what to call instead."""
 
 _inspect_call_tool = _call_tools.call_tool
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
-"""Parameters of Inspect's dispatcher that matter here; 0.3.283 put one more among the others."""
+"""Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
@@ -518,7 +518,7 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
 
     Inspect announces an approved and validated call through ``on_execute`` and looks the
     tool's function up only then; the function is exchanged at that moment, on a copy of the
-    definition. Handoffs to agents pass by, and so do calls in a context without a router.
+    definition. Handoffs to agents are left alone, and so are calls in a context without a router.
 
     Raises:
         VersionError: the dispatcher has other parameters than the supported releases.
@@ -553,7 +553,7 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
 
 
 class SandboxWatch(dict[str, SandboxEnvironment]):
-    """The sandboxes of a sample, noticing that somebody looks at them."""
+    """The sandboxes of a sample; notices when they are looked up."""
 
     used = False
 

@@ -80,7 +80,7 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     assert result.log_dir == tmp_path
     with pytest.raises(Started):
         train(request(tmp_path, steps=20, say=said.append))
-    assert said[1] == "going on from the checkpoint of step 15"
+    assert said[1] == "continuing from the checkpoint of step 15"
 
 
 def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whose fault an exception is: read from where it was raised, not from what it says."""
+"""Decides which part caused an exception: from where it was raised, not from its message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
 
 _PROVOKED = (OSError, UnicodeError, OutputLimitExceededError)
-"""What a sandbox raises about the files and commands in it, which the policy can arrange. The
-sandbox's own failures have other types, but for a lost connection."""
+"""Exceptions that a sandbox raises about files and commands, which the policy can provoke. The
+sandbox's own failures have other types, except for a lost connection."""
 
 _OPERATIONS = frozenset({"exec", "read_file", "write_file", "connection"})
 """Methods of a sandbox environment."""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it was raised from, once each."""
+    """Yield an exception and those that it was raised from, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -115,7 +115,7 @@ def episode_error(
     epoch: int,
     sandbox_modules: frozenset[str] = frozenset(),
 ) -> EpisodeError:
-    """Wrap an exception with its cause, task and sample; the original is ``__cause__``."""
+    """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
     text = str(error) or type(error).__name__
     if isinstance(error, LimitExceededError):
         text = f"{error.message} while scoring"

@@ -1,4 +1,4 @@
-"""Cancellation: telling a real one from a stray, and what it must not pass or interrupt."""
+"""Cancellation: tells real ones from stray ones, contains foreign exceptions, shields clean-up."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ T = TypeVar("T")
 
 
 def being_cancelled() -> bool:
-    """Whether somebody cancels this task; a ``CancelledError`` alone may be a callee's own."""
+    """Whether this task is being cancelled; a ``CancelledError`` alone may come from a callee."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
-    """Make an ordinary error of a ``CancelledError`` that nobody asked for."""
+    """Turn a ``CancelledError`` that nobody asked for into an ordinary error."""
     wrapped = RuntimeError(f"{what} was cancelled by nothing that belongs to the episode")
     wrapped.__cause__ = error
     return wrapped
 
 
 async def contained(what: str, work: Awaitable[T]) -> T:
-    """Await somebody's code; what would end more than the episode becomes an ordinary error.
+    """Await foreign code; exceptions that would end more than the episode become ordinary errors.
 
     Raises:
-        RuntimeError: It raised ``SystemExit`` or another exception that is no ``Exception``, as
+        RuntimeError: It raised ``SystemExit`` or another exception that is not an ``Exception``, as
             test frameworks do.
     """
     try:
@@ -42,14 +42,14 @@ async def contained(what: str, work: Awaitable[T]) -> T:
 
 
 async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:
-    """Run clean-up to its end, however often the caller is cancelled meanwhile.
+    """Run clean-up to its end, however often the caller is cancelled in the meantime.
 
-    The work runs in a task of its own, out of reach of the caller's cancel scopes. A
+    The work runs in its own task, out of reach of the caller's cancel scopes. A
     cancellation that hits that task itself (the loop is shutting down) starts it once more,
     so it must be idempotent.
 
     Raises:
-        CancelledError: The caller was cancelled; the work is done all the same.
+        CancelledError: The caller was cancelled; the work has finished nevertheless.
     """
 
     async def run() -> None:
@@ -68,6 +68,6 @@ async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:
                 interrupted = error
     if interrupted is not None:
         if not task.cancelled():
-            task.exception()  # the cancellation goes first
+            task.exception()  # the cancellation has precedence
         raise interrupted
     task.result()

@@ -1,4 +1,4 @@
-"""The limits of an episode: which hold, and the scopes that enforce them around its solver."""
+"""The limits of an episode: which ones apply, and the scopes that enforce them on the solver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inspect_tinker_plugin.options import EpisodeOptions
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """The limits of a sample: what the caller set, else what the task sets."""
+    """The limits of a sample: the caller's where given, else the task's."""
 
     message: int | None
     token: int | None
@@ -28,7 +28,7 @@ class SampleLimits:
 
     @classmethod
     def of(cls, task: Task, options: EpisodeOptions) -> SampleLimits:
-        """Merge as ``eval()`` does; a token limit travels with its way of counting."""
+        """Merge as ``eval()`` does; a token limit keeps its own way of counting."""
 
         def first(mine: Any, theirs: Any) -> Any:
             return theirs if mine is None else mine
@@ -45,7 +45,7 @@ class SampleLimits:
         )
 
     def enforce(self, state: TaskState, stack: ExitStack) -> None:
-        """Enter the scopes of all limits; those of the state have its messages and tokens."""
+        """Enter the scopes of all limits; message and token limits are those of the state."""
         for limit in (
             *internals.state_limits(state),
             turn_limit(self.turn),

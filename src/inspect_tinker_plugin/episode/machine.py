@@ -1,4 +1,4 @@
-"""The state machine of one episode: what every call does in every state, and no call hangs."""
+"""The state machine of one episode: what each call does in each state; no call hangs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from inspect_tinker_plugin.errors import EpisodeClosedError
 logger = getLogger(__name__)
 
 CLOSE_GRACE = 120.0
-"""Seconds beyond ``stop_timeout`` that ``close()`` waits for a release before it goes on alone."""
+"""Seconds beyond ``stop_timeout`` that ``close()`` waits for a release before it returns anyway."""
 
 HAD_NOT_ENDED = "later it had not ended"
-"""What the error of an episode says that was given up."""
+"""Part of the error message of an episode that was given up."""
 
 CANCELLED_ITSELF = "it was cancelled by nothing that belongs to the episode"
-"""What the error of an episode says that something in it has cancelled."""
+"""Part of the error message of an episode that something inside it has cancelled."""
 
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before
 # it has released its sandbox.
@@ -37,8 +37,8 @@ _running: set[asyncio.Task[None]] = set()
 class EpisodeMachine:
     """One episode from ``NEW`` to ``SCORED`` or ``CLOSED``; the table is in the design notes.
 
-    One task drives it. ``halt()`` and ``shut()`` only say what is to happen, at once and as
-    often as anybody likes; the task does it, and releases everything before it ends.
+    One task drives it. ``halt()`` and ``shut()`` only request the end, immediately and as
+    often as you like; the task carries it out, and releases everything before it ends.
 
     Attributes:
         state: Where the episode is.
@@ -74,10 +74,10 @@ class EpisodeMachine:
         """The sandboxes of the episode, once they have started."""
         return {} if self._run is None else self._run.sandboxes
 
-    # what the environment asks for
+    # calls of the environment
 
     async def start(self) -> Outcome:
-        """Run to the first model call, or to the end when the solver makes none."""
+        """Run to the first model call, or to the end when the solver makes no call."""
         self.require_new()
         run = self._make_run()
         self.state = EpisodeState.STARTING
@@ -92,23 +92,23 @@ class EpisodeMachine:
         return await self._mailbox.next()
 
     def require_new(self) -> None:
-        """Refuse to start an episode that was started or closed before."""
+        """Raise when the episode was started or closed before."""
         if self.state is EpisodeState.CLOSED:
             raise self._closed()
         if self.state is not EpisodeState.NEW:
             raise RuntimeError(f"an episode is started once, and this one is {self.state}")
 
     async def reply(self, reply: Reply) -> Outcome:
-        """Answer the parked model call; dropped when the episode has gone on without it."""
+        """Answer the parked model call; dropped when the episode has continued without it."""
         if self.state is EpisodeState.NEW or self.state is EpisodeState.STARTING:
             raise RuntimeError(f"no model call waits for a reply: the episode is {self.state}")
         self._mailbox.answer(reply)
         return await self._mailbox.next()
 
     def halt(self, reason: str) -> None:
-        """End set-up or the solver as a limit would, and have what is there scored.
+        """End set-up or the solver as a limit would, and score the state reached so far.
 
-        From here on the rest has ``stop_timeout`` seconds.
+        The rest of the episode then has ``stop_timeout`` seconds.
         """
         state = self.state
         if state is EpisodeState.NEW:
@@ -130,7 +130,7 @@ class EpisodeMachine:
         return await self._mailbox.end()
 
     def shut(self) -> None:
-        """End the episode without a result; everything is released in its own task."""
+        """End the episode without a result; its own task releases everything."""
         if not self.state.before(EpisodeState.SCORED):
             return
         self.state = EpisodeState.CLOSED
@@ -157,7 +157,7 @@ class EpisodeMachine:
             )
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Call back when nothing of the episode runs any more (at once if it never will)."""
+        """Call back when nothing of the episode runs any more (immediately if nothing will)."""
         task = self._task
         if self.state is EpisodeState.NEW or (task is not None and not task.done()):
             self._at_end.append(callback)
@@ -165,7 +165,7 @@ class EpisodeMachine:
             callback()
 
     def build_log(self) -> EvalSample | None:
-        """Build the log of what has run so far; ``None`` when nothing has, or none is kept."""
+        """Build the log of what has run so far; ``None`` when nothing has run or no log is kept."""
         if self._run is None or not self._run.has_log:
             return None
         return self._run.context.copy().run(self._run.build_log)
@@ -188,7 +188,7 @@ class EpisodeMachine:
             self._mailbox.finish(result)
 
     def _give_up(self, reason: str) -> None:
-        """Stop waiting for scorers and clean-up; the task goes on to release everything."""
+        """Stop waiting for scorers and clean-up; the task continues and releases everything."""
         if self._run is None or not self.state.before(EpisodeState.SCORED):
             return
         patience = self.prepared.options.stop_timeout
@@ -197,11 +197,11 @@ class EpisodeMachine:
             self._scope.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Leave nothing behind, and nobody waiting, however the task has ended."""
+        """Clean up after the driving task, however it ended, and wake everybody who waits."""
         _running.discard(task)
         fault = None if task.cancelled() else task.exception()
         if self.state.before(EpisodeState.SCORED) and task.cancelled() and self._run is not None:
-            # Nobody closed it: something in it cancelled the task that drives it.
+            # Nobody closed it: something inside cancelled the task that drives it.
             self._finish(self._run.give_up(CANCELLED_ITSELF))
         if self.state.before(EpisodeState.SCORED):
             self.state = EpisodeState.CLOSED

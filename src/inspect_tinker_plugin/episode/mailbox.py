@@ -27,7 +27,7 @@ class _Parked:
 
 
 class Mailbox:
-    """Serves the model calls of one episode one at a time, first in first out.
+    """Serves the model calls of one episode, one at a time, first in first out.
 
     A solver may ask from several coroutines at once; only the oldest call is shown to the
     environment. A call whose coroutine was cancelled while it waited is skipped.
@@ -56,7 +56,7 @@ class Mailbox:
         return await parked.answer
 
     def close(self) -> None:
-        """Take no more model calls: the solver has ended. What is parked is refused."""
+        """Accept no more model calls, because the solver has ended; parked calls are refused."""
         self._open = False
         refused = [*self._waiting, *([self._shown] if self._shown is not None else [])]
         self._waiting.clear()
@@ -66,7 +66,7 @@ class Mailbox:
                 parked.answer.set_exception(PolicyDoneError())
 
     def finish(self, outcome: EpisodeResult | BaseException) -> None:
-        """Hand over how the episode ended, or why it has no result; the first time counts."""
+        """Hand over how the episode ended, or why it has no result; only the first call counts."""
         if self._outcome is None:
             self._outcome = outcome
             self._changed.set()
@@ -79,7 +79,7 @@ class Mailbox:
         return self._outcome
 
     def answer(self, reply: Reply) -> None:
-        """Answer the call that was shown last; does nothing when it is gone."""
+        """Answer the call that was shown last; does nothing when that call is gone."""
         shown, self._shown = self._shown, None
         if shown is not None and not shown.answer.done():
             shown.answer.set_result(reply)

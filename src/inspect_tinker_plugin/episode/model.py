@@ -76,12 +76,12 @@ class PolicyGradingError(RuntimeError):
 
 
 class RoleBook(dict[str, Any]):
-    """Model roles of a task that remember which role was asked for in vain.
+    """Model roles of a task; warns about roles that were asked for but are not set.
 
     Args:
         roles: Models by role.
         task: Name of the task.
-        told: Roles that were warned about; shared by the episodes of the task.
+        told: Roles that a warning was given for; shared by the episodes of the task.
     """
 
     def __init__(self, roles: Mapping[str, Any], *, task: str, told: set[str]) -> None:
@@ -90,11 +90,11 @@ class RoleBook(dict[str, Any]):
         self._told = told
 
     def __bool__(self) -> bool:
-        """Be true when empty, too: Inspect takes a plain dict instead of roles that are false."""
+        """Return true even when empty: Inspect would replace an empty mapping by a plain dict."""
         return True
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the model of a role, noting the role when it is not set."""
+        """Return the model of a role; note the role when it is not set."""
         if key not in self:
             _missing_role.set(key)
             if (
@@ -118,7 +118,7 @@ class RoleBook(dict[str, Any]):
 
 @contextmanager
 def scoring(name: str) -> Iterator[None]:
-    """Mark everything inside as the work of a scorer, which must not ask the policy."""
+    """Mark everything inside as a scorer's work, which must not ask the policy."""
     scorer_token = _scoring.set(name)
     role_token = _missing_role.set(None)
     try:
@@ -200,16 +200,16 @@ class PolicyAPI(ModelAPI):
     """Counts the tokens of a text as the policy's tokenizer does, where it is at hand."""
 
     async def count_text_tokens(self, text: str) -> int:
-        """Count with the policy's tokenizer; without one, estimate four characters a token.
+        """Count with the policy's tokenizer; without one, estimate four characters per token.
 
         Inspect's default downloads an encoding on first use. Compaction starts from this count;
-        from the first reply on it goes by the usage of the replies, which is exact.
+        after the first reply it uses the usage of the replies, which is exact.
         """
         count = getattr(self, "count_text", None)
         return int(count(text)) if count is not None else len(text) // 4 + 1
 
     def connection_key(self) -> str:
-        """One pool for all episodes, without a limit."""
+        """One connection pool for all episodes, without a limit."""
         return "inspect-rl-policy"
 
     def max_connections(self) -> int:
@@ -227,21 +227,21 @@ def _policy_provider() -> type[ModelAPI]:
 
 
 class MergedConfigs:
-    """The last generation options that a task's episodes asked for, merged with the task's own.
+    """The last generation options that a task's episodes asked for, merged with the task's.
 
-    Merging is a noticeable part of a model call; most calls ask for the same options, and
-    the task's own never change.
+    Merging takes a noticeable part of a model call; most calls ask for the same options, and
+    the task's options never change.
     """
 
     def __init__(self) -> None:
         self._last: tuple[GenerateConfig, GenerateConfig] | None = None
 
     def find(self, asked: GenerateConfig) -> GenerateConfig | None:
-        """Return the merged options, or ``None`` when others were asked for last."""
+        """Return the merged options, or ``None`` when the last ones asked for were different."""
         return self._last[1] if self._last is not None and self._last[0] == asked else None
 
     def keep(self, asked: GenerateConfig, merged: GenerateConfig) -> None:
-        """Remember merged options; ``asked`` may be changed by its owner afterwards."""
+        """Remember merged options; the caller may change ``asked`` afterwards."""
         self._last = asked.model_copy(deep=True), merged
 
 
@@ -281,7 +281,7 @@ class PolicyModel(Model):
 
 @cache
 def _templates() -> tuple[PolicyModel, PolicyAPI]:
-    """Make a model and provider to copy: making them anew probes for notebooks every time."""
+    """Make a model and a provider to copy: a new one would look for notebooks every time."""
     make: Callable[..., ModelAPI] = _policy_provider
     api = make(POLICY_NAME, mailbox=Mailbox())
     assert isinstance(api, PolicyAPI)

@@ -1,4 +1,4 @@
-"""Places for sandboxes: how many of one provider's may be alive at once in this process."""
+"""Places for sandboxes: limits how many of one provider are alive at once in this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 class Places:
     """Counts the sandboxes of one provider that are alive, for the whole process.
 
-    There is one count per provider, whoever asks. Each comer brings the bound of its own
-    dataset and is let in when fewer than so many are alive, first come first served: a
-    training set with eight places and a test set with four have eight at most between them,
+    There is one count per provider, shared by all datasets. Each caller brings the bound of its
+    dataset and gets a place when fewer than that are alive, first come first served: a
+    training set with eight places and a test set with four have at most eight between them,
     and an episode of the test set starts when fewer than four are alive.
 
     Inspect's ``concurrency()`` belongs to one event loop and is reset whenever an eval
@@ -22,7 +22,7 @@ class Places:
     process would lift the bound. Here a place is handed over from loop to loop.
 
     Args:
-        count: The bound of a comer that brings none; ``None`` lets it in at once.
+        count: The bound for callers that bring none; without it such callers never wait.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -34,12 +34,12 @@ class Places:
 
     @property
     def alive(self) -> int:
-        """Places that are held now."""
+        """Places held now."""
         return self._alive
 
     @asynccontextmanager
     async def place(self, bound: int | None = None) -> AsyncIterator[None]:
-        """Hold a place, among fewer than ``bound`` others when it is given."""
+        """Hold a place, among fewer than ``bound`` others if that is given."""
         await self._acquire(self._count if bound is None else bound)
         try:
             yield
@@ -61,9 +61,9 @@ class Places:
                 still_waiting = turn in self._waiting
                 if still_waiting:
                     self._waiting.remove(turn)
-                    self._let_in()  # whoever stood behind may have a wider bound
+                    self._let_in()  # the next one in the queue may have a wider bound
             if not still_waiting:
-                self._release()  # the place was on its way already
+                self._release()  # the place had been given already
             raise
         finally:
             self._bounds.pop(turn, None)
@@ -74,7 +74,7 @@ class Places:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Give places to those who wait, in order, up to the first whose bound is reached."""
+        """Give places to waiters, in order, up to the first whose bound is reached."""
         while self._waiting:
             bound = self._bounds.get(self._waiting[0], self._count)
             if bound is not None and self._alive >= bound:
@@ -84,7 +84,7 @@ class Places:
                 turn.get_loop().call_soon_threadsafe(_grant, turn)
             except RuntimeError:
                 self._bounds.pop(turn, None)
-                continue  # that loop is closed, and whoever waited is gone with it
+                continue  # that loop is closed, and its waiter is gone
             self._alive += 1
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Startup:
-    """What one provider has to set up once a process before its first sandbox."""
+    """What one provider sets up once per process before its first sandbox."""
 
     spec: SandboxEnvironmentSpec
     run_dir: str
@@ -47,7 +47,7 @@ class SandboxLifecycle:
     async def ensure_started(self, startup: _Startup) -> None:
         """Run a provider's ``task_init`` once; concurrent callers wait for the same run.
 
-        It runs in a task of its own: a caller that is cancelled does not end it for others.
+        It runs in its own task: a caller that is cancelled does not end it for the others.
         """
         started = self._started.get(startup)
         if started is None or (not started.done() and not _same_loop(started)):
@@ -72,7 +72,7 @@ class SandboxLifecycle:
             del self._started[startup]
 
     def shutdown(self) -> None:
-        """Run every provider's ``task_cleanup``; at exit nothing may be left behind."""
+        """Run every provider's ``task_cleanup``; nothing may be left behind at exit."""
         started, self._started = self._started, {}
         if os.getpid() != self._pid:
             return
@@ -112,7 +112,7 @@ async def prepare_provider(
     """Bind the process's provider state to this context; start the provider on first use."""
     lifecycle = sandbox_lifecycle()
     internals._lifecycle_state.set(lifecycle.state)
-    # The working directory is the process's own, so it is changed only when it has to be.
+    # The working directory belongs to the whole process, so it is changed only when necessary.
     relative = isinstance(spec.config, str) and not os.path.isabs(spec.config)
     found = provider.task_init_environment(spec.config, sample.metadata or {})
     env = await (in_surroundings(found, run_dir, {}) if relative else found)
@@ -122,10 +122,10 @@ async def prepare_provider(
 
 
 def in_surroundings(work: Awaitable[T], folder: str, env: dict[str, str]) -> Awaitable[T]:
-    """Run work in a folder and environment of its own, which nobody else sees.
+    """Run work with its own working directory and environment, which no other task sees.
 
-    Both belong to the whole process. They are changed while the work itself runs, and are
-    back whenever it waits: whatever runs meanwhile finds its own.
+    Both belong to the whole process. They are changed only while the work itself runs, and
+    restored whenever it waits, so whatever runs in between finds its own.
     """
     return _Surroundings(work, folder, env)
 

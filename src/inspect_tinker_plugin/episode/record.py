@@ -1,4 +1,4 @@
-"""One sample as it stands while it runs: its state, and what has ended it so far."""
+"""The record of one sample while it runs: its state, and what has ended it so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = getLogger(__name__)
 
 @dataclass
 class SampleRecord:
-    """What set-up, solver and scorers of one sample work on, and what became of it."""
+    """What set-up, solver and scorers of one sample share: its state, limit, error and metrics."""
 
     task: PreparedTask
     """The task."""
@@ -41,33 +41,33 @@ class SampleRecord:
     """The model under training, which knows how many replies it has given."""
 
     keep_log: bool
-    """Whether a log is wanted."""
+    """Whether a log is kept."""
 
     sandboxes: SampleSandboxes = NO_SANDBOXES
     """The sandboxes, once they have started."""
 
     limit: EvalSampleLimit | None = None
-    """The limit that ended the solver, if one did."""
+    """The limit that ended the solver, if there was one."""
 
     error: EpisodeError | None = None
-    """The first failure; a later one (of clean-up, say) does not hide it."""
+    """The first failure; a later one (in clean-up, say) does not replace it."""
 
     metrics: Metrics = field(default_factory=dict)
-    """Figures of sandboxes and scoring."""
+    """Metrics of sandboxes and scoring."""
 
     def catch_up(self) -> None:
-        """Take the most recent state, which a solver that was cut off has not returned."""
+        """Take the most recent state, which a solver that was cut off could not return."""
         self.state = internals.sample_state() or self.state
 
     def end_by_limit(self, kind: str, limit: float | None, reason: str) -> None:
-        """Note the limit that ended the solver."""
+        """Record the limit that ended the solver."""
         self.catch_up()
         self.limit = EvalSampleLimit.model_validate(
             {"type": kind, "limit": limit if limit is not None else -1, "reason": reason}
         )
 
     def fail(self, error: Exception, phase: Cause) -> None:
-        """Note a failure, with whose fault it is."""
+        """Record a failure and its cause."""
         error = internals.inner_exception(error)
         internals.record_event(
             ErrorEvent(error=internals.eval_error(error, type(error), error, error.__traceback__))

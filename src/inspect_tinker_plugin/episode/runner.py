@@ -1,4 +1,4 @@
-"""Episodes of a task: started, answered turn by turn, and closed without leaving a trace."""
+"""Episodes of a task: started, answered turn by turn, and closed without leaving anything."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ class EpisodeRunner:
         self._keep_log = keep_log
 
     def episode(self, sample: Sample, *, epoch: int = 1) -> Episode:
-        """Make an episode of a sample, which must have an id; nothing runs yet."""
+        """Make an episode of a sample, which must have an id; nothing is started yet."""
         return Episode(self.prepared, sample, epoch=epoch, keep_log=self._keep_log)
 
 
 class Episode:
-    """One rollout of one sample: the handle that its owner holds.
+    """One episode of one sample, as its owner holds it.
 
     ``start()`` runs the task's own solver up to its first model call; ``reply()`` answers
     the call and runs on to the next, or to the scored end. Failures are in the result's
-    ``error``. ``close()`` ends it at any point; an episode that is simply dropped is
-    closed too. What each call does in which state is the table of ``docs/design/episodes.md``.
+    ``error``. ``close()`` ends it at any point; an episode without references is
+    closed too. The table in ``docs/design/episodes.md`` says what each call does in each state.
     """
 
     def __init__(
         self, prepared: PreparedTask, sample: Sample, *, epoch: int, keep_log: bool
     ) -> None:
-        # What runs holds the machine, never the handle: so a dropped handle is noticed.
+        # What runs refers to the machine, never to this handle: so a dropped handle is noticed.
         self._machine = EpisodeMachine(prepared, sample, epoch=epoch, keep_log=keep_log)
         self.prepared = prepared
         self.sample = sample
@@ -78,17 +78,17 @@ class Episode:
 
     @property
     def state(self) -> EpisodeState:
-        """Where the episode is."""
+        """The episode's state."""
         return self._machine.state
 
     @property
     def started(self) -> bool:
-        """Whether anything of the episode has ever run."""
+        """Whether anything of the episode has run."""
         return self._machine.task is not None
 
     @property
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
-        """The sandboxes that the episode holds, by name, once they have started."""
+        """The episode's sandboxes by name, once they have started."""
         return self._machine.sandboxes
 
     def require_new(self) -> None:
@@ -96,11 +96,11 @@ class Episode:
         self._machine.require_new()
 
     async def start(self) -> Outcome:
-        """Run to the first model call, or to the end when the solver makes none.
+        """Run to the first model call, or to the end when the solver makes no call.
 
         Raises:
             EpisodeClosedError: It was closed, before or meanwhile.
-            RuntimeError: It was started before, and goes on undisturbed.
+            RuntimeError: It was started before; the running episode is not affected.
         """
         if self._machine.state is EpisodeState.NEW:
             dropped = weakref.finalize(self, _drop, self._machine)
@@ -109,7 +109,7 @@ class Episode:
         return await self._machine.start()
 
     async def reply(self, reply: Reply) -> Outcome:
-        """Answer the parked model call; an exception is raised inside the solver.
+        """Answer the parked model call; given an exception, raise it inside the solver.
 
         Returns:
             The next model call, or the result. When the episode has ended in the
@@ -117,7 +117,7 @@ class Episode:
 
         Raises:
             EpisodeClosedError: It was closed, before or meanwhile.
-            RuntimeError: It has not got so far; nothing changes.
+            RuntimeError: No call waits for an answer yet; nothing changes.
         """
         return await self._machine.reply(reply)
 
@@ -126,7 +126,7 @@ class Episode:
         self._machine.halt(reason)
 
     async def stop(self, reason: str) -> EpisodeResult:
-        """End the episode now, as a limit would, and score what is there.
+        """End the episode now, as a limit would, and score the state reached so far.
 
         Whatever runs is cancelled (a tool, a parked model call). Use it for budgets that
         only the trainer knows. Scorers and clean-up have ``EpisodeOptions.stop_timeout``.
@@ -155,14 +155,14 @@ class Episode:
         await self._machine.close()
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Call back once nothing of the episode runs any more, and everything is released."""
+        """Call back once nothing of the episode runs any more and everything is released."""
         self._machine.at_end(callback)
 
     def build_log(self) -> EvalSample | None:
-        """Build the log of an episode that does not run any more, however it ended.
+        """Build the log of an episode that no longer runs, however it ended.
 
         Returns:
-            The log up to where it got; ``None`` when it was never started or keeps no log.
+            The log up to that point; ``None`` when it was never started or keeps no log.
         """
         return self._machine.build_log()
 
@@ -172,7 +172,7 @@ def _forget(dropped: weakref.finalize[[EpisodeMachine], Episode]) -> None:
 
 
 def _drop(machine: EpisodeMachine) -> None:
-    """Close an episode whose owner is gone; the owner may have lived in another thread."""
+    """Close an episode that has lost its last reference, perhaps in another thread."""
     task = machine.task
     if task is None or task.done():
         return

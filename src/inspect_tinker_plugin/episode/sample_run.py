@@ -1,8 +1,8 @@
 """One sample run as ``eval()`` would run it: sandbox, solver under limits, scorers, clean-up.
 
-The order of things, what each limit ends in, and what is scored after which failure follow
+The order of steps, what each limit leads to, and what is scored after which failure follow
 ``task_run_sample`` of Inspect (``inspect_ai/_eval/task/run.py``). Left out is what belongs
-to an eval and not to a sample: display, retries, log files, early stopping, hooks.
+to an eval rather than a sample: display, retries, log files, early stopping, hooks.
 
 The parts are ``setup`` (context, input, sandboxes), ``solving`` and ``scoring``; they work on
 one ``record``.
@@ -43,7 +43,7 @@ class StoppedError(RuntimeError):
 
 
 class SampleRun:
-    """The run of one sample; ``run()`` is called once, in a task of its own.
+    """The run of one sample; ``run()`` is called once, in its own task.
 
     Args:
         prepared: The task.
@@ -51,7 +51,7 @@ class SampleRun:
         epoch: Epoch of the sample, from 1.
         mailbox: Where model calls wait for the policy.
         keep_log: Keep events for a log.
-        entering: Is told of every state that the run enters.
+        entering: Called with every state that the run enters.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SampleRun:
         return self.result()
 
     def stop(self, reason: str) -> None:
-        """End set-up, or the solver as a limit would; nothing when the solver has ended."""
+        """End set-up, or the solver as a limit would; does nothing once the solver has ended."""
         self._stopped = reason
         if self._solving is not None:
             self._solving.stop(reason)
@@ -133,9 +133,9 @@ class SampleRun:
             self._setting_up.cancel()
 
     def give_up(self, message: str) -> EpisodeResult:
-        """Give the result of a run that never began or does not end: what is there, and an error.
+        """Return the result of a run that never began or does not end: what there is, and an error.
 
-        The error is laid to whatever runs now; where nothing does, there is nothing to score.
+        The error is attributed to the part that runs now; if none does, nothing can be scored.
         """
         record = self._record
         cause = Cause.UNSCORED
@@ -145,7 +145,7 @@ class SampleRun:
         return self.result()
 
     def result(self) -> EpisodeResult:
-        """Give the result as it stands."""
+        """Return the result so far."""
         record, context = self._record, self.context.copy()
         recorder = self._setup.recorder
         return EpisodeResult(
@@ -175,7 +175,7 @@ class SampleRun:
         return self._begun and self._record.keep_log
 
     def build_log(self) -> EvalSample:
-        """Build the log as it stands, in the context of the run."""
+        """Build the log so far, in the context of the run."""
         record = self._record
         cause = record.error.__cause__ if record.error is not None else None
         return internals.create_eval_sample(
@@ -193,7 +193,7 @@ class SampleRun:
         )
 
     async def _set_up(self, stack: AsyncExitStack, active: internals.ActiveSample) -> bool:
-        """Set the sample up; ``False`` when the episode was stopped meanwhile."""
+        """Set the sample up; ``False`` when the episode was stopped in the meantime."""
         if self._stopped is None:
             with anyio.CancelScope() as scope:
                 self._setting_up = scope
@@ -233,7 +233,7 @@ class SampleRun:
             with anyio.CancelScope(shield=True), anyio.fail_after(patience):
                 await contained("the task's cleanup", cleanup(record.state))
         except Exception as error:
-            # As in an eval: clean-up that fails is reported and changes no score.
+            # As in an eval: a failing clean-up is reported and changes no score.
             logger.warning(
                 "task %r, sample %r: the task's cleanup failed: %s",
                 record.task.name,

@@ -1,4 +1,4 @@
-"""The sandboxes of one episode: started as Inspect starts them, released whatever happens."""
+"""The sandboxes of one episode: started as Inspect starts them, always released."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from inspect_tinker_plugin.episode.types import Metrics
 logger = getLogger(__name__)
 
 START_GRACE = 60.0
-"""Seconds that a sandbox whose episode has been cancelled has to come up, to be released then.
+"""Seconds that a cancelled episode waits for its sandbox to come up, in order to release it.
 
-Cancelled half-way, a start leaves what the engine goes on creating after its client is gone:
-``docker compose`` is killed, its last request is carried out all the same, and nobody knows
-of the container or network that it makes.
+Cancelling a start half-way leaves behind what the engine goes on creating after its client is
+gone: ``docker compose`` is killed, its last request is carried out nevertheless, and nobody
+knows of the container or network that it makes.
 """
 
 
 @dataclass(frozen=True)
 class SampleSandboxes:
-    """What an episode knows of its sandboxes."""
+    """The sandboxes of an episode, with what attribution of errors needs to know of them."""
 
     environments: dict[str, SandboxEnvironment]
     modules: frozenset[str]
@@ -44,12 +44,12 @@ NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
 
 
 class SandboxHolder:
-    """The sandboxes of one sample, from their start to their one release.
+    """Owns the sandboxes of one sample, from their start to their single release.
 
-    Inspect is handed this in the place of the provider. It starts the sandboxes in a task of
-    their own, which no cancellation reaches, and ignores Inspect's own clean-up after failed
-    files or set-up: that says ``interrupted``, on which the ``docker`` provider leaves its
-    containers to the end of an eval, and an episode has none around it.
+    Inspect is given this in place of the provider. It starts the sandboxes in their own
+    task, which no cancellation reaches, and ignores Inspect's own clean-up after failed
+    files or set-up: that clean-up says ``interrupted``, on which the ``docker`` provider leaves its
+    containers to the end of an eval, and an episode has no eval around it.
     """
 
     def __init__(self, provider: type[SandboxEnvironment]) -> None:
@@ -63,23 +63,23 @@ class SandboxHolder:
     async def sample_init(
         self, task_name: str, config: Any, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Start the sandboxes; a cancelled caller leaves them to ``release()``."""
+        """Start the sandboxes; if the caller is cancelled, ``release()`` removes them."""
         self._arguments = (task_name, config)
         context = copy_context()
         self._starting = asyncio.get_running_loop().create_task(
             _started(self._provider, task_name, config, metadata), context=context
         )
         environments = await asyncio.shield(self._starting)
-        for variable, value in context.items():  # what a provider binds is for its sample
+        for variable, value in context.items():  # what a provider binds is meant for its sample
             if variable.get(None) is not value:
                 variable.set(value)
         return environments
 
     async def sample_cleanup(self, *_: object) -> None:
-        """Do nothing: ``release()`` does it."""
+        """Do nothing: ``release()`` cleans up."""
 
     async def release(self) -> None:
-        """Release what was started, once; again only when it was cancelled half-way.
+        """Release what was started, once; a second time only after a cancellation half-way.
 
         Raises:
             Exception: What the provider raised.
@@ -98,7 +98,7 @@ class SandboxHolder:
         starting = self._starting
         if starting is None:
             return
-        # A provider may say that a start can be cancelled at any point and leaves nothing.
+        # A provider may declare that its start can be cancelled at any point and leaves nothing.
         cancellable = getattr(self._provider, "start_is_cancellable", False)
         if not starting.done() and not cancellable:
             await asyncio.wait([starting], timeout=START_GRACE)
@@ -106,7 +106,7 @@ class SandboxHolder:
             starting.cancel()
             await asyncio.wait([starting])
         if starting.cancelled() or starting.exception() is not None:
-            return  # a provider cleans up after a start of its own that failed
+            return  # a provider cleans up after a failed start itself
         task_name, config = self._arguments
         cleanup: Callable[..., Any] = self._provider.sample_cleanup
         await cleanup(task_name, config, starting.result(), False)
@@ -133,8 +133,8 @@ async def sample_sandboxes(
 ) -> AsyncIterator[SampleSandboxes]:
     """Start the sandboxes of a sample, with its files and set-up script, and release them.
 
-    Follows ``sandboxenv_context`` of Inspect in what it does, with three differences: no
-    random delay before the start (it spreads tasks of one eval; here it would only cost),
+    Does what ``sandboxenv_context`` of Inspect does, with three differences: no
+    random delay before the start (it spreads the tasks of an eval and would only cost here),
     start and release are never interrupted, and a provider's one-time set-up happens on
     first use.
 
@@ -144,9 +144,9 @@ async def sample_sandboxes(
         spec: The sandbox.
         sample: The sample, with its files and set-up script.
         max_sandboxes: Sandboxes of this provider that may be alive at once; the provider's
-            own default when not given.
-        metrics: Takes ``sandbox/acquire_s``.
-        doing: Is told what is waited for, in words.
+            default if not given.
+        metrics: Receives ``sandbox/acquire_s``.
+        doing: Called with a description of what is waited for.
     """
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The scores of one episode: from its scorers, and those that its solver wrote itself."""
+"""The scores of one episode: those of its scorers, and those that its solver set itself."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from inspect_tinker_plugin.errors import Cause
 
 
 class EpisodeTranscript:
-    """Spans and score events, which only a log needs: a third of an episode's cost."""
+    """Spans and score events, which only a log needs: they take a third of an episode's time."""
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
 
     def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Group the events of a part of the episode."""
+        """Group the events of one part of the episode."""
         return span(name, type=kind) if self._keep else nullcontext()
 
     def score(self, score: Score, *, name: str, sample: Sample) -> None:
@@ -48,7 +48,7 @@ class Scoring:
         self._transcript = transcript
 
     async def run(self, record: SampleRecord) -> None:
-        """Score where the solver has left the sample; a failure goes into the record."""
+        """Score the state that the solver left; a failure goes into the record."""
         state, sample = record.state, record.sample
         state.completed = True
         internals.set_sample_state(state)
@@ -58,7 +58,7 @@ class Scoring:
             self._keep(list(state.scores), state, sample)
             return
         started = time.perf_counter()
-        # Half of the sample's time is left for scoring, as in an eval.
+        # As in an eval, half of the sample's time limit is available for scoring.
         budget = record.task.limits.time
         try:
             with time_limit(budget / 2 if budget else None):
@@ -74,7 +74,7 @@ class Scoring:
     async def _run_scorers(
         self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample
     ) -> None:
-        """Run the scorers in order, then take over the solver's own scores."""
+        """Run the scorers in order, then add the solver's own scores."""
         of_solver = list(state.scores or {})
         async with self._transcript.span("scorers"):
             for named in scorers:

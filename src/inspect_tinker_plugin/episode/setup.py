@@ -1,4 +1,4 @@
-"""Before the solver: the state of a sample, the context that it runs in, and its sandboxes."""
+"""Everything before the solver: the sample's state, its context variables and its sandboxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inspect_tinker_plugin.errors import Cause
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyModel) -> TaskState:
-    """Make the state that a solver starts from."""
+    """Make the state that the solver starts from."""
     limits = task.limits
     assert sample.id is not None
     return TaskState(
@@ -42,12 +42,12 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyMo
 
 
 class SampleSetup:
-    """Sets one sample up, step by step; ``doing`` and ``phase`` say where it is.
+    """Sets one sample up, step by step; ``doing`` and ``phase`` describe the current step.
 
     Attributes:
-        doing: What it is waiting for, in words.
-        phase: Whose fault a failure is.
-        recorder: Figures of the sandboxes, if there are any.
+        doing: What it waits for, in words.
+        phase: The cause that a failure is attributed to.
+        recorder: Metrics of the sandboxes, if there are any.
     """
 
     def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
@@ -58,7 +58,7 @@ class SampleSetup:
         self._model = model
 
     def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
-        """Bind the sample to the context variables that Inspect's parts read."""
+        """Bind the sample to the context variables that Inspect reads."""
         record, task = self._record, self._record.task
         task.enter_context(self._model)
         generate = task.generate_with(self._model)
@@ -85,7 +85,7 @@ class SampleSetup:
         return active, generate
 
     async def materialize_input(self) -> None:
-        """Read images and other media of the input, which a plain string cannot have."""
+        """Read images and other media of the input; a plain string has none."""
         record = self._record
         if not isinstance(record.sample.input, str):
             plan = internals.capture_task_input_media([record.sample])

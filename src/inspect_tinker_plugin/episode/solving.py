@@ -1,4 +1,4 @@
-"""The solver of one sample, under its limits; what ends it is as in an eval."""
+"""The solver of one sample, run under its limits; ends as in an eval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = getLogger(__name__)
 
 
 class Solving:
-    """Runs the solver, and ends it when it is told to.
+    """Runs the solver, and ends it on request.
 
     Attributes:
         started: When the solver began, by the monotonic clock; ``None`` before.
@@ -50,7 +50,7 @@ class Solving:
                 self._active.limit_exceeded(self._stop)
 
     async def run(self) -> None:
-        """Run the solver to its end; how it ended is in the record."""
+        """Run the solver to its end; the record says how it ended."""
         record = self._record
         self.started = time.monotonic()
         internals.init_sample_working_time(self.started)
@@ -59,7 +59,7 @@ class Solving:
         except internals.SandboxTimeoutError as error:
             record.fail(error, Cause.SOLVER)
         except TimeoutError as error:
-            # As in an eval: a stray TimeoutError ends the solver, what is there is scored.
+            # As in an eval: a stray TimeoutError ends the solver, and its state so far is scored.
             logger.warning(
                 "task %r, sample %r: the solver ended with a TimeoutError that nothing "
                 "handled (%s); its state so far is scored, as in an eval",
@@ -113,7 +113,7 @@ class Solving:
                 raise
             self._end_by_limit(exceeded)
         finally:
-            # ends the working-limit monitor and whatever background() started
+            # ends the working-limit monitor and everything that background() started
             group.cancel_scope.cancel()
 
     def _end_by_limit(self, error: LimitExceededError) -> None:

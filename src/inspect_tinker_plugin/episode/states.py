@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class EpisodeState(StrEnum):
-    """Where an episode is. It only moves down this list, and ends in one of the last two."""
+    """The state of an episode. It only moves down this list, to one of the last two."""
 
     NEW = "new"
-    """Nothing runs yet."""
+    """Nothing has run."""
 
     STARTING = "starting"
-    """Input, sandbox, files and set-up script; no solver has begun."""
+    """Input, sandbox, files and set-up script are being prepared; the solver has not begun."""
 
     RUNNING = "running"
     """The solver runs, or waits for the policy."""
@@ -21,12 +21,12 @@ class EpisodeState(StrEnum):
     """The solver has ended or was told to; scorers, clean-up and release run."""
 
     SCORED = "scored"
-    """The result is there: scores, an error, or both."""
+    """There is a result: scores, an error, or both."""
 
     CLOSED = "closed"
     """Closed before there was a result, so there will be none."""
 
     def before(self, other: EpisodeState) -> bool:
-        """Whether an episode in this state may still enter another."""
+        """Whether this state comes before another."""
         order = list(EpisodeState)
         return order.index(self) < order.index(other)

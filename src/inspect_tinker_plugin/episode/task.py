@@ -34,21 +34,21 @@ logger = getLogger(__name__)
 
 
 SandboxMapping = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
-"""Gives the sandbox to use instead of the one that a task or a sample asks for."""
+"""Chooses the sandbox to use instead of the one that a task or a sample asks for."""
 
 
 @dataclass(frozen=True)
 class NamedScorer:
-    """A scorer under the name that an eval log would give it."""
+    """A scorer with the name that an eval log would give it."""
 
     name: str
     scorer: Scorer
     keys: tuple[str, ...] = ()
-    """Keys that its dict score must have; an eval fails when one is missing."""
+    """Keys that its dict score must have; as in an eval, a missing key is an error."""
 
 
 class PreparedTask:
-    """Everything of a task that its episodes share.
+    """Everything that the episodes of a task share.
 
     Attributes:
         task: The task itself.
@@ -100,7 +100,7 @@ class PreparedTask:
         internals.set_sandbox_limits()
 
     def generate_with(self, model: PolicyModel) -> Generate:
-        """Make the ``generate`` function that solvers are given."""
+        """Make the ``generate`` function that solvers receive."""
 
         async def generate(
             state: TaskState,
@@ -124,7 +124,7 @@ class PreparedTask:
             return None
         spec = await internals.resolve_sandbox(self.sandbox, sample, self.name)
         if spec is not None and spec.config is None and self.sandbox is None:
-            # a sample that names only a provider still gets the task folder's compose file
+            # a sample that only names a provider still gets the task folder's compose file
             spec = internals.resolve_task_sandbox(self.task, spec)
         return (
             spec if spec is None or self._sandbox_mapping is None else self._sandbox_mapping(spec)
@@ -155,7 +155,7 @@ def _as_solver(solver: SolverLike | None) -> Solver | None:
 def _resolve_roles(
     of_task: Mapping[str, Any] | None, of_caller: Mapping[str, Any]
 ) -> dict[str, Model | list[Model]]:
-    """Merge roles, the caller's over the task's; names become models."""
+    """Merge roles, the caller's over the task's, and turn names into models."""
     roles: dict[str, Model | list[Model]] = {}
     for name, bound in {**(of_task or {}), **of_caller}.items():
         if bound is None or bound == []:
@@ -166,7 +166,7 @@ def _resolve_roles(
             else:
                 roles[name] = get_model(bound, role=name)
         except Exception as error:
-            # a missing package, key or provider; each raises an error of its own kind
+            # a missing package, key or provider; each raises its own kind of error
             reason = internals.in_one_line(error)
             raise ConfigError(f"model role {name!r} = {bound!r}: {reason}") from error
     return roles
@@ -193,7 +193,7 @@ _named: set[tuple[str, str]] = set()
 
 
 def _name_what_is_an_evals(task: Task) -> None:
-    """Say once per task what of it has no effect on episodes."""
+    """Warn, once per task, about its settings that have no effect on episodes."""
     for option, set_to, why in (
         ("early_stopping", task.early_stopping, "the trainer decides which samples are run"),
         ("checkpoint", task.checkpoint, "an episode that is cut off is not resumed"),
@@ -213,14 +213,14 @@ def _guarded_scorers(task: Task) -> list[NamedScorer]:
 
 
 def _metric_keys(metrics: object) -> tuple[str, ...]:
-    """Keys of a dict score that metrics name; patterns (``*``) fit whatever there is."""
+    """Keys of a dict score that metrics name; patterns (``*``) are left out."""
     groups = metrics if isinstance(metrics, Sequence) else [metrics]
     keys = [key for group in groups if isinstance(group, Mapping) for key in group]
     return tuple(key for key in keys if not set(key) & set("*?["))
 
 
 def _guarded(name: str, scorer: Scorer) -> Scorer:
-    """Wrap a scorer so that it cannot ask the policy; it keeps its registry entry."""
+    """Wrap a scorer so that it cannot ask the policy; keeps its registry entry."""
     call: Callable[[TaskState, Target], Awaitable[Score | None]] = scorer
 
     @functools.wraps(scorer)

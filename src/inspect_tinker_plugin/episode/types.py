@@ -1,4 +1,4 @@
-"""The vocabulary of an episode: what the policy is asked, what it answers, how it ended."""
+"""The types of an episode: what the policy is asked, what it answers, how the episode ended."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class TurnRequest:
     """Number of this model call in its episode, from 0."""
 
     messages: Sequence[ChatMessage]
-    """The conversation exactly as Inspect would hand it to a provider."""
+    """The conversation exactly as Inspect would pass it to a provider."""
 
     tools: Sequence[ToolInfo]
-    """Tools on offer, with their JSON schemas; empty when there are none."""
+    """Tools offered, with their JSON schemas; empty when there are none."""
 
     tool_choice: ToolChoice
     """``"auto"``, ``"any"``, ``"none"`` or a forced tool."""
 
     config: GenerateConfig
-    """Generation options of this call after all of Inspect's merging."""
+    """Generation options of this call, after all of Inspect's merging."""
 
     dialect: str | None = None
-    """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call came in by
-    through Inspect's agent bridge; ``None`` when no program translated its messages."""
+    """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call used to
+    reach Inspect's agent bridge; ``None`` when no program translated its messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResult:
-    """How an episode ended: everything that a reward, a log or a metric is made of.
+    """How an episode ended: the source of rewards, logs and metrics.
 
     Absent, failed and zero are different: ``scores`` holds what was scored, ``error`` is
     set when anything failed, and neither implies the other (a solver may fail after a
@@ -72,10 +72,10 @@ class EpisodeResult:
     """Every score, by the name that an eval log would use."""
 
     limit: EvalSampleLimit | None
-    """The limit that ended the episode, if one did."""
+    """The limit that ended the episode, if there was one."""
 
     error: EpisodeError | None
-    """What failed, and whose fault it is; the original exception is its ``__cause__``."""
+    """What failed, and its cause; the original exception is its ``__cause__``."""
 
     turns: int
     """Model calls that the policy answered."""
@@ -88,10 +88,10 @@ class EpisodeResult:
 
     expected_scores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the task's scorers, in order, each with the keys that its dict score must have
-    (those that its metrics name). A scorer that returned ``None`` is here and not in ``scores``."""
+    (those that its metrics name). A scorer that returned ``None`` is listed, without a score."""
 
     metrics: Metrics = field(default_factory=dict)
-    """Sandbox and timing figures, e.g. ``sandbox/acquire_s``, ``time/scoring_s``."""
+    """Metrics of sandboxes and times, e.g. ``sandbox/acquire_s``, ``time/scoring_s``."""
 
     build_log: Callable[[], EvalSample] | None = None
     """Builds the ``EvalSample`` of this episode, as Inspect would have logged it."""
@@ -102,7 +102,7 @@ class EpisodeResult:
 
 
 Outcome = TurnRequest | EpisodeResult
-"""What an episode yields next: another model call to answer, or its end."""
+"""What an episode waits for next: an answer to another model call, or nothing (its result)."""
 
 Reply = ModelOutput | Exception
-"""What answers a parked model call: an output, or an error to raise inside the solver."""
+"""The answer to a parked model call: an output, or an error to raise inside the solver."""

@@ -1,6 +1,6 @@
-"""The ``README.md`` of an export: tells ``load_dataset`` (and the Hugging Face Hub) the schema.
+"""The ``README.md`` of an export: tells ``load_dataset`` (and the Hugging Face Hub) its schema.
 
-JSON lines need it: their reader guesses types from the first lines it sees, and a key that
+JSON lines need it: their reader guesses types from the first lines, and a key that
 is null there would have no type for the lines that follow.
 """
 

@@ -1,4 +1,4 @@
-"""The columns of an export: one sample's first turn as a row of plain strings."""
+"""The columns of an export: one sample's first prompt as a row of plain strings."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 COLUMNS = ("id", "prompt", "answer", "info", "task", "tools")
 
 RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
-"""Keys of a message beside role and content; only in exports where a prompt needs them."""
+"""Keys of a message besides role and content; only in exports where a prompt needs them."""
 
 
 class ExportRow(TypedDict):
-    """One row. ``info`` and ``tools`` are JSON, so that the schema never depends on data."""
+    """One row. ``info`` and ``tools`` are JSON, so that the schema never depends on the data."""
 
     id: str
     prompt: list[dict[str, Any]]
@@ -45,8 +45,8 @@ def features(*, rich: bool) -> Features:
     """Return the schema of an export.
 
     Args:
-        rich: Messages also have :data:`RICH_KEYS`. Chat templates tell an assistant message
-            with tool calls by the presence of the key, so plain exports do without them.
+        rich: Messages also have :data:`RICH_KEYS`. Chat templates recognise an assistant message
+            with tool calls by the presence of the key, so plain exports leave the keys out.
     """
     from datasets import Features, List, Value
 
@@ -90,7 +90,7 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
         task: Name of the task.
         sample: The sample, with its id.
         request: The first model call of its episode.
-        state: The state of the episode at that moment; it tells the order of choices that
+        state: The state of the episode at that moment; it holds the order of choices that
             the solver shuffled.
 
     Raises:

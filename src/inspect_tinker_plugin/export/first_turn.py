@@ -1,4 +1,4 @@
-"""The first model call of a sample: its solver run that far, without a sandbox if it can be."""
+"""The first model call of a sample: runs its solver that far, without a sandbox if possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Watch:
     asked_for_sandbox: bool = False
 
 
-# An episode runs in a task of its own, which starts with a copy of this context.
+# An episode runs in its own task, which starts with a copy of this context.
 _watch: ContextVar[_Watch] = ContextVar("inspect_rl_first_turn")
 
 
@@ -46,9 +46,9 @@ class FirstTurn:
 class FirstTurns:
     """Finds the first model call of each sample of a task.
 
-    A sample that has a sandbox is tried with a stand-in first, without its files and set-up
-    script. Only when the solver reaches for the sandbox, or fails, it is run again with the
-    real one: most agents look at theirs in a tool call, which comes later.
+    A sample with a sandbox is first tried with a stand-in, without its files and set-up
+    script. Only when the solver uses the sandbox, or fails, is it run again with the
+    real one: most agents first use theirs in a tool call, which comes later.
 
     Args:
         task: The task. It needs no scorer.
@@ -81,7 +81,7 @@ class FirstTurns:
         """Run a sample up to its first model call.
 
         Raises:
-            ExportError: It failed before, or ended without a call.
+            ExportError: It failed before its first model call, or ended without one.
         """
         if self._real.prepared.sandbox is None and sample.sandbox is None:
             return await self._run(self._real, sample, _Watch())
@@ -141,7 +141,7 @@ def _observe() -> Solver:
 
 @sandboxenv(name=PROBE)
 class ProbeSandbox(SandboxEnvironment):
-    """Stands in for a sandbox until the first model call; whoever uses it is run again."""
+    """Stands in for a sandbox until the first model call; a solver that uses it is run again."""
 
     @classmethod
     async def sample_init(
@@ -158,22 +158,22 @@ class ProbeSandbox(SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     async def exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, and note it."""
+        """Record the use and refuse it."""
         raise self._asked()
 
     async def write_file(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse, and note it."""
+        """Record the use and refuse it."""
         raise self._asked()
 
     async def read_file(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, and note it."""
+        """Record the use and refuse it."""
         raise self._asked()
 
     async def connection(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, and note it."""
+        """Record the use and refuse it."""
         raise self._asked()
 
     @staticmethod

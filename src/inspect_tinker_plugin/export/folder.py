@@ -1,7 +1,7 @@
-"""The folder of an export: claimed, filled part by part, and finished in one go.
+"""The folder of an export: claimed, filled part by part, and finished in one step.
 
-While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and a file a
-part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
+While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and one file
+per part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
 (which ``datasets.load_dataset(folder)`` finds by itself), and ``README.md`` and
 ``export.json`` appear beside them. A finished export that is being replaced stays as it is
 until then.
@@ -46,10 +46,10 @@ class ExportFolder:
         format: Format,
         overwrite: bool,
     ) -> ExportFolder:
-        """Take a folder for an export, to continue an unfinished one or to start anew.
+        """Take a folder for an export, to continue an unfinished one or to start a new one.
 
         Args:
-            path: The folder; made when it is not there.
+            path: The folder; created if missing.
             identity: What is exported.
             seed: Seed of the order, when this export starts anew.
             format: File format.
@@ -57,7 +57,7 @@ class ExportFolder:
 
         Raises:
             ExportError: The folder cannot be written, is being written by another process,
-                holds a finished export or another one's beginning, or holds other files.
+                holds a finished export or the beginning of another one, or holds other files.
         """
         try:
             check_target(path, overwrite=overwrite)
@@ -110,7 +110,7 @@ class ExportFolder:
         """Write the next part and record it.
 
         Raises:
-            ExportError: The disk is full or the folder went away; what was written stays.
+            ExportError: The disk is full or the folder is gone; what was written stays.
         """
         index = len(self.journal.parts)
         rich = any(is_rich(row) for row in rows)
@@ -124,11 +124,11 @@ class ExportFolder:
     def finish(self, task: str, summary: Mapping[str, Any]) -> list[str]:
         """Give the parts their final names and write the card and ``export.json``.
 
-        A finish that was interrupted is completed by the next one.
+        A finish that was interrupted is completed by the next call.
 
         Args:
             task: Name of the task.
-            summary: What ``export.json`` says beside the names of the files.
+            summary: Entries of ``export.json`` besides the names of the files.
 
         Returns:
             Names of the files.
@@ -161,12 +161,12 @@ class ExportFolder:
             self.path.rmdir()
 
     def close(self) -> None:
-        """Let go of the folder; an unfinished export can be continued."""
+        """Release the folder; an unfinished export can be continued."""
         if self._lock is not None:
             self._lock.close()
 
     def _widen(self, parts: Sequence[Part]) -> None:
-        """Rewrite plain parts in the rich schema: all files of an export have the same."""
+        """Rewrite plain parts in the rich schema, as all files of an export must have the same."""
         for part in parts:
             path = self._part(part.index)
             if not part.rich and path.exists():
@@ -174,7 +174,7 @@ class ExportFolder:
                 write_part(path, rows, format=self._format, rich=True)
 
     def _remove_old(self) -> None:
-        """Remove the finished export that this one replaces; its summary goes last."""
+        """Remove the finished export that this one replaces; its summary is removed last."""
         summary = self.path / SUMMARY
         if summary.exists():
             for name in [CARD, *read_summary(self.path).get("files", [])]:
@@ -220,7 +220,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read the ``export.json`` of a folder.
 
     Raises:
-        ExportError: It is not one of ours.
+        ExportError: It was not written by an export.
     """
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
@@ -232,5 +232,5 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def unwritable(path: Path, error: OSError) -> ExportError:
-    """Say in one line why a folder cannot be written."""
+    """Make a one-line error that says why a folder cannot be written."""
     return ExportError(f"cannot write to {path}: {error.strerror or error}.")

@@ -1,4 +1,4 @@
-"""The file formats of an export: one part written, or read back, through ``datasets``."""
+"""The file formats of an export: writes parts, and reads them back, through ``datasets``."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep ``datasets`` from drawing a bar for each part beside the export's own."""
+    """Keep ``datasets`` from showing a progress bar per part beside the export's own."""
     from datasets.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

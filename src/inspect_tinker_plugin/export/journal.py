@@ -1,4 +1,4 @@
-"""What an unfinished export has written so far: one line a part, added after the part is safe."""
+"""The journal of an unfinished export: one line per part, added after the part is on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Part:
-    """A run of samples that is written."""
+    """A run of consecutive samples that is written."""
 
     index: int
     """Number of the part, from 0; names its file."""
@@ -33,7 +33,7 @@ class Part:
     rich: bool
     """Whether its file has the rich schema."""
     digest: str
-    """Of the samples' ids, inputs and targets, in their order."""
+    """Hash of the samples' ids, inputs and targets, in their order."""
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -41,8 +41,8 @@ class Journal:
     """The lines of one unfinished export.
 
     Attributes:
-        identity: What is exported; an export is continued only by the same.
-        seed: The seed of this export's order, chosen when none was given.
+        identity: What is exported; an export continues only with the same identity.
+        seed: The seed of this export's order, chosen at random when none was given.
         parts: What is written, in order.
     """
 
@@ -53,7 +53,7 @@ class Journal:
         self.parts: list[Part] = []
 
     def start(self) -> None:
-        """Write the first line, which replaces whatever the file held."""
+        """Write the first line, replacing whatever the file held."""
         line = json.dumps({"identity": self.identity, "seed": self.seed})
         partial = self._path.with_name(self._path.name + ".partial")
         partial.write_text(line + "\n", encoding="utf-8")
@@ -69,7 +69,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """Read a journal; a last line that was cut off is dropped, with the part it named.
+        """Read a journal; a last line that was cut off is dropped, together with its part.
 
         Returns:
             The journal, or None when the export ended before its first line.

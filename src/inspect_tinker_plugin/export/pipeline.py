@@ -1,4 +1,4 @@
-"""One export from beginning to end: samples prepared side by side, written in their order."""
+"""One export from beginning to end: samples are prepared concurrently and written in order."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from inspect_tinker_plugin.tasks.selection import Selection
 logger = getLogger(__name__)
 
 LAYOUT = 1
-"""Version of the layout of a folder; raised when an older one can no longer be continued."""
+"""Version of the folder's layout; raised when older folders can no longer be continued."""
 
 PART_ROWS = 5_000
 PART_BYTES = 64 * 1024 * 1024
 PART_SECONDS = 30.0
-"""A part is written when it reaches any of these, so that an interruption costs little."""
+"""A part is written when it reaches any of these, so that an interruption loses little."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class ExportOptions:
     """Limits and model roles of the episodes."""
 
     max_samples: int = 16
-    """Samples in preparation at once."""
+    """Samples prepared at once."""
 
     overwrite: bool = False
-    """Start anew, whatever export the folder holds."""
+    """Start a new export, whatever export the folder holds."""
 
     def __post_init__(self) -> None:
         if self.max_samples < 1:
@@ -82,7 +82,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportProgress:
-    """How far an export is."""
+    """The progress of an export."""
 
     done: int
     total: int
@@ -113,7 +113,7 @@ async def export_task(
     Args:
         resolved: The task; it needs no scorer.
         output: The folder.
-        options: What to write and how.
+        options: What to write, and how.
         on_progress: Called after every sample.
 
     Returns:
@@ -169,7 +169,7 @@ class _Export:
         self._check_continuity()
 
     def _check_continuity(self) -> None:
-        """Make sure that the samples of the parts that are there are still the same."""
+        """Check that the samples of the parts already written are still the same."""
         start = 0
         for part in self._folder.journal.parts:
             stop = start + part.samples
@@ -198,13 +198,13 @@ class _Export:
                         full, part = part, _OpenPart(part.stop)
                         self._write(full)
         except asyncio.CancelledError:
-            self._write(part)  # so that the next run goes on from here
+            self._write(part)  # so that the next run continues from here
             raise
         self._write(part)
         return self._finish(continued)
 
     async def _results(self, start: int) -> AsyncGenerator[ExportRow | Failure, None]:
-        """Yield the results of all samples in their order, with several under way at once."""
+        """Yield the results of all samples in their order; several are in preparation at once."""
         places = asyncio.Semaphore(self._options.max_samples)
         window = 4 * self._options.max_samples
         pending: deque[asyncio.Task[ExportRow | Failure]] = deque()
@@ -229,7 +229,7 @@ class _Export:
                 return row_of(self._resolved.task.name, sample, turn.request, turn.state)
             except ExportError as error:
                 return Failure(str(sample.id), str(error))
-            except Exception as error:  # whatever it is, the other samples can be written
+            except Exception as error:  # whatever the reason, the other samples can be written
                 logger.debug("sample %r could not be exported", sample.id, exc_info=error)
                 return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -305,7 +305,7 @@ def _digest(samples: SelectedSamples, start: int, stop: int) -> str:
     digest = hashlib.sha256()
     for index in range(start, stop):
         sample = samples[index]
-        # messages have ids, which are made anew whenever a task is loaded
+        # messages have ids, which are new whenever a task is loaded
         asked = sample.input
         texts = asked if isinstance(asked, str) else [message.text for message in asked]
         asks = [sample.id, texts, sample.target, sample.choices]

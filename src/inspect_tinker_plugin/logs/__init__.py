@@ -1,4 +1,4 @@
-"""``.eval`` logs of rollouts: one for each training batch, readable with ``inspect view``."""
+"""``.eval`` logs of rollouts: one per training batch, readable with ``inspect view``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the logs: a group's part, and the log of a batch out of its groups' parts."""
+"""Assembles logs: writes each group's part, and merges the parts of a batch into its log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = getLogger(__name__)
 
 
 def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
-    """Write a finished group where its batch is gathered.
+    """Write a finished group into the staging folder of its batch.
 
     Raises:
         OSError: It cannot be written.
@@ -40,17 +40,17 @@ def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
 
 
 def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
-    """Make the logs of a run's batches.
+    """Write the logs of a run's batches.
 
-    Safe to be interrupted at any point and to be called again: a log appears whole, under
-    a name that its parts determine, and the parts go after it is there.
+    Can be interrupted at any point and called again: a log appears complete, under
+    a name that its parts determine, and its parts are removed afterwards.
 
     Args:
         run: The run.
-        complete_only: Leave batches alone whose groups are not all there yet.
+        complete_only: Skip batches whose groups are not all there yet.
 
     Returns:
-        The logs that were made.
+        The logs that were written.
 
     Raises:
         OSError: One cannot be written; its parts stay.
@@ -106,7 +106,7 @@ def _batch_log(
     unique = hashlib.sha256(f"{spec.run_id}/{attempt.name}".encode()).hexdigest()[:22]
     causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
     shared: dict[str, Any] = spec.metadata or {}
-    # a trainer's own epochs (`num_epochs`) ask for each batch once more in each of them
+    # a trainer's own epochs (`num_epochs`) ask for each batch again, once per epoch
     step = attempt.number * shared.get("batches", 0) + attempt.batch
     for sample in samples:
         note(sample, "policy_step", step)
@@ -130,7 +130,7 @@ def _batch_log(
         }
     )
     spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
-    # The viewer counts a log's samples against its limit times its epochs.
+    # The viewer compares a log's number of samples with its limit times its epochs.
     spec.config = spec.config.model_copy(update={"limit": len(spec.dataset.sample_ids)})
     results = eval_results(samples, planned=attempt.groups * group_size, reward=reward)
     spec.headline_metric = results.headline
@@ -151,7 +151,7 @@ def _file_name(log: EvalLog, attempt: Attempt) -> str:
 
 
 def _number_apart(samples: list[EvalSample]) -> None:
-    """Give rollouts of samples with one and the same id numbers of their own."""
+    """Give rollouts of samples with the same id different numbers."""
     taken: set[tuple[str, int]] = set()
     for sample in samples:
         while (str(sample.id), sample.epoch) in taken:
@@ -160,7 +160,7 @@ def _number_apart(samples: list[EvalSample]) -> None:
 
 
 def _put_aside(run: LogRun, attempt: Attempt, path: Path, error: Exception) -> None:
-    """Keep a damaged part for whoever wants to look, and the log of the others."""
+    """Move a damaged part aside for inspection; the log is made from the others."""
     kept = run.log_dir / f"{run.run_id}.{attempt.name}.{path.name}.damaged"
     os.replace(path, kept)
     logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)

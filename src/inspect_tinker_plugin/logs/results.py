@@ -1,4 +1,4 @@
-"""What the header of a batch's log says: rewards, scores, tokens, stop reasons and errors."""
+"""The header of a batch's log: rewards, scores, tokens, stop reasons and errors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ROLLOUTS = "rollouts"
 
 
 def add_rewards(samples: Sequence[EvalSample]) -> str:
-    """Give every rewarded sample its reward as a score.
+    """Add every rewarded sample's reward as a score.
 
     Returns:
-        The score's name: ``reward``, unless the task has a score of that name.
+        The score's name: ``reward``, unless the task already has a score with that name.
     """
     name = free_name(REWARD, {name for sample in samples for name in sample.scores or ()})
     for sample in samples:
@@ -49,7 +49,7 @@ def eval_results(samples: Sequence[EvalSample], *, planned: int, reward: str) ->
 
     Args:
         samples: The rollouts, after :func:`add_rewards`.
-        planned: Rollouts that the batch has without failures and retries.
+        planned: Rollouts of the batch without failures and retries.
         reward: Name of the score that is the reward.
     """
     names = dict.fromkeys([reward, *(name for s in samples for name in s.scores or ())])
@@ -83,7 +83,7 @@ def eval_stats(samples: Sequence[EvalSample]) -> EvalStats:
 
 
 def _answer(sample: EvalSample) -> str | None:
-    """Return what the viewer shows as a sample's answer: a scorer's, or the last reply."""
+    """Return the answer that the viewer shows for a sample: a scorer's, or the last reply."""
     answers = [score.answer for score in (sample.scores or {}).values() if score.answer]
     return answers[0] if answers else sample.output.completion or None
 
@@ -102,7 +102,7 @@ def _in_a_line(seen: Mapping[str, Any]) -> str:
 
 
 def _of_scorer(scorer: str, samples: Sequence[EvalSample]) -> Iterator[EvalScore]:
-    """Average one score; the entries of a dict or list score each by itself, as Inspect does."""
+    """Average one score; each entry of a dict or list score separately, as Inspect does."""
     values: dict[str, list[float]] = {}
     unscored: Counter[str] = Counter()
     for sample in samples:

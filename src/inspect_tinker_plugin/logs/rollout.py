@@ -1,4 +1,4 @@
-"""One rollout as a log shows it: Inspect's own record, and what training made of it."""
+"""One rollout in a log: Inspect's own record, and what training did with it."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.logs.run import GroupSlot
 
 METADATA_KEY = "inspect_rl"
-"""Key of a sample's metadata under which the training's figures are."""
+"""Key of a sample's metadata that holds the training's figures."""
 
 
 class RolloutStatus(StrEnum):
-    """What became of a rollout."""
+    """What happened to a rollout."""
 
     GRADED = "graded"
-    """It went back to the trainer with its reward."""
+    """It was returned to the trainer with its reward."""
     DROPPED = "dropped"
     """It ended well, but its group failed or did not need it."""
     FAILED = "failed"
-    """It failed, and its exception went to the trainer (which may have retried)."""
+    """It failed, and its exception was raised to the trainer (which may have retried)."""
     CUT = "cut"
     """It was stopped from outside: cancelled, or the sampler failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One member of a group at its end."""
+    """One member of a group after its end."""
 
     sample: Sample
     """The sample, with its id."""
 
     epoch: int
-    """Number of the rollout in its group, from 1; retries go on counting."""
+    """Number of the rollout in its group, from 1; retries continue the numbering."""
 
     status: RolloutStatus
-    """What became of it."""
+    """What happened to it."""
 
     build: Callable[[], EvalSample | None]
     """Builds Inspect's record; ``None`` when there is nothing but the sample."""
 
     reward: float | None = None
-    """Sum of all rewards that the trainer was given; absent when it was given none."""
+    """Sum of all rewards that the trainer received; absent when it received none."""
 
     stop_reason: str | None = None
     """Why it ended, in the cookbook's words."""
@@ -62,7 +62,7 @@ class Rollout:
 
 
 def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
-    """Build the record of a rollout; one that cannot be built becomes a record that says so."""
+    """Build the record of a rollout; if that fails, a record that says so."""
     try:
         record = rollout.build()
         problem = None
@@ -115,7 +115,7 @@ def _bare(rollout: Rollout) -> EvalSample:
 
 
 def _ended_when_it_ended(record: EvalSample) -> EvalSample:
-    """Take off the time between the episode's last event and the end of its group."""
+    """Correct a record's end time: its group may have ended long after its last event."""
     last = record.events[-1].timestamp if record.events else None
     if last is None or record.completed_at is None:
         return record
@@ -135,7 +135,7 @@ def _failure(rollout: Rollout) -> EvalError | None:
     if rollout.status is not RolloutStatus.CUT:
         return None
     return EvalError(
-        message="The rollout was stopped before the episode came to its end: the group was "
+        message="The rollout was stopped before its episode ended: the group was "
         "given up, the rollout timed out, or sampling failed. The training log says which.",
         traceback="",
         traceback_ansi="",
@@ -148,7 +148,7 @@ def _eval_error(error: BaseException, message: str) -> EvalError:
 
 
 def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
-    """Return the training's view; short, so that a log's sample list can show it."""
+    """Return the training's figures; short, so that a log's sample list can show them."""
     tokens = {
         name.removeprefix("tokens/"): value
         for name, value in rollout.metrics.items()

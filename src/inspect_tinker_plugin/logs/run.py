@@ -1,4 +1,4 @@
-"""The folder in which a dataset's groups meet: parts wait here until their batch is complete.
+"""The staging folder of a dataset's logs: parts wait here until their batch is complete.
 
 ::
 
@@ -6,10 +6,10 @@
     DIR/.rollouts/<run>/spec.json                                 what all its logs share
     DIR/.rollouts/<run>/owner.lock                                held while the dataset lives
     DIR/.rollouts/<run>/batch-000012.0/00003-of-00008.part        a finished group
-    DIR/.rollouts/<run>/closed/batch-000012.0                     no more parts, please
+    DIR/.rollouts/<run>/closed/batch-000012.0                     accepts no more parts
 
-Parts appear by an atomic rename under a lock that the kernel drops with its process, so it
-does not matter in which process a group runs, or whether that process is killed.
+Parts appear by an atomic rename under a lock that the kernel drops with its process, so
+groups may run in any process, and processes may be killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PART = re.compile(r"(\d+)-of-(\d+)\.part")
 
 @dataclass(frozen=True)
 class GroupSlot:
-    """Where a group belongs."""
+    """The position of a group in the training."""
 
     batch: int
     """Index of the batch, from 0."""
@@ -55,16 +55,16 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """Name of the folder, unique in the run."""
+        """Name of the folder, unique within the run."""
         return self.folder.name
 
     def parts(self) -> list[Path]:
-        """Return the parts that are there, in the groups' order."""
+        """Return the parts that are there, in the order of the groups."""
         return sorted(path for path in self.folder.iterdir() if _PART.fullmatch(path.name))
 
     @property
     def groups(self) -> int:
-        """Groups that the batch has, as its parts say."""
+        """Number of groups in the batch, from the names of its parts."""
         matches = (_PART.fullmatch(path.name) for path in self.parts())
         return max((int(match[2]) for match in matches if match), default=0)
 
@@ -77,7 +77,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class LogRun:
-    """The staging folder of one dataset; picklable, and the same for every process."""
+    """The staging folder of one dataset; picklable, and the same in every process."""
 
     log_dir: Path
     """Folder of the finished logs; absolute."""
@@ -92,11 +92,11 @@ class LogRun:
 
     @property
     def spec_file(self) -> Path:
-        """Where the run's ``EvalSpec`` is."""
+        """Path of the run's ``EvalSpec``."""
         return self.folder / "spec.json"
 
     def create(self, spec: str) -> None:
-        """Make the folders and write what all logs share.
+        """Make the folders and write the data that all logs share.
 
         Raises:
             OSError: They cannot be written.
@@ -107,17 +107,17 @@ class LogRun:
         os.replace(temporary, self.spec_file)
 
     def owner_lock(self) -> FileLock:
-        """Return the lock that says that the dataset is alive."""
+        """Return the lock that is held while the dataset is alive."""
         return FileLock(self.folder / "owner.lock", thread_local=False)
 
     def temporary(self) -> Path:
-        """Return a fresh name in the run's folder, for what is renamed when it is whole."""
+        """Return an unused path in the run's folder, to write to before a rename."""
         return self.folder / f"{uuid.uuid4().hex}.writing"
 
     def add_part(self, slot: GroupSlot, write: Callable[[Path], None]) -> None:
-        """Write a group's part and put it in its place.
+        """Write a group's part and rename it to its place.
 
-        A group that was there before (the batch is visited again) opens another attempt.
+        If the group has a part already (the batch is run again), this opens another attempt.
 
         Raises:
             OSError: It cannot be written.
@@ -144,17 +144,17 @@ class LogRun:
 
     @contextmanager
     def assembling(self) -> Iterator[None]:
-        """Be the only one who makes logs of this run."""
+        """Hold the lock for assembling logs of this run."""
         with self._locked("assemble"):
             yield
 
     def close(self, attempt: Attempt) -> None:
-        """Take no further parts for an attempt; later ones open another."""
+        """Accept no further parts for an attempt; later ones open another."""
         with self._locked("stage"):
             (self.folder / "closed" / attempt.name).touch()
 
     def remove(self, attempt: Attempt) -> None:
-        """Remove an attempt's parts at one stroke: a half-removed one would make a half log."""
+        """Remove an attempt's parts atomically: half of them would make half a log."""
         trash = self.temporary()
         attempt.folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The identity of a dataset's logs: task, data, limits and versions, as an eval log has them."""
+"""The ``EvalSpec`` of a dataset's logs: task, data, limits and versions, as in an eval's log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def eval_spec(
         prepared: The task with its limits after overrides.
         run_id: Unique id of the dataset.
         group_size: Rollouts per sample, which a log shows as epochs.
-        metadata: What else the log's header should say (reward expression, renderer …).
+        metadata: Further entries of the log's header (reward expression, renderer …).
         model: The model under training, if it is known.
     """
     task, limits = prepared.task, prepared.limits

@@ -1,4 +1,4 @@
-"""Writes logs beside the training: in threads of its own, and never in its way."""
+"""Writes logs while training goes on: in its own threads, without delaying or failing it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _guard = threading.Lock()
 
 
 def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
-    """Prepare a folder for the logs of a dataset, and finish what dead runs left there.
+    """Prepare a folder for the logs of a dataset, and finish the logs of runs that died.
 
     Args:
-        log_dir: Folder of the logs; it is created.
+        log_dir: Folder of the logs; created if missing.
         spec: What all logs of the dataset share; its ``run_id`` names the run.
 
     Raises:
@@ -56,20 +56,20 @@ def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
 
 
 def close_run(run: LogRun) -> None:
-    """Note that a dataset is gone; may be called by the garbage collector, so it only notes.
+    """Mark a dataset as gone; safe to call from the garbage collector.
 
-    What waits is made into logs by the next dataset of this process, by
+    Waiting parts are made into logs by the next dataset of this process, by
     :func:`assemble_pending`, or by the next process that uses the folder.
     """
     _left.append(run)
 
 
 async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
-    """Write a group's rollouts; the last group of a batch has the batch's log made.
+    """Write a group's rollouts; the last group of a batch starts the assembly of the batch's log.
 
-    Returns when the group is safe on the disk. The log itself is made in the background.
-    Cancelling the wait does not cancel the writing. Nothing that goes wrong is raised: it
-    is logged, once for each folder, and the training goes on.
+    Returns when the group is safely on disk. The log itself is made in the background.
+    Cancelling the wait does not cancel the writing. Errors are never raised: they are
+    logged, once per folder, and training goes on.
     """
     try:
         written = _submit(0, _write_group, run, slot, rollouts)
@@ -80,10 +80,10 @@ async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout])
 
 
 def assemble_pending(log_dir: str | Path) -> list[Path]:
-    """Make logs of everything that waits in a folder, batches with missing groups included.
+    """Make logs of everything that waits in a folder, including batches with missing groups.
 
     Call it when a training has ended. Runs of other, living processes are left alone; a
-    log of a batch that is not complete has the status ``cancelled``.
+    log of an incomplete batch has the status ``cancelled``.
 
     Args:
         log_dir: The folder that was given as ``log_dir``.
@@ -92,10 +92,10 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
         The logs that this call made.
 
     Raises:
-        OSError: A log cannot be written; nothing is lost, call again.
+        OSError: A log cannot be written; nothing is lost, so call it again.
     """
-    _submit(0, _nothing).result()  # what this process has begun comes first
-    # In a thread, even though the caller waits: below a running event loop, Inspect's log
+    _submit(0, _nothing).result()  # wait for what this process has begun
+    # In a thread although the caller waits: inside a running event loop, Inspect's log
     # functions would patch asyncio for the whole process.
     made: list[Path] = _submit(1, _assemble_all, Path(log_dir).absolute()).result()
     return made
@@ -160,7 +160,7 @@ def _release_left() -> None:
 
 @atexit.register
 def _leave() -> None:
-    """Take empty staging folders away; one that is not empty is for the next start."""
+    """Remove empty staging folders; those that are not empty are for the next start."""
     for run_id, lock in list(_owned.items()):
         del _owned[run_id]
         lock.release()
@@ -184,7 +184,7 @@ def _warn_once(log_dir: Path, error: Exception) -> None:
 
 
 def _nothing() -> None:
-    """What a pool is given to see that it has done all before."""
+    """Do nothing; submitted to a pool to wait for everything before it."""
 
 
 def _submit(pool: int, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -193,5 +193,5 @@ def _submit(pool: int, work: Callable[..., Any], *arguments: Any) -> Future[Any]
 
 @cache
 def _pool(number: int, process: int) -> ThreadPoolExecutor:
-    """Return the thread that stages groups (0) or makes logs (1); a group never waits for a log."""
+    """Return the thread that stages groups (0) or makes logs (1); groups never wait for logs."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"rollout-logs-{number}")

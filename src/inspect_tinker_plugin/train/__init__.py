@@ -1,1 +1,1 @@
-"""Training runs: a task to a better model, with the cookbook's own loop."""
+"""Training runs: train a model on a task with the cookbook's own loop."""

@@ -11,7 +11,7 @@ WIDTH = 560
 HEIGHT = 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 30
 COLUMNS = 120
-"""Stacked columns at most; more steps share a column."""
+"""Maximum number of stacked columns; with more steps, several share a column."""
 
 COLOURS = 8
 """Colours of the style sheet: classes ``c0`` to ``c7``."""
@@ -38,7 +38,7 @@ class Band:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where values are on the paper."""
+    """Maps values to positions in the drawing."""
 
     low: float
     high: float
@@ -90,12 +90,12 @@ def line_chart(
 def stacked_chart(
     steps: Sequence[float], layers: Mapping[str, Sequence[float]], *, unit: str = ""
 ) -> str:
-    """Draw a column a step, of layers on top of each other.
+    """Draw one column per step, with the layers on top of each other.
 
     Args:
         steps: Positions.
-        layers: By name, a value for each step.
-        unit: What the values are, for the tips.
+        layers: By name, one value per step.
+        unit: Unit of the values, for the tooltips.
     """
     steps, layers = _thinned(steps, layers)
     totals = [sum(values[i] for values in layers.values()) for i in range(len(steps))]
@@ -159,7 +159,7 @@ def _frame(
 
 
 def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers that enclose a range."""
+    """Return round numbers that enclose a range."""
     span = high - low or abs(high) or 1.0
     rough = span / wanted
     magnitude = 10.0 ** math.floor(math.log10(rough))
@@ -190,7 +190,7 @@ def _step_ticks(first: float, last: float) -> list[float]:
 
 
 def _dots(line: Line, frame: _Frame) -> list[str]:
-    """Mark points: all of a short line, else invisible ones that carry the tips."""
+    """Mark the points of a line: visible if it is short, else invisible but with tooltips."""
     shown = line.dots or len(line.points) <= 40
     size = 2.6 if shown else 4
     kind = "dot" if shown else "dot hidden"

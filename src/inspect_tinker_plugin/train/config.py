@@ -1,4 +1,4 @@
-"""Turns a request into the configuration of the cookbook's ``rl.train.main``."""
+"""Builds the configuration of the cookbook's ``rl.train.main`` from a request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Defaults:
 HOSTED = Defaults(
     batch_size=8, group_size=8, max_tokens=1024, lora_rank=32, save_every=10, eval_every=10
 )
-"""For a model on a Tinker service; learning rate and renderer are the cookbook's for the model."""
+"""For a model on a Tinker service; learning rate and renderer are the cookbook's defaults."""
 
 LOCAL = Defaults(
     batch_size=2,
@@ -60,7 +60,7 @@ LOCAL = Defaults(
     learning_rate=3e-2,
     renderer="qwen3_instruct",
 )
-"""For the tiny model on the local server: a few seconds a step on two cores."""
+"""For the tiny model on the local server: a few seconds per step on two cores."""
 
 
 _REFUSALS = (
@@ -78,7 +78,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     """Make the ``tinker_cookbook.rl.train.Config`` of a run.
 
     Args:
-        request: What the run is asked to do; its folder is absolute.
+        request: The training run to configure; its folder is absolute.
         model: Name of the model for the server and for the tokenizer.
 
     Raises:
@@ -141,7 +141,7 @@ def _given(value: int | None, default: int) -> int:
 
 
 def _options(request: TrainRequest) -> dict[str, Any]:
-    """Collect the options of the dataset that the request states, one field of the builder each."""
+    """Collect the options of the dataset that the request sets, one per field of the builder."""
     named = {"limit": request.limit, "seed": request.seed, "sandbox": request.sandbox}
     try:
         further = read_keywords(request.options, function="TrainRequest.options")

@@ -1,4 +1,4 @@
-"""The reward of a run as a curve of characters, for the end of a run in a terminal."""
+"""The reward of a run as a curve of characters, shown in the terminal when a run ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def reward_curve(log_dir: Path) -> str:
-    """Draw the mean reward of every step, with first and last quarter compared.
+    """Draw the mean reward of every step, and compare the first and the last quarter.
 
     Args:
         log_dir: Folder of a run.
@@ -37,7 +37,7 @@ def reward_curve(log_dir: Path) -> str:
 
 
 def _rows(values: Sequence[float]) -> list[str]:
-    """Draw one column a value (several, or fewer, when they do not fit) with a scale."""
+    """Draw one column per value, with a scale (several values per column if they do not fit)."""
     low, high = min(0.0, *values), max(values)
     span = (high - low) or 1.0
     columns = _columns(values)

@@ -1,4 +1,4 @@
-"""The dataset builder of a training run: enough batches, and a test set that is held out."""
+"""The dataset builder of a training run: enough batches, and a held-out test set."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ _ONE_BATCH = 1_000_000
 
 @chz.chz
 class TrainingDataBuilder(InspectRLDatasetBuilder):
-    """Adds to ``InspectRLDatasetBuilder`` what a run wants of its data as a whole."""
+    """Adds to ``InspectRLDatasetBuilder`` the number of batches and the held-out test set."""
 
     min_batches: int | None = chz.field(
-        default=None, doc="Go through the samples again until there are so many batches."
+        default=None, doc="Repeat the samples until there are this many batches."
     )
     test_split: str | None = chz.field(
         default=None, doc="Part of the task to hold out: 0.1, 10% or a number of samples."
     )
-    test_samples: int | None = chz.field(
-        default=None, doc="Use only the first so many test samples."
-    )
+    test_samples: int | None = chz.field(default=None, doc="Use only this many test samples.")
     allow_overlap: bool = chz.field(
         default=False, doc="Allow test samples that are also trained on."
     )
@@ -88,7 +86,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         return {**choice, "limit": self.test_samples, "batch_size": _ONE_BATCH}
 
     def selection(self) -> Selection:
-        """Return the choice of samples, with a seed where they are shuffled.
+        """Return the choice of samples, with a fixed seed if they are shuffled.
 
         A run that is continued must have the same samples as before.
         """

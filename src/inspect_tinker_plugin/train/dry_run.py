@@ -1,4 +1,4 @@
-"""What a training would do and cost: checked and planned, without a server and without a step."""
+"""Plans a training run and its cost: everything is checked, but no server or step is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUDGET = ("40", "2m")
 
 @dataclass(frozen=True)
 class DryRun:
-    """A training as it would be."""
+    """The plan of a training run."""
 
     lines: list[str]
     """What to show: the run, and the plan of its costs."""
@@ -76,7 +76,7 @@ def _planned(
 ) -> list[str]:
     if cost is None:
         return ["no scripted episode of this task could be played, so its cost is not known"]
-    # A real model says more than a script: what is planned for are replies at their longest.
+    # A real model writes more than a script: the plan assumes replies of maximum length.
     sampled = cost.turns * max_tokens
     longest = replace(
         cost,
@@ -93,7 +93,7 @@ def _planned(
 
 
 async def _cost(request: TrainRequest, folder: Path) -> EpisodeCost | None:
-    """The cost of an episode, from a few with the right answer or without one."""
+    """Return the cost of an episode, from a few scripted ones with and without the right answer."""
     options = dict(request.options)
     mapping = resolve_sandbox(options.get("sandbox"))
     runner = {

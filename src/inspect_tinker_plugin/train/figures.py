@@ -1,4 +1,4 @@
-"""The charts of a report: what each shows, out of the steps of a run."""
+"""The charts of a report, drawn from the steps of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inspect_tinker_plugin.train.learning import WITH_SIGNAL
 from inspect_tinker_plugin.train.metrics import number
 
 _SCORERS = 8
-"""Scorers with a line of their own, the most frequent first."""
+"""Number of scorers that get their own line, the most frequent first."""
 
 
 def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
@@ -38,7 +38,7 @@ def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
         ),
         (
             "Loss and entropy",
-            "As far as the cookbook's loop writes them down.",
+            "As far as the cookbook's loop records them.",
             _figure_chart(steps, {"entropy": "optim/entropy", **_losses(steps)}),
         ),
         ("Length", "Sampled tokens of a rollout: mean, and the middle 80%.", _length_chart(steps)),
@@ -50,7 +50,7 @@ def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
         ),
         (
             "Errors by cause",
-            "Failed rollouts a step, those that were tried again included.",
+            "Failed rollouts per step, including those that were tried again.",
             _counted(steps, lambda one: one.cause),
         ),
         (
@@ -93,7 +93,7 @@ def _score_chart(steps: Sequence[Step]) -> str:
 def _figure_chart(
     steps: Sequence[Step], names: Mapping[str, str], *, unit_share: bool = False
 ) -> str:
-    """Draw figures of the cookbook by their labels; those that are absent are left out."""
+    """Draw metrics of the cookbook by their labels; absent metrics are left out."""
     lines = []
     for colour, (label, name) in enumerate(names.items()):
         points = [(s.number, v) for s in steps if (v := number(s.figures, name)) is not None]

@@ -1,4 +1,4 @@
-"""A run as its folder tells it: the cookbook's figures, and the rollouts in the ``.eval`` logs."""
+"""The history of a run, read from its folder: the cookbook's metrics and the ``.eval`` logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from inspect_tinker_plugin.train.metrics import REWARD, TEST, number, read_steps
 logger = getLogger(__name__)
 
 TIMES = ("sampling", "environment", "sandbox", "scoring")
-"""The parts of a rollout's time, seconds."""
+"""The parts of a rollout's time, in seconds."""
 
 
 @dataclass(frozen=True)
 class RolloutFigures:
-    """One rollout, from the list of samples of its log."""
+    """The figures of one rollout, from the list of samples in its log."""
 
     reward: float | None
     graded: bool
@@ -57,14 +57,14 @@ class Step:
     """From 0, as in the cookbook's files."""
 
     figures: Mapping[str, Any]
-    """The cookbook's figures; empty when the step was not finished."""
+    """The cookbook's metrics; empty when the step was not finished."""
 
     log: BatchLog | None
     """Its rollouts; the last ones if the step was repeated after an interruption."""
 
     @property
     def number(self) -> int:
-        """Counted from 1, as people and the terminal count."""
+        """Number of the step counted from 1, as in the terminal."""
         return self.index + 1
 
     @property
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class History:
-    """A run up to now."""
+    """A run so far."""
 
     log_dir: Path
     run: Mapping[str, Any]
@@ -95,7 +95,7 @@ class History:
 
 
 def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
-    """Read the folder of a run; a file that is missing or damaged only leaves its part out.
+    """Read the folder of a run; for a missing or damaged file, only its part is left out.
 
     Args:
         log_dir: Folder of the run.
@@ -164,7 +164,7 @@ def _figures(sample: EvalSampleSummary) -> RolloutFigures:
 
 
 def _times(total: float | None, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Split a rollout's time; the environment's part is what sandbox and scoring leave of it."""
+    """Split a rollout's time; the environment's share is what sandbox and scoring leave."""
     environment = number(metrics, "time/environment_s") or 0.0
     scoring = min(environment, number(metrics, "time/scoring_s") or 0.0)
     waited = number(metrics, "sandbox/acquire_s") or 0.0

@@ -1,4 +1,4 @@
-"""What a folder's run is a run of: a folder is never continued as another run."""
+"""The identity of a folder's run: a folder is never continued with another run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FILE = "run.json"
 
 
 def check_same_run(log_dir: Path, config: Any) -> None:
-    """Note what the run in a folder is, or compare with what was noted.
+    """Record the identity of a folder's run, or compare it with the recorded one.
 
-    Only what would make checkpoints or held-out samples mean something else is compared;
+    Only what would change the meaning of checkpoints or held-out samples is compared;
     steps, learning rate and the like may change when a run is continued.
 
     Raises:
@@ -43,13 +43,13 @@ def check_same_run(log_dir: Path, config: Any) -> None:
 
 
 def has_begun(log_dir: Path) -> bool:
-    """Whether a run has left a step or a checkpoint; one that has not locks no folder."""
+    """Whether a run has left a step or a checkpoint; one that has not does not lock its folder."""
     checkpoints = log_dir / "checkpoints.jsonl"
     return bool(read_steps(log_dir)) or (checkpoints.is_file() and checkpoints.stat().st_size > 0)
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """Return what makes a run the run it is."""
+    """Return the options that a run cannot change when it is continued."""
     data = config.dataset_builder
     options = data.dataset_options()
     return {

@@ -1,4 +1,4 @@
-"""Says when training learns nothing, and why, from the figures of its steps."""
+"""Reports when training learns nothing, and why, from the metrics of its steps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from inspect_tinker_plugin.train.metrics import number
 
 WITH_SIGNAL = "env/all/by_group/frac_mixed"
-"""Share of the groups whose rewards differ: only these have advantages other than zero."""
+"""Share of the groups whose rewards differ: only these have non-zero advantages."""
 
 CUT = "max_tokens"
 _STOP = "env/all/stop/"
 
 
 def step_problems(row: Mapping[str, Any]) -> list[str]:
-    """Say what kept one step from learning; nothing for a step that has a signal.
+    """Say what kept one step from learning; nothing for a step with a signal.
 
     Args:
         row: the cookbook's figures of the step.

@@ -1,4 +1,4 @@
-"""Reads the cookbook's ``metrics.jsonl``, while it is being written and after interruptions."""
+"""Reads the cookbook's ``metrics.jsonl``, also while it is being written or after a crash."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ REWARD = "env/all/reward/total"
 """Mean reward of a step's rollouts."""
 
 TEST = "test"
-"""Prefix of the figures of the test set."""
+"""Prefix of the test set's metrics."""
 
 Row = Mapping[str, Any]
 
 
 def number(row: Row, name: str) -> float | None:
-    """Return a figure of a row, ``None`` when it is absent or no number."""
+    """Return a metric of a row; ``None`` when it is absent or not a number."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -26,7 +26,7 @@ def number(row: Row, name: str) -> float | None:
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Read rows; a line that a killed process left unfinished is passed over."""
+    """Read rows; a line that a killed process left unfinished is skipped."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -37,10 +37,10 @@ def parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
-    """Return the figures of each step, in order.
+    """Return the metrics of each step, in order.
 
     A step has several rows when it was repeated after an interruption, or was evaluated
-    beside the training: later figures replace earlier ones.
+    beside the training: later values replace earlier ones.
     """
     path = log_dir / METRICS
     if not path.is_file():
@@ -53,7 +53,7 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 class FileTail:
-    """Gives the lines that a file gains; lines that were there before are not given."""
+    """Yields the lines that are added to a file; existing lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class FileTail:
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """Return the whole lines since the last call."""
+        """Return the complete lines since the last call."""
         if not self._path.is_file():
             return []
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tells a person how a run goes: a line a step, from what the cookbook writes."""
+"""Reports the progress of a run: one line per step, from the files that the cookbook writes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PERIOD = 0.5
 _PROBLEM = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
 _MANY = 5
 _REMIND = 10
-"""Steps after which a run that learns nothing is said to do so again."""
+"""Steps after which a warning about a run that learns nothing is repeated."""
 _QUIET = ("py.warnings",)
 
 
 class Progress:
-    """Follows the files of a run in a thread of its own.
+    """Follows the files of a run in its own thread.
 
     Args:
         log_dir: Folder of the run.
@@ -45,7 +45,7 @@ class Progress:
         self._silent: dict[str, int] = {}
 
     def expect(self, steps: int) -> None:
-        """Say how many steps the run has in all."""
+        """Set how many steps the run has."""
         self._total = steps
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class Progress:
         return "  ".join(parts)
 
     def _silence(self, row: Mapping[str, Any]) -> list[str]:
-        """Say what kept the step from learning: at once, and less often while it goes on."""
+        """Say what kept the step from learning: immediately, then less often while it lasts."""
         problems = step_problems(row)
         found = {problem: self._silent.get(problem, 0) + 1 for problem in problems}
         self._silent = found

@@ -22,11 +22,11 @@ GRACE = 15.0
 INSTALL = "pip install 'inspect-tinker-plugin[ray]'"
 
 _PASSED_ON = ("TINKER_", "HF_", "INSPECT_")
-"""Variables of the trainer that the workers get: without them they know no server."""
+"""Variables of the trainer that workers receive: without them they cannot find the server."""
 
 
 def missing() -> str | None:
-    """Why Ray cannot be used here, or None. Imports nothing heavy."""
+    """Say why Ray cannot be used here, or return None. Imports nothing heavy."""
     if importlib.util.find_spec("ray") is None:
         return f"Ray is not installed; install the extra: {INSTALL}"
     return None
@@ -40,7 +40,7 @@ class RayExecutor(Executor):
 
     Args:
         num_cpus: CPUs that Ray reserves for a call; decides how many run at once.
-        max_retries: Losses of a node that a call survives.
+        max_retries: How often a call is run again after its node was lost.
     """
 
     def __init__(self, *, num_cpus: float = 1, max_retries: int = 3) -> None:
@@ -58,7 +58,7 @@ class RayExecutor(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Start a call; cancelling its future interrupts it, also when it runs already.
+        """Start a call; cancelling its future interrupts it, even while it runs.
 
         Raises:
             RuntimeError: The executor was shut down.
@@ -74,7 +74,7 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; safe to call again."""
+        """Accept no more calls; safe to call again."""
         self._closed = True
         with self._lock:
             open_calls = list(self._refs)
@@ -85,7 +85,7 @@ class RayExecutor(Executor):
             wait_for(open_calls)
 
     def wait_for_interrupted(self, timeout: float) -> None:
-        """Wait until calls that were interrupted have cleaned up after themselves."""
+        """Wait until interrupted calls have cleaned up."""
         if self._interrupted:
             references, self._interrupted = self._interrupted, []
             self._ray.wait(references, num_returns=len(references), timeout=timeout)
@@ -99,14 +99,14 @@ class RayExecutor(Executor):
 
 
 def _hand_over(source: Future[Any], target: Future[Any]) -> None:
-    """Pass on what became of a task, unless nobody waits for it any more."""
+    """Pass on the result of a task, unless nobody waits for it any more."""
     if not target.set_running_or_notify_cancel():
         return
     error = source.exception()
     if error is None:
         target.set_result(source.result())
         return
-    # Ray wraps what a call raises; the trainer's policies look at the type of the original.
+    # Ray wraps what a call raises; the trainer's policies check the type of the original.
     target.set_exception(getattr(error, "cause", None) or error)
 
 
@@ -119,7 +119,7 @@ def _call(
 
 
 def _knock(address: str) -> None:
-    """Find out at once whether anybody listens, which Ray would try for minutes."""
+    """Check at once whether anything listens at an address, which Ray would try for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -127,7 +127,7 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def ray_pool(address: str) -> Iterator[RayExecutor]:
-    """Connect to a Ray cluster for the time of a block, and give an executor on it.
+    """Connect to a Ray cluster for the duration of a block, and yield an executor on it.
 
     Args:
         address: ``host:port`` or ``ray://…`` of a cluster, ``"auto"``, or ``""`` to start one

@@ -28,7 +28,7 @@ _PAGE = """<!doctype html>
 
 
 def write_report(log_dir: Path, *, logs: str, test_logs: str) -> Path:
-    """Write the report of a run, whole or not at all; works at any time of a run.
+    """Write the report of a run atomically; works at any time of a run.
 
     Args:
         log_dir: Folder of the run.
@@ -68,7 +68,7 @@ def render(history: History) -> str:
 
 
 def _task_name(spec: str) -> str:
-    """Return the task's own name: what stands behind the file, or the package and the name."""
+    """Return the task's own name: the part after the file or the package."""
     file, at, name = spec.rpartition("@")
     if at and file:
         return name

@@ -1,4 +1,4 @@
-"""What a training run is asked to do: plain data, as a command line gives it."""
+"""The request for a training run: plain data, as a command line provides it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
 
 _RAY_NAMES = ("auto", "local")
-"""Addresses that Ray finds by itself."""
+"""Addresses that Ray resolves itself."""
 
 
 def to(stream: TextIO) -> Callable[[str], None]:
-    """Return what prints lines to a stream, whatever is later printed elsewhere."""
+    """Return a function that prints lines to a stream, even if stdout is replaced later."""
     return partial(print, file=stream, flush=True)
 
 
@@ -49,7 +49,7 @@ class TrainRequest:
     """Cookbook renderer."""
 
     local: bool = False
-    """Start a Tinker API server on this machine for the time of the run."""
+    """Start a Tinker API server on this machine for the duration of the run."""
 
     base_url: str | None = None
     """Address of another Tinker API server."""
@@ -73,7 +73,7 @@ class TrainRequest:
     """Use only the first samples, or a range of them."""
 
     max_tokens: int | None = None
-    """Tokens a reply may have."""
+    """Maximum number of tokens per reply."""
 
     learning_rate: float | None = None
     """Learning rate of Adam."""
@@ -106,19 +106,19 @@ class TrainRequest:
     """Part of the task to hold out as test set."""
 
     test_samples: int | None = None
-    """Use only the first so many test samples."""
+    """Use only this many test samples."""
 
     allow_overlap: bool = False
     """Allow test samples that are also trained on."""
 
     workers: int | None = None
-    """Roll out in so many processes of this machine."""
+    """Roll out in this many processes of this machine."""
 
     ray: str | None = None
     """Roll out on Ray: the address of a cluster, or ``""`` for one on this machine."""
 
     overrides: Sequence[str] = ()
-    """``key=value`` pairs for the cookbook's ``rl.train.Config``, over everything else."""
+    """``key=value`` pairs for the cookbook's ``rl.train.Config``; they override everything else."""
 
     verbose: bool = False
     """Leave the cookbook's own output on the terminal."""
@@ -128,7 +128,7 @@ class TrainRequest:
 
 
 def check_request(request: TrainRequest) -> None:
-    """Refuse a request that cannot work; nothing heavy is imported for that.
+    """Refuse a request that cannot work, without importing anything heavy.
 
     Raises:
         ConfigError: One line that says what is missing.

@@ -32,16 +32,16 @@ from inspect_tinker_plugin.train.request import TrainRequest, check_request
 _MOST_AT_ONCE = 64
 
 _SERVER_CHECK = 2.0
-"""Seconds between looks at whether the local server is still there."""
+"""Seconds between checks that the local server is alive."""
 
 
 class InterruptedRun(Exception):
-    """The run was stopped from outside; the same command goes on from its last checkpoint."""
+    """The run was stopped from outside; the same command continues from its last checkpoint."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run left."""
+    """The result of a finished run."""
 
     log_dir: Path
     """Folder of the run."""
@@ -50,7 +50,7 @@ class TrainResult:
     """The report."""
 
     steps: Mapping[int, Mapping[str, Any]]
-    """Figures of every step."""
+    """Metrics of every step."""
 
 
 def train(request: TrainRequest) -> TrainResult:
@@ -59,8 +59,8 @@ def train(request: TrainRequest) -> TrainResult:
     The report is also written when the run fails or is interrupted.
 
     Raises:
-        ConfigError: An option cannot be used; nothing has started then.
-        InterruptedRun: Ctrl-C or SIGTERM. Everything that was started is gone.
+        ConfigError: An option cannot be used; nothing was started.
+        InterruptedRun: Ctrl-C or SIGTERM. Everything that was started has ended.
         LocalServerError: The local server did not start, or died.
     """
     check_request(request)
@@ -68,7 +68,7 @@ def train(request: TrainRequest) -> TrainResult:
     log_dir.mkdir(parents=True, exist_ok=True)
     request = replace(request, log_dir=log_dir)
     model = _model(request)
-    # What can be refused is refused before a server is started.
+    # Everything that can be refused is refused before a server is started.
     config = build_config(request, model=model)
     batches = config.dataset_builder.check()
     check_same_run(log_dir, config)
@@ -82,7 +82,7 @@ def train(request: TrainRequest) -> TrainResult:
         _finish_logs(log_dir)
         return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
     if done is not None:
-        request.say(f"going on from the checkpoint of step {done}")
+        request.say(f"continuing from the checkpoint of step {done}")
     with ExitStack() as stack:
         server = _server(request, model, stack) if request.local else None
         if server is not None:
@@ -98,7 +98,7 @@ def train(request: TrainRequest) -> TrainResult:
 
 
 def last_checkpoint(log_dir: Path) -> int | None:
-    """Return how many steps the last checkpoint of a run has seen, ``None`` without one."""
+    """Return the number of steps behind a run's last checkpoint, ``None`` without one."""
     path = log_dir / "checkpoints.jsonl"
     if not path.is_file():
         return None
@@ -164,7 +164,7 @@ async def _train(config: Any, executor: Executor | None, server: LocalServer | N
 
 
 async def _watch(server: LocalServer | None) -> None:
-    """Wait until the local server has died, and say so."""
+    """Wait until the local server dies, then raise an error."""
     while True:
         await asyncio.sleep(_SERVER_CHECK)
         if server is not None:
@@ -173,7 +173,7 @@ async def _watch(server: LocalServer | None) -> None:
 
 @contextmanager
 def _sigterm_cancels(training: asyncio.Future[None]) -> Iterator[None]:
-    """Make SIGTERM end the run as Ctrl-C does, which asyncio sees to itself."""
+    """Make SIGTERM end the run as Ctrl-C does; asyncio itself handles Ctrl-C."""
     loop = asyncio.get_running_loop()
     try:
         loop.add_signal_handler(signal.SIGTERM, training.cancel)
@@ -187,7 +187,7 @@ def _sigterm_cancels(training: asyncio.Future[None]) -> Iterator[None]:
 
 
 def _finish_logs(log_dir: Path) -> None:
-    """Make logs of what waits, and the report; whatever happens, neither hides a failure."""
+    """Make logs of all parts that wait, and the report; failures of both are only printed."""
     for name in (ROLLOUT_LOGS, TEST_LOGS):
         try:
             if (log_dir / name).is_dir():

@@ -1,4 +1,4 @@
-"""Which samples are trained on and which are held out, told apart by what they say."""
+"""Splits samples into those to train on and those held out, by their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 3
 
 
 def sample_hash(sample: Sample) -> str:
-    """Hash what a sample asks: input, choices, target, files and setup script.
+    """Hash the content of a sample: input, choices, target, files and setup script.
 
     Ids and metadata do not count: the same question under another id is the same question.
     """
@@ -34,7 +34,7 @@ def sample_hash(sample: Sample) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        # The ids of messages are made up anew by every process.
+        # The ids of messages differ from process to process.
         return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
@@ -118,7 +118,7 @@ def held_out(share: str, size: int) -> int:
 
 
 def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
-    """Refuse test samples that are trained on.
+    """Refuse test samples that are also trained on.
 
     Raises:
         ConfigError: Some are, by :func:`sample_hash`; the message names a few.

@@ -1,4 +1,4 @@
-"""Rollouts in processes of this machine that end with the trainer, however it ends."""
+"""Rollouts in processes of this machine that always end with the trainer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GRACE = 15.0
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Give an executor for the cookbook's ``set_rollout_executor``.
+    """Yield an executor for the cookbook's ``set_rollout_executor``.
 
-    Leaving the block interrupts what still runs, as Ctrl-C would: episodes are cancelled and
+    Leaving the block interrupts running calls, as Ctrl-C would: episodes are cancelled and
     release their sandboxes. A worker whose trainer was killed does the same by itself.
 
     Args:
@@ -38,7 +38,7 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """Interrupt the processes that are busy, and kill those that do not heed it."""
+    """Interrupt the processes that are busy, and kill those that do not end in time."""
     for process in processes:
         process.join(0.2)
         if process.is_alive() and process.pid is not None:
@@ -52,13 +52,13 @@ def _end(processes: list[BaseProcess]) -> None:
 
 def _start_worker() -> None:
     """Prepare a worker; runs in it before the first rollout."""
-    # An idle worker that leaves by itself removes its containers then, and is not to be hurried.
+    # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-trainer", daemon=True).start()
     try:
-        # The first rollout would load it, and an interruption then would print a traceback.
+        # The first rollout would load it; an interruption during that would print a traceback.
         import_module("inspect_tinker_plugin.rl.group")
     except KeyboardInterrupt:
         os._exit(1)
