@@ -1,4 +1,4 @@
-"""Rewards: what turns scores, and whole groups of them, into numbers to train on."""
+"""Rewards: turn scores, of episodes and of whole groups, into numbers to train on."""
 
 from __future__ import annotations
 

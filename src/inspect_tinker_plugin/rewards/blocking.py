@@ -1,8 +1,8 @@
 """Interrupts a coroutine that blocks the event loop, where no time-out of the loop can fire.
 
-An async reward function runs in the loop of the rollouts, since it may use what belongs to that
-loop (a judge's model, a semaphore). While it blocks, the loop stands still and its timers
-with it. A thread of its own therefore watches the steps of such coroutines, and raises an
+An async reward function runs in the loop of the rollouts, since it may use objects that belong
+to that loop (a judge's model, a semaphore). While it blocks, the loop stands still and its timers
+with it. A separate thread therefore watches the steps of such coroutines, and raises an
 exception inside the one that takes too long: at its next line of Python, and in the main thread
 also inside a call that waits in the operating system (``time.sleep``, a socket, a lock).
 """
@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _PERIOD = 0.1
-"""Seconds between looks at the running steps."""
+"""Seconds between checks of the running steps."""
 
 _AGAIN = 1.0
-"""Seconds until a step that swallowed its interruption is interrupted once more."""
+"""Seconds until a step that swallowed its interruption is interrupted again."""
 
 
 class BlockedLoopError(RuntimeError):
@@ -32,11 +32,11 @@ class BlockedLoopError(RuntimeError):
 
 
 class _Interruption(BaseException):
-    """Raised inside the step that blocks; no ``Exception``, which it might handle."""
+    """Raised inside a blocking step; not an ``Exception``, so that the step does not handle it."""
 
 
 async def interrupt_if_blocked(coroutine: Coroutine[Any, Any, T], *, after: float) -> T:
-    """Await a coroutine, none of whose steps may hold the event loop for long.
+    """Await a coroutine; interrupt it when one of its steps blocks the event loop too long.
 
     Args:
         coroutine: what to await.
@@ -76,7 +76,7 @@ def _step(advance: Any, value: Any, after: float) -> Any:
             return advance(value)
         finally:
             step.finish()
-            if step.interrupted:  # and perhaps swallowed it
+            if step.interrupted:  # it may have swallowed the interruption
                 raise BlockedLoopError("the event loop was blocked")
     except _Interruption:
         step.finish()
@@ -105,11 +105,11 @@ class _Step:
             self.deadline = time.monotonic() + _AGAIN
             _raise_in(self._thread, _Interruption)
             if self._main and _NUDGE is not None:
-                # ends a wait in the operating system; the exception comes up in the handler
+                # ends a wait in the operating system; the exception is raised in the handler
                 signal.pthread_kill(self._thread, _NUDGE)
 
     def finish(self) -> None:
-        """End the step; an exception that has not come up by now never will."""
+        """End the step; an interruption that has not been raised by now is withdrawn."""
         with self._lock:
             if self._finished:
                 return
@@ -120,7 +120,7 @@ class _Step:
 
 
 class _Watchdog:
-    """Looks at the running steps from a thread that runs while there are any."""
+    """Watches the running steps from a thread, which lives only while there are any."""
 
     def __init__(self) -> None:
         self._steps: set[_Step] = set()
@@ -155,12 +155,12 @@ class _Watchdog:
 _watchdog = _Watchdog()
 
 _NUDGE: signal.Signals | None = getattr(signal, "SIGURG", None)
-"""A signal that does nothing by default, and that hardly anybody uses."""
+"""A signal that does nothing by default, and that is rarely used."""
 
 
 @functools.cache
 def _accept_nudges() -> None:
-    """Handle the signal in Python, so that it comes through; a handler that is there stays."""
+    """Handle the signal in Python, so that it interrupts calls; keep an existing handler."""
     if _NUDGE is not None and signal.getsignal(_NUDGE) in (signal.SIG_DFL, signal.SIG_IGN):
         signal.signal(_NUDGE, _nudged)
 
@@ -170,7 +170,7 @@ def _nudged(number: int, frame: object) -> None:
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Let an exception come up in a thread, or take it back."""
+    """Raise an exception in a thread asynchronously; ``None`` withdraws it."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind)
     )

@@ -1,4 +1,4 @@
-"""Calls the functions that users bring, plain or async, in bounded time."""
+"""Calls functions that users provide, plain or async, with a time limit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEFAULT_GROUP_TIMEOUT = 600.0
 """Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
 
 _THREADS = 32
-"""Plain functions that run at once in one event loop."""
+"""Maximum number of plain functions that run at once in one event loop."""
 
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class OutOfTimeError(Exception):
-    """A function gave nothing in its time."""
+    """A function did not return in time."""
 
 
 async def call_function(
@@ -35,14 +35,14 @@ async def call_function(
 ) -> Any:
     """Call a plain or async function.
 
-    A plain one runs in a thread of its own, so that it cannot stall the loop. The thread of one
-    that never returns is left behind, and does not keep the process from ending. An async one
-    runs in the loop, where it may use what belongs to the loop; if it blocks the loop for the
+    A plain one runs in its own thread, so that it cannot block the loop. The thread of a function
+    that never returns is left behind, and does not keep the process from ending. An async one runs
+    in the loop, where it may use objects that belong to the loop; if it blocks the loop for the
     whole time, it is interrupted.
 
     Raises:
-        OutOfTimeError: it gave nothing in time.
-        RuntimeError: it ended with something that would end more than itself (``SystemExit``, a
+        OutOfTimeError: it did not return in time.
+        RuntimeError: it raised something that would end more than itself (``SystemExit``, a
             cancellation that nobody asked for).
     """
     if _is_async(function):
@@ -76,7 +76,7 @@ async def _within(timeout: float | None, work: Awaitable[Any]) -> Any:
 
 
 async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
-    """Await in a task of its own, so that what cancels its task cancels nothing else."""
+    """Await in a separate task, so that a cancellation in it cancels nothing else."""
 
     async def run() -> Any:
         try:
@@ -125,7 +125,7 @@ async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def require_one_argument(spec: object, role: str) -> None:
-    """Refuse what cannot be called with one argument.
+    """Refuse an object that cannot be called with one argument.
 
     Raises:
         RewardError: it is not callable, or takes other arguments.

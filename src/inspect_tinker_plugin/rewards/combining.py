@@ -92,7 +92,7 @@ class First:
     async def __call__(self, result: EpisodeResult) -> Reward:
         first = next(iter(score_names(result)), None)
         if first is None:
-            return all_scores(result)[0]  # raises: there is none
+            return all_scores(result)[0]  # raises if there is none
         return ScorePath(first).read(result)
 
 
@@ -101,7 +101,7 @@ class Term:
     """A part of a weighted sum."""
 
     part: RewardAggregator
-    """What is weighed."""
+    """The reward that is weighted."""
 
     weight: float
     """Its factor; may be negative. Weights are used as they are, not normalised."""
@@ -132,10 +132,10 @@ class Weighted:
 
 
 async def part_reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
-    """Give the reward of a part, which may be anybody's aggregator or plain function.
+    """Return the reward of a part, which may be any aggregator or plain function.
 
     Raises:
-        AggregatorError: it gave no finite number.
+        AggregatorError: it returned no finite number.
     """
     answer = await call_function(part, result)
     name = object_name(part)
@@ -143,7 +143,7 @@ async def part_reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
 
 
 def require_parts(*parts: object) -> None:
-    """Refuse what is not an aggregator.
+    """Refuse objects that are not aggregators.
 
     Raises:
         RewardError: one of ``parts`` cannot be called.
@@ -154,7 +154,7 @@ def require_parts(*parts: object) -> None:
 
 
 def require_number(name: str, value: Any, *, above: float | None = None) -> None:
-    """Refuse what is not a finite number (above a bound).
+    """Refuse values that are not finite numbers (above a bound).
 
     Raises:
         RewardError: ``value`` is something else.

@@ -1,6 +1,6 @@
-"""What turns a finished episode into a reward: the contract of aggregators, and how they fail.
+"""The contract of reward aggregators: what turns a finished episode into a reward, and its errors.
 
-The failures that an aggregator may end with::
+The errors that an aggregator may raise::
 
     InspectRLError
     ├── UnscoredError        a score that it needs is absent, NaN, unscored or no number
@@ -21,7 +21,7 @@ from inspect_tinker_plugin.errors import InspectRLError
 
 @dataclass(frozen=True)
 class Reward:
-    """One number for the trainer, and the figures that explain it."""
+    """One number for the trainer, and the metrics that explain it."""
 
     value: float
     """The reward; finite."""
@@ -39,7 +39,7 @@ class RewardAggregator(Protocol):
     """
 
     async def __call__(self, result: EpisodeResult, /) -> Reward:
-        """Give the reward of ``result``.
+        """Return the reward of ``result``.
 
         Raises:
             UnscoredError: a score that the reward is made of is not a number.
@@ -74,16 +74,16 @@ class GroupAggregator(Protocol):
     """Turns a whole group of episodes of one sample into their final rewards."""
 
     async def __call__(self, members: Sequence[GroupMember], /) -> Sequence[Reward | None]:
-        """Give the final reward of each member, in order.
+        """Return the final reward of each member, in order.
 
         The reward *replaces* the member's own (start from ``member.reward`` to add to it).
-        ``None`` leaves a member as it is, and is the only thing to say about a failed one.
+        ``None`` leaves a member as it is, and is the only valid value for a failed one.
         """
         ...
 
 
 class UnscoredError(InspectRLError):
-    """A score that the reward needs is not there or is not a number; never a silent zero.
+    """A score that the reward needs is missing or not a number; never a silent zero.
 
     Attributes:
         scorer: name of the score concerned, ``None`` when there was no score at all.
@@ -97,7 +97,7 @@ class UnscoredError(InspectRLError):
 
 
 class AggregatorError(InspectRLError):
-    """An aggregator raised, timed out, or gave something that is not a finite number.
+    """An aggregator raised, timed out, or returned something that is not a finite number.
 
     Attributes:
         aggregator: its expression or name.
@@ -109,15 +109,15 @@ class AggregatorError(InspectRLError):
 
 
 def checked_reward(answer: object, name: str, described: str) -> Reward:
-    """Accept what an aggregator gave: a finite number, or a `Reward` with numbers as metrics.
+    """Accept what an aggregator returned: a finite number, or a `Reward` with numeric metrics.
 
     Args:
-        answer: what it gave.
+        answer: the returned value.
         name: the aggregator.
-        described: the same for the message, with the plugin that it comes from.
+        described: the aggregator for messages, with the plugin that it comes from.
 
     Raises:
-        AggregatorError: it gave something else.
+        AggregatorError: it is something else.
     """
 
     def refused(what: object, wanted: str) -> AggregatorError:

@@ -1,6 +1,6 @@
 """Group aggregators: final rewards from a whole group of episodes (rank, pairwise, best of …).
 
-All of them leave failed members alone, and compare only those that have a reward.
+All of them leave failed members unchanged, and compare only members with a reward.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class BestOf:
-    """The best member keeps its reward (ties all do); the others get ``rest``."""
+    """The best member keeps its reward (so do ties); the others get ``rest``."""
 
     rest: float = 0.0
     """Reward of the members that are not the best."""
@@ -85,7 +85,7 @@ class Diversity:
     """
 
     weight: float = 0.1
-    """The most that is added."""
+    """Maximum that is added."""
 
     def __post_init__(self) -> None:
         require_number("weight", self.weight)
@@ -123,7 +123,7 @@ class Pairwise:
     """Judge every pair in both orders and take the mean."""
 
     concurrency: int = 8
-    """Verdicts asked for at once."""
+    """Number of verdicts asked for at once."""
 
     def __post_init__(self) -> None:
         _load(self.judge)

@@ -1,4 +1,4 @@
-"""Turns an expression, an object or a function into the aggregator that an episode's end calls."""
+"""Turns an expression, an object or a function into the aggregator that scores episodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads Inspect scores as numbers, and refuses what is not one.
+"""Reads Inspect scores as numbers, and refuses values that are not numbers.
 
-Inspect's own ``value_to_float`` does the conversion. It answers 0 (with a log line) for text
-that it does not understand, lists and dicts; here those are an error or are looked into.
+Inspect's own ``value_to_float`` does the conversion. It returns 0 (with a log line) for text
+that it does not understand, lists and dicts; here those are errors or are examined.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def all_scores(result: EpisodeResult) -> list[Reward]:
 
 
 def score_names(result: EpisodeResult) -> list[str]:
-    """Names of the scores that an episode should have: the task's scorers', then its solver's."""
+    """Names of the scores that an episode should have: of the task's scorers, then its solver's."""
     return [*result.expected_scores, *(n for n in result.scores if n not in result.expected_scores)]
 
 
@@ -157,7 +157,7 @@ def _convert(value: object) -> float | None:
         number = float(value)
     except ValueError:
         return None
-    # Only what Inspect reads as the same number counts; it and Python may differ one day.
+    # Only text that Inspect reads as the same number counts; Python's reading may differ one day.
     return number if math.isfinite(number) and _to_float(value) == number else None
 
 

@@ -1,6 +1,6 @@
-"""Shaping: aggregators that take something off another reward (length, turns, format, tool errors).
+"""Shaping: aggregators that subtract penalties from a reward (length, turns, format, tool errors).
 
-A penalty is never part of a failure: when the reward inside cannot be given, neither can this.
+A penalty never hides a failure: when the inner reward cannot be computed, neither can this one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """Takes off up to ``weight`` for tokens sampled beyond ``target``.
+    """Subtracts up to ``weight`` for tokens sampled beyond ``target``.
 
     Nothing up to the target, all of ``weight`` from twice the target on, linear between.
     """
@@ -30,7 +30,7 @@ class LengthPenalty:
     """Tokens that the policy may sample in an episode at no cost."""
 
     weight: float = field(default=1.0, kw_only=True)
-    """The most that is taken off."""
+    """The maximum penalty."""
 
     def __post_init__(self) -> None:
         require_parts(self.reward)
@@ -44,7 +44,7 @@ class LengthPenalty:
 
 @dataclass(frozen=True)
 class TurnPenalty:
-    """Takes off up to ``weight`` for turns beyond ``target``; the curve of `LengthPenalty`."""
+    """Subtracts up to ``weight`` for turns beyond ``target``; the curve of `LengthPenalty`."""
 
     reward: RewardAggregator = field(default_factory=Mean)
     """The reward to shape."""
@@ -53,7 +53,7 @@ class TurnPenalty:
     """Turns (model calls) that an episode may take at no cost."""
 
     weight: float = field(default=1.0, kw_only=True)
-    """The most that is taken off."""
+    """The maximum penalty."""
 
     def __post_init__(self) -> None:
         require_parts(self.reward)
@@ -67,7 +67,7 @@ class TurnPenalty:
 
 @dataclass(frozen=True)
 class FormatPenalty:
-    """Takes off ``weight`` when the final completion does not contain ``pattern``."""
+    """Subtracts ``weight`` when the final completion does not contain ``pattern``."""
 
     reward: RewardAggregator = field(default_factory=Mean)
     """The reward to shape."""
@@ -76,7 +76,7 @@ class FormatPenalty:
     r"""A Python regular expression to search for; ``.`` matches line ends, ``\A`` anchors."""
 
     weight: float = field(default=1.0, kw_only=True)
-    """What is taken off."""
+    """The penalty."""
 
     def __post_init__(self) -> None:
         require_parts(self.reward)
@@ -95,16 +95,16 @@ class FormatPenalty:
 
 @dataclass(frozen=True)
 class ToolErrorPenalty:
-    """Takes off ``weight`` for each tool call that was answered with an error, ``cap`` at most."""
+    """Subtracts ``weight`` per tool call that was answered with an error, at most ``cap``."""
 
     reward: RewardAggregator = field(default_factory=Mean)
     """The reward to shape."""
 
     weight: float = field(default=0.1, kw_only=True)
-    """What one failed call costs."""
+    """Penalty per failed call."""
 
     cap: float = field(default=1.0, kw_only=True)
-    """The most that is taken off."""
+    """The maximum penalty."""
 
     def __post_init__(self) -> None:
         require_parts(self.reward)

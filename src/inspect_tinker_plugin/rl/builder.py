@@ -1,4 +1,4 @@
-"""Datasets from plain configuration: the builder for the cookbook's ``rl.train.Config``."""
+"""Builds datasets from plain configuration, for the cookbook's ``rl.train.Config``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECLARED = {each.name: each for each in declared_options()}
 
 
 def _option(name: str, **changes: Any) -> Any:
-    """Make the field of a declared option, with its default and its sentence."""
+    """Make the field of a declared option, with its default and its help text."""
     option = _DECLARED[name]
     return chz.field(**{"default": option.default, "doc": option.help, **changes})
 
@@ -31,11 +31,11 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
 
     Use it as ``dataset_builder`` of ``tinker_cookbook.rl.train.Config``. The options of
     ``as_rl_dataset`` are fields of the same names; ``options`` (and ``test_options``) may hold
-    them as well, and what they hold wins.
+    them as well, and take precedence.
     """
 
     task: str = chz.field(doc="Registered name (pkg/task) or file (file.py@task).")
-    model_name: str = chz.field(doc="Model under training; decides about the tokenizer.")
+    model_name: str = chz.field(doc="Model under training; determines the tokenizer.")
     renderer_name: str | None = chz.field(
         default=None, doc="Cookbook renderer; the model's recommended one when None."
     )
@@ -106,7 +106,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     def train_dataset(
         self, renderer: Renderer, *, samples: SelectedSamples | None = None, **changes: Any
     ) -> InspectRLDataset:
-        """Build the train dataset, of samples that were chosen before if there are any."""
+        """Build the train dataset, from samples chosen before if they are given."""
         return build_dataset(
             self.task,
             renderer,
@@ -124,12 +124,12 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         samples: SelectedSamples | None = None,
         **changes: Any,
     ) -> InspectRLDataset:
-        """Build a test dataset: one pass in the order of the samples."""
+        """Build a test dataset: one pass over the samples in their order."""
         options = self.options_of_test(**changes)
         return build_dataset(task, renderer, options, task_args=task_args, samples=samples)
 
     def options_of_test(self, **changes: Any) -> DatasetOptions:
-        """Put the options of the test dataset together: ``test_options`` win."""
+        """Merge the options of the test dataset: ``test_options`` take precedence."""
         log_dir = {} if self.log_dir is None else {"log_dir": Path(self.log_dir) / "test"}
         return self.dataset_options(
             **{
@@ -143,7 +143,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         )
 
     def dataset_options(self, **changes: Any) -> DatasetOptions:
-        """Put the options together: the fields, ``options`` over them, and changes over both.
+        """Merge the options: the fields, overridden by ``options``, overridden by ``changes``.
 
         Raises:
             ConfigError: An option is unknown or has an impossible value.

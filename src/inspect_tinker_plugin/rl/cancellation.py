@@ -1,4 +1,4 @@
-"""Ends episodes whose rollout was cancelled or failed, without anybody waiting for it."""
+"""Closes episodes whose rollout was cancelled or failed, without anybody waiting for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from inspect_tinker_plugin.episode.runner import Episode
 
 
 def close_with_rollout(episode: Episode) -> None:
-    """Close an episode when the task that runs now, its rollout, is cancelled or fails.
+    """Close an episode when the current task, its rollout, is cancelled or fails.
 
-    A strategy that retries keeps the dead env until its group is done; without this the
-    env would keep its sandbox, too, and a retry could wait for it for ever. A task that runs
+    A strategy that retries keeps the dead env until its group is done; without this function the
+    env would also keep its sandbox, and a retry could wait for it for ever. A task that runs
     one rollout after another keeps nothing of those that have ended.
     """
     rollout = asyncio.current_task()

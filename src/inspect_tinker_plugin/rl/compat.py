@@ -1,4 +1,4 @@
-"""The call of the older bridge, kept with its meaning for code that already uses it."""
+"""The older bridge's call, kept with its meaning for code that already uses it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def load_environment(
             ``"multi_turn"``: the task's own agent up to ``max_turns`` calls; a task whose
             solver has no agent and no tools gets Inspect's ``react()`` with ``bash``,
             ``python`` and ``submit``, behind the task's own prompt solvers.
-        max_samples: Use only the first so many samples.
-        max_turns: Model calls an episode may make (``multi_turn``).
-        num_envs_per_group: Episodes a group (G).
-        batch_size: Groups a batch (P).
+        max_samples: Use only this many samples, from the first on.
+        max_turns: Maximum model calls per episode (``multi_turn``).
+        num_envs_per_group: Episodes per group (G).
+        batch_size: Groups per batch (P).
         sandbox_type: Replaces the task's sandbox; ``None`` keeps it.
         sandbox_config: Configuration for ``sandbox_type``.
         submit_instruction: Prompt of the added agent; its own when ``None``.
@@ -95,7 +95,7 @@ _PROMPT_SOLVERS = frozenset(
         "assistant_message",
     }
 )
-"""Inspect's solvers that make no agent: only they are followed by an added one."""
+"""Inspect's solvers that are not agents: an agent is added only after these."""
 
 
 def _name(solver: Solver) -> str:

@@ -1,4 +1,4 @@
-"""A task as a cookbook ``RLDataset``: batches of groups, made when they are asked for."""
+"""A task as a cookbook ``RLDataset``: batches of groups, made on demand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class InspectRLDataset(RLDataset):
         return self.handle.options
 
     def get_batch(self, index: int) -> list[InspectGroupBuilder]:
-        """Make the group builders of one batch.
+        """Return the group builders of one batch.
 
         Args:
             index: Batch, ``0 <= index < len(self)``.
@@ -77,15 +77,15 @@ class InspectRLDataset(RLDataset):
         ]
 
     def __len__(self) -> int:
-        """Batches in all epochs together."""
+        """Return the number of batches in all epochs together."""
         return len(self._order)
 
     def prepare_ahead(self) -> None:
-        """Make the sandboxes of batches before they are asked for, while this dataset lives."""
+        """Prepare the sandboxes of batches before they are asked for, while this dataset lives."""
         prepared = self.handle.parts().runner.prepared
         if prepared.sandbox is None and self.samples[0].sandbox is None:
             return
-        samples, order = self.samples, self._order  # what runs must not hold this dataset
+        samples, order = self.samples, self._order  # the thread must not refer to this dataset
         batches = Batches(
             lambda batch: [samples[position] for position in order.batch(batch)],
             count=len(order),
@@ -97,7 +97,7 @@ class InspectRLDataset(RLDataset):
 
 @dataclass(frozen=True)
 class _Order:
-    """Which samples are in which batch of all epochs."""
+    """The assignment of samples to batches, over all epochs."""
 
     samples: int
     options: DatasetOptions
@@ -106,7 +106,7 @@ class _Order:
         return self._per_epoch * self.options.epochs
 
     def batch(self, index: int) -> list[int]:
-        """Give the positions of a batch's samples."""
+        """Return the positions of a batch's samples."""
         epoch, batch = divmod(index, self._per_epoch)
         order = self._epoch(epoch)
         start = batch * self.options.batch_size
@@ -162,7 +162,7 @@ def build_dataset(
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
 ) -> InspectRLDataset:
-    """Check a task, a renderer and options against each other, and make the dataset.
+    """Check that a task, a renderer and options fit together, and make the dataset.
 
     Args:
         task: As in :func:`as_rl_dataset`.
@@ -187,7 +187,7 @@ def check_dataset(
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
 ) -> SelectedSamples:
-    """Find out what :func:`build_dataset` would refuse; no log and no sandbox is started.
+    """Find out what :func:`build_dataset` would refuse, without starting a log or a sandbox.
 
     Returns:
         The samples that it would use.

@@ -1,4 +1,4 @@
-"""How a finished episode becomes what the trainer gets: a reward, a penalty or an error."""
+"""Turns a finished episode into what the trainer receives: a reward, a penalty or an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STOP_BY_LIMIT: dict[str, str] = {
 class Ending:
     """A finished episode with its reward.
 
-    A failed one has an error; it has a reward, too, when ``on_error`` states a penalty.
+    A failed one has an error; it also has a reward when ``on_error`` states a penalty.
     """
 
     result: EpisodeResult
@@ -43,10 +43,10 @@ class Ending:
     error: EpisodeError | None
 
     def metrics(self, stop: str | None = None) -> Metrics:
-        """Give the figures of the final transition.
+        """Return the metrics of the final transition.
 
         Args:
-            stop: The stop reason when the env knows it better than the result does.
+            stop: The stop reason, when the env knows it better than the result does.
         """
         result = self.result
         metrics: Metrics = {
@@ -59,7 +59,7 @@ class Ending:
         return metrics | (self.reward.metrics if self.reward is not None else {})
 
     def logs(self) -> Logs:
-        """Give what the cookbook's rollout log shows of the final transition."""
+        """Return what the cookbook's rollout log shows for the final transition."""
         result = self.result
         logs: Logs = {"task": result.task, "sample": str(result.sample.id), "epoch": result.epoch}
         for name, score in result.scores.items():
@@ -75,15 +75,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How results become rewards, the same for every env of a dataset."""
+    """Turns results into rewards, the same way for every env of a dataset."""
 
     aggregator: Aggregator
     errors: ErrorPolicy
     _told: list[str] = field(default_factory=list, repr=False, compare=False)
-    """The failure inside a sandbox that was warned about; one is told per dataset."""
+    """Whether the warning about failures inside a sandbox was given; once per dataset."""
 
     async def ending(self, result: EpisodeResult) -> Ending:
-        """Apply the aggregator, or the policy for what failed."""
+        """Apply the aggregator, or the error policy if the episode failed."""
         error = result.error
         if error is None:
             try:
@@ -110,7 +110,7 @@ class Outcomes:
 
 
 def stop_reason(result: EpisodeResult) -> str:
-    """Say why an episode ended, in the cookbook's words."""
+    """Return why an episode ended, in the cookbook's words."""
     if result.limit is not None:
         return _STOP_BY_LIMIT.get(result.limit.type, f"{result.limit.type}_limit")
     return StopReason.MAX_TOKENS if result.truncated else StopReason.COMPLETED

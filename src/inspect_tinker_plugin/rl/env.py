@@ -40,7 +40,7 @@ CLOSE_GRACE = 60.0
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy is shown: a model call as a prompt, and what ends its reply."""
+    """What the policy is shown: a model call as a prompt, with the stop condition of its reply."""
 
     request: TurnRequest
     prompt: tinker.ModelInput
@@ -56,7 +56,7 @@ class InspectEnv(Env):
 
     That an episode is scored, that its reward reached the trainer, and that it is logged are
     three facts. The first is ``ending``. The second is known only from the trajectory that the
-    trainer kept (``unpaid()``): a step may be cancelled after the score was there.
+    trainer kept (``unpaid()``): a step may be cancelled after the episode was scored.
 
     Args:
         episode: The episode.
@@ -64,8 +64,8 @@ class InspectEnv(Env):
         outcomes: Turns its result into a reward.
         hooks: Tool executor and observers.
         rollout_limits: Budgets that the env advertises.
-        pays_in_steps: Whether the last step carries the reward; otherwise all of it comes from
-            the group (``group_share()``).
+        pays_in_steps: Whether the last step carries the reward; otherwise the group
+            pays all of it (``group_share()``).
 
     Attributes:
         rollout_limits: Budgets for the cookbook's rollout runner, which reads them here.
@@ -113,7 +113,7 @@ class InspectEnv(Env):
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
             EpisodeClosedError: It was closed, before or meanwhile.
-            RuntimeError: It was called before; the episode goes on undisturbed.
+            RuntimeError: It was called before; the running episode is not affected.
         """
         self._episode.require_new()
         if self._entered:
@@ -171,16 +171,16 @@ class InspectEnv(Env):
                     metrics=metrics,
                 )
             ending = await self._conclude(observed)
-            # No await from here on: what is marked as delivered is returned.
+            # No await from here on: a step that is marked as delivered must be returned.
             final = self._final_step(ending)
             final.metrics = metrics | final.metrics
             return final
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Stop the episode once it has made so many tool calls.
+        """Stop the episode once it has made this many tool calls.
 
-        A turn that asks for more calls than are left is carried out up to the budget and
-        ends the episode with ``stop/max_tool_calls``; its state is scored.
+        In a turn that asks for more calls than are left, only those within the budget are
+        carried out; it ends the episode with ``stop/max_tool_calls``, and its state is scored.
         """
         self._rules.allow_tool_calls(max_tool_calls)
 
@@ -195,20 +195,20 @@ class InspectEnv(Env):
 
     @property
     def request(self) -> TurnRequest | None:
-        """The model call that waits for ``step()``, if one does."""
+        """The model call that waits for ``step()``, if there is one."""
         return self._request
 
     # for the group
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The answered turns of the episode, in time."""
+        """The answered turns of the episode, in time order."""
         return self._tokens.turns
 
     async def settle(self) -> Ending:
-        """End an episode that the trainer stopped stepping, and score what is there.
+        """End an episode that the trainer stopped stepping, and score the state reached so far.
 
-        An episode that is scored already keeps its score, whoever asks again.
+        An episode that is already scored keeps its score, however often this is called.
 
         Raises:
             EpisodeError: It failed and ``on_error`` says to raise.
@@ -220,20 +220,20 @@ class InspectEnv(Env):
         return _rewarded(await self._concluded(self._conclusion))
 
     def unpaid(self, trajectory: Trajectory) -> float:
-        """Give what the steps of a settled episode should have paid, and have not.
+        """Return the part of a settled episode's step rewards that the trainer has not received.
 
         Args:
             trajectory: What the trainer keeps of the episode. A step that was cancelled, or
-                whose result got lost on its way, is not in it, and neither is its reward.
+                whose result was lost on its way, is not in it, and neither is its reward.
         """
         return 0.0 if self.reported_in(trajectory) else self._step_reward()
 
     def reported_in(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory holds the last step of the episode, with its reward and figures."""
+        """Whether a trajectory holds the last step of the episode, with its reward and metrics."""
         return self._delivered and len(trajectory.transitions) >= self._returned
 
     def group_share(self, final: Reward | None) -> float:
-        """Give what the group pays: its own reward, or the episode's when it has none for it."""
+        """Return what the group pays: the given reward, or the episode's own if there is none."""
         if final is not None:
             return final.value
         if self._pays_in_steps or self._rules.flat_reward() is not None:
@@ -269,7 +269,7 @@ class InspectEnv(Env):
         )
 
     async def _observe(self, outcome: Outcome) -> Observation | EpisodeResult:
-        """Render a model call; the end of an episode passes through."""
+        """Render a model call; the end of an episode is passed through."""
         if isinstance(outcome, EpisodeResult):
             return outcome
         if self._rules.stop is not None:
@@ -277,7 +277,7 @@ class InspectEnv(Env):
         try:
             prompt = self._tokens.prompt(outcome)
         except EpisodeError as error:
-            # the solver asked for what a sampler cannot give; the policy of errors decides
+            # the solver asked for what a sampler cannot give; the error policy decides
             self._refused = error
             return await self._end(str(error))
         return Observation(outcome, prompt, self._tokens.stop_condition(outcome))
@@ -303,7 +303,7 @@ class InspectEnv(Env):
     # the end
 
     async def _conclude(self, result: EpisodeResult) -> Ending:
-        """Turn a result into a reward or a penalty, once, whoever asks and is cancelled.
+        """Turn a result into a reward or a penalty, once, even if called or cancelled repeatedly.
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
@@ -362,9 +362,9 @@ class InspectEnv(Env):
     async def _guarded(self) -> AsyncIterator[None]:
         """Close the episode when a call fails.
 
-        A cancelled call is different: the cookbook keeps a rollout that ran into its
+        A cancelled call is different: the cookbook keeps a rollout that reached its
         time-out and grades it, so the episode is ended as by a limit and scored in its own
-        task; ``settle()`` picks the score up, ``close()`` ends it for good.
+        task; ``settle()`` returns that score, ``close()`` ends the episode for good.
         """
         try:
             yield

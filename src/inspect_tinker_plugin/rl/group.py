@@ -51,10 +51,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self._recording = self._new_recording()
 
     async def make_envs(self) -> Sequence[Env]:
-        """Make the group's envs; nothing runs, and no sandbox starts, before their first step.
+        """Make the group's envs; no episode or sandbox starts before their first step.
 
-        Called again by strategies that retry: each call makes ``group_size`` new envs, with
-        epochs that go on from the last, and ``cleanup()`` closes those of all calls.
+        Called again by strategies that retry: each call makes ``group_size`` new envs, whose
+        epochs continue the numbering, and ``cleanup()`` closes those of all calls.
         """
         parts = self.handle.parts()
         shared = PromptCache()
@@ -89,14 +89,14 @@ class InspectGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Score what the trainer's own limits cut off, and apply the group aggregator.
+        """Score the episodes that the trainer's own limits cut off, and apply the group aggregator.
 
         A rollout that the cookbook's runner stopped (token budget, time-out, its own turn
-        cap) has seen no scorer. Its episode is ended here as by a limit and scored, and the
+        limit) was not scored. Its episode is ended here as by a limit and scored, and the
         reward is added as the group's part of the total. With a group aggregator nothing is
         paid in steps and everything here, so that equal rewards are equal to the last bit.
-        Each trajectory's transitions are put in the order of the episode's branches, of which
-        the trainer makes one datum each.
+        Each trajectory's transitions are put in the order of the episode's branches, and
+        the trainer makes one datum of each branch.
 
         Returns:
             One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
@@ -136,7 +136,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return result
 
     async def _final_rewards(self, endings: Sequence[Ending]) -> Sequence[Reward | None]:
-        """Ask the group aggregator, if there is one; ``None`` leaves a member its own reward."""
+        """Ask the group aggregator, if there is one; ``None`` keeps a member's own reward."""
         aggregate = self.handle.parts().group_reward
         if aggregate is None:
             return [None] * len(endings)
@@ -146,10 +146,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
             return self._penalised(endings, fault)
 
     def _penalised(self, endings: Sequence[Ending], fault: Exception) -> list[Reward]:
-        """Give every member the penalty that ``on_error`` states for a failed reward.
+        """Return every member's reward when group rewards failed: the penalty of ``on_error``.
 
         Raises:
-            EpisodeError: It states none.
+            EpisodeError: It states no penalty.
         """
         penalty = self.handle.parts().outcomes.errors.penalty(Cause.REWARD)
         if penalty is None:
@@ -161,7 +161,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
     async def cleanup(self) -> None:
         """Close every episode that was ever made here. Never raises; safe to call again.
 
-        It runs to its end although the caller is cancelled, once or more often.
+        It runs to its end even if the caller is cancelled, once or repeatedly.
         """
         await uninterrupted(self._release)
 
@@ -179,7 +179,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return [self.handle.name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave live envs behind."""
+        """Pickle without live envs."""
         return {**self.__dict__, "_envs": [], "_recording": self._new_recording()}
 
     def _new_recording(self) -> GroupRecording | None:

@@ -1,4 +1,4 @@
-"""Pickles a live task by value, with what ``cloudpickle`` alone cannot send to a process."""
+"""Pickles a live task by value, including objects that ``cloudpickle`` alone cannot send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dump(value: object) -> bytes:
 
     Raises:
         Exception: Something inside belongs to this process (an open file, a lock); each kind
-            of object raises an error of its own.
+            of object raises its own kind of error.
     """
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -27,11 +27,11 @@ def dump(value: object) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Takes the globals that a closure reads along as what they are in the other process.
+    """Replaces the globals that a closure reads by their counterparts in the other process.
 
     An agent is a function inside a function, which ``cloudpickle`` sends with the globals
     that it reads. Inspect's own are among them: a context variable is looked up again by
-    module and name; what is held weakly (the sessions of an MCP server, say) starts empty.
+    module and name; weak containers (the sessions of an MCP server, say) start empty.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -45,7 +45,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _home(variable: ContextVar[Any]) -> tuple[str, str] | None:
-    """Find the module, and the name in it, that a context variable belongs to."""
+    """Find the module of a context variable, and its name there."""
     for module_name, module in list(sys.modules.items()):
         if module_name == "__main__":  # a worker has another one
             continue

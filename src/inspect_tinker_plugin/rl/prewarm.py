@@ -1,4 +1,4 @@
-"""Makes the sandboxes of the batches that come next, while the trainer is busy with another."""
+"""Prepares the sandboxes of the next batches while the trainer works on the current one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 logger = getLogger(__name__)
 
 MOST = 32
-"""Containers started ahead at the most; a pool starts more when they are asked for."""
+"""Maximum number of containers started ahead; a pool starts more on demand."""
 
 IMAGES_AHEAD = 64
-"""Samples whose images are made before their batch is asked for; one whole batch at least."""
+"""Number of samples whose images are made ahead; at least one whole batch."""
 
 AT_ONCE = 3
-"""Images that are made ahead at the same time: fewer than an engine's threads for builds."""
+"""Images made ahead at the same time: fewer than the threads that an engine builds with."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class _Made:
-    """An image that was made ahead, or could not be."""
+    """An image that was made ahead, or failed to be made."""
 
     config: ContainerConfig
     pool: Future[Pool]
@@ -56,14 +56,14 @@ class _Made:
 class Ahead:
     """Builds and pulls the images of coming batches, and starts the first one's containers.
 
-    One thread serves a dataset and ends with it, or at once when its samples have no such sandbox.
-    What goes wrong is only logged: the episode that needs the sandbox meets the same fault, and
-    says so.
+    One thread serves a dataset and ends with it, or immediately when its samples need no such
+    sandbox. Failures are only logged: the episode that needs the sandbox meets the same fault and
+    reports it.
 
     Args:
         owner: The dataset; the thread ends when it is gone.
         prepared: The task.
-        batches: Its batches; they must not hold the dataset.
+        batches: Its batches; they must not refer to the dataset.
     """
 
     def __init__(self, owner: object, prepared: PreparedTask, batches: Batches) -> None:
@@ -78,11 +78,11 @@ class Ahead:
         ).start()
 
     def asked(self, batch: int) -> None:
-        """Make what comes after a batch that was asked for; returns at once."""
+        """Prepare the batches after one that was asked for; returns immediately."""
         self._messages.put(batch)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the dataset, in this process or another, prepares nothing."""
+        """Pickle as a copy that prepares nothing, in this process or another."""
         return type(None), ()
 
 
@@ -97,9 +97,9 @@ class _Worker:
         self._batches = batches
         self._messages = messages
         self._coming: deque[tuple[int, ContainerConfig]] = deque()
-        """Batch and configuration, in the order in which they will be wanted."""
+        """Batch and configuration, in the order in which they will be needed."""
         self._reached = 0
-        """The first batch that was not looked at."""
+        """The first batch whose samples were not examined yet."""
         self._making = 0
         self._warm: dict[ContainerConfig, int] = {}
         self._warmed: list[Pool] = []
@@ -121,8 +121,8 @@ class _Worker:
             pool.expect(0)
 
     def _look(self, asked: int) -> None:
-        """Find what the batches after one need."""
-        if not asked < self._reached <= asked + 1 + self._depth:  # another place of the data
+        """Find out what the batches after the given one need."""
+        if not asked < self._reached <= asked + 1 + self._depth:  # a jump in the data
             self._coming.clear()
             self._reached = asked + 1
         if asked > 0:

@@ -1,4 +1,4 @@
-"""Keeps what the logs need to know about a group's rollouts until the group is done."""
+"""Collects the data for the logs of a group's rollouts until the group is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 
 
 def log_folder(log_dir: str | Path) -> Path:
-    """Return a log folder as a path that means the same in every process.
+    """Return a log folder as a path with the same meaning in every process.
 
     Raises:
         ConfigError: It is the address of a remote store.
@@ -40,7 +40,7 @@ def log_folder(log_dir: str | Path) -> Path:
 
 
 def log_run(handle: TaskHandle) -> LogRun | None:
-    """Return where the logs of a dataset are made, if it has any."""
+    """Return the log run of a dataset, if it has one."""
     log_dir = handle.options.log_dir
     return None if log_dir is None else LogRun(log_folder(log_dir), handle.uid)
 
@@ -49,7 +49,7 @@ def open_logs(handle: TaskHandle, *, batches: int) -> None:
     """Prepare the log folder of a new dataset, if it has one.
 
     Args:
-        handle: what the dataset's groups share.
+        handle: Shared by the dataset's groups.
         batches: batches of the dataset; a trainer may go through them more than once.
 
     Raises:
@@ -82,10 +82,10 @@ def open_logs(handle: TaskHandle, *, batches: int) -> None:
 
 @dataclass(frozen=True)
 class Graded:
-    """What the trainer got for a rollout."""
+    """What the trainer received for a rollout."""
 
     reward: float
-    """Sum of the steps' rewards and the group's."""
+    """Sum of the rewards from its steps and from the group."""
 
     stop_reason: str | None
     metrics: Metrics
@@ -100,11 +100,11 @@ class _Member:
 
 
 class GroupRecording:
-    """The rollouts of one group, retries included, on their way to a log.
+    """Collects the rollouts of one group, retries included, for a log.
 
     Args:
         run: Where the logs of the dataset are made.
-        slot: Where the group belongs.
+        slot: The group's position in the training.
     """
 
     def __init__(self, run: LogRun, slot: GroupSlot) -> None:
@@ -113,7 +113,7 @@ class GroupRecording:
         self._members: list[_Member] = []
 
     def add(self, env: InspectEnv, episode: Episode, tokens: EpisodeTokens) -> None:
-        """Follow a new env; one that is never started leaves no trace."""
+        """Follow a new env; one that is never started does not appear in the log."""
         self._members.append(_Member(env, episode, tokens))
 
     def graded(
@@ -122,7 +122,7 @@ class GroupRecording:
         trajectories: Sequence[Trajectory],
         rewards: Sequence[tuple[float, Metrics]],
     ) -> None:
-        """Note what the trainer gets for the rollouts that it keeps."""
+        """Record what the trainer receives for the rollouts that it keeps."""
         by_env = {id(member.env): member for member in self._members}
         for env, trajectory, (value, metrics) in zip(envs, trajectories, rewards, strict=True):
             member = by_env.get(id(env))
@@ -130,7 +130,7 @@ class GroupRecording:
                 member.graded = _graded(trajectory, value, metrics)
 
     async def write(self) -> None:
-        """Write the group and forget it, after its episodes are closed; raises no failure.
+        """Write the group's rollouts and forget them, after its episodes are closed; never raises.
 
         Nothing is written for a group that never made an env.
         """

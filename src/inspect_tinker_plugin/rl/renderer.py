@@ -1,4 +1,4 @@
-"""The renderer of a model: the one that is named, or the one that the cookbook recommends."""
+"""The renderer of a model: a named one, or the one that the cookbook recommends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def make_renderer(
     Args:
         name: Name of the renderer; the one that the cookbook recommends for the model when
             ``None``.
-        model: Name of the model, which decides about the tokenizer, too.
+        model: Name of the model, which also determines the tokenizer.
         tokenizer: Name or folder of the tokenizer, if not the model's own.
-        option: What the caller calls the name of the renderer, for messages.
+        option: The caller's name for this option, for messages.
 
     Raises:
         RendererError: There is no such renderer, or none is recommended for the model.
@@ -40,7 +40,7 @@ def make_renderer(
     source = tokenizer or str(model)
     try:
         loaded = get_tokenizer(source)
-    except Exception as error:  # each hub and format raises errors of its own
+    except Exception as error:  # each hub and format raises its own errors
         raise ConfigError(_why_no_tokenizer(source, error)) from error
     try:
         return get_renderer(name, loaded, model_name=source)
@@ -65,10 +65,10 @@ def recommended_renderer(model: str, *, option: str = "renderer") -> str:
 
 
 def require_renderer(name: str, *, option: str = "renderer") -> None:
-    """Make sure that a renderer exists, before a tokenizer is loaded for it.
+    """Check that a renderer exists, before a tokenizer is loaded for it.
 
     Raises:
-        RendererError: It does not; the message lists what there is.
+        RendererError: It does not exist; the message lists those that do.
     """
     known = renderer_names()
     if known and name not in known:
@@ -79,9 +79,9 @@ def require_renderer(name: str, *, option: str = "renderer") -> None:
 
 
 def model_name(renderer: object) -> str | None:
-    """Return the model that a renderer was made for: a name, or of a folder its last part.
+    """Return the model that a renderer was made for: its name, or the last part of its folder.
 
-    ``None`` when it is not known, or when there is only the tokenizer of the scripted policy.
+    ``None`` when the model is not known, or is only the tokenizer of the scripted policy.
     """
     name = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
     if not isinstance(name, str) or not name or Path(name) == tokenizer_path():
@@ -90,13 +90,13 @@ def model_name(renderer: object) -> str | None:
 
 
 def renderer_names() -> list[str]:
-    """Return the names that ``get_renderer()`` takes; none when its source cannot be read."""
+    """Return the names that ``get_renderer()`` accepts; none when its source cannot be read."""
     return sorted({*_built_in_names(), *get_registered_renderer_names()})
 
 
 @functools.cache
 def _built_in_names() -> frozenset[str]:
-    # The cookbook has no list of them: its factory compares the name with one after the other.
+    # The cookbook has no list of names: its factory compares the name with one after another.
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(get_renderer)))
     except (OSError, TypeError, SyntaxError):

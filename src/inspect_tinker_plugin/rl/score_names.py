@@ -1,4 +1,4 @@
-"""Finds out, when a dataset is built, that a reward names a score that no scorer gives."""
+"""Checks, when a dataset is built, that a scorer gives each score that a reward names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from inspect_tinker_plugin.wording import suggestion
 
 
 def require_scores(option: str, expression: object, aggregator: object, scorers: list[str]) -> None:
-    """Make sure that a task has the scorers that a reward expression names.
+    """Check that a task has the scorers that a reward expression names.
 
-    Only expressions are looked at. A score that a solver sets by itself has no scorer, and is
-    named with an aggregator in Python, ``reward=ScoreReward("name")``, where the task has scorers,
-    too. A task without any has its solver's scores alone, and nothing is known of their names.
+    Only expressions are checked. A score that a solver sets itself has no scorer; in a task that
+    has scorers, name it with an aggregator in Python, ``reward=ScoreReward("name")``. The names of
+    a task's scores are not known in advance if it has no scorers.
 
     Args:
-        option: What the caller calls the expression.
-        expression: What was asked for.
-        aggregator: What it resolved to.
-        scorers: Names of the task's scorers, with those that plugins add.
+        option: The caller's name for the expression.
+        expression: The reward expression.
+        aggregator: The aggregator that it was resolved to.
+        scorers: Names of the task's scorers, including those that plugins add.
 
     Raises:
-        RewardError: There is no such scorer; the message lists those that there are.
+        RewardError: There is no such scorer; the message lists the existing ones.
     """
     if not isinstance(expression, str) or not scorers:
         return
@@ -37,12 +37,12 @@ def require_scores(option: str, expression: object, aggregator: object, scorers:
 
 
 def reads_other_than_scorers(expression: object, aggregator: object) -> bool:
-    """Whether a reward can be had without scorers: it is a function, or names a score."""
+    """Whether a reward needs no scorers: it is a function, or names a score."""
     return not isinstance(expression, str) or any(True for _ in _paths(aggregator))
 
 
 def _paths(part: object) -> Iterator[str]:
-    """Find the names of scores in an aggregator and in all that it is made of."""
+    """Find the names of scores in an aggregator and in its parts."""
     if isinstance(part, ScoreReward):
         yield part.path
     elif is_dataclass(part):

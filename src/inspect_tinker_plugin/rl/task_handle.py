@@ -1,4 +1,4 @@
-"""A task that travels to another process: by reference, or by value when it has none."""
+"""Makes a task picklable: by its reference, or by value when it has none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TaskHandle:
     """Task, renderer and options of one dataset, shared by all of its group builders.
 
     It pickles with plain ``pickle``. The receiving process builds the task once and keeps it
-    for every later builder of the same dataset: from its reference, or from a by-value copy
+    for all later builders of the same dataset: from its reference, or from a by-value copy
     (``cloudpickle``, without the samples, which the builders carry) when it was made ad hoc,
     or changed after a function had made it.
 
@@ -104,7 +104,7 @@ class TaskHandle:
         return self._task
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a payload made once, however many builders refer to it."""
+        """Pickle as a payload that is made once, however many builders refer to it."""
         if self._payload is None:
             self._payload = self._dump()
         return _receive, (self.uid, self._payload)
@@ -140,7 +140,7 @@ def _without_samples(task: Task) -> Task:
 
 
 def _receive(uid: str, payload: bytes) -> TaskHandle:
-    """Unpickle a handle, once a process and dataset."""
+    """Unpickle a handle, once per process and dataset."""
     with _lock:
         handle = _received.get(uid)
         if handle is None:

@@ -1,4 +1,4 @@
-"""Finds out, when a dataset is built, that its renderer cannot describe the task's tools."""
+"""Checks, when a dataset is built, that its renderer can describe the task's tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE_S = 30.0
 
 
 def can_describe_tools(context: DatasetRenderer) -> bool:
-    """Say whether a renderer has a tool format at all."""
+    """Return whether a renderer has a tool format at all."""
     try:
         context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])
     except RendererError:
@@ -32,14 +32,14 @@ def can_describe_tools(context: DatasetRenderer) -> bool:
 def refuse_tools(
     runner: EpisodeRunner, solver: SolverLike | None, renderer: Any, sample: Sample
 ) -> None:
-    """Run a sample to its first model call, without a sandbox, to see what tools it offers.
+    """Raise if a sample offers tools: it is run to its first model call, without a sandbox.
 
-    Which tools a solver offers is known only by running it. A solver that does not get as far
-    as a model call is left for its episodes, which raise the same error.
+    Which tools a solver offers is known only by running it. A solver that fails before its
+    first model call is left to its episodes, which raise the same error.
 
     Args:
         runner: Runs the dataset's episodes.
-        solver: What replaces the task's solver, if anything does.
+        solver: Replacement of the task's solver, if there is one.
         renderer: A renderer without a tool format.
         sample: The first sample.
 
@@ -70,7 +70,7 @@ async def _first_call(runner: EpisodeRunner, sample: Sample) -> TurnRequest | No
 
 
 def _run_apart(make: Callable[[], Awaitable[T]]) -> T:
-    """Run to the end whether or not the caller is inside an event loop."""
+    """Run a coroutine to its end, whether or not the caller is inside an event loop."""
     box: list[T] = []
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The cookbook's budgets and policies that apply to single turns of an episode."""
+"""The cookbook's budgets and policies for single turns of an episode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Metrics, Sto
 
 
 class TurnRules:
-    """Counts tool calls and malformed calls of one episode, and says when it must end.
+    """Counts tool calls and malformed calls of one episode, and decides when it must end.
 
     Attributes:
         stop: Why the episode must end, once a rule says so.
@@ -29,7 +29,7 @@ class TurnRules:
         self._policy = policy
 
     def count(self, reply: ModelOutput) -> Metrics:
-        """Count a reply's tool calls; gives the figures of its turn."""
+        """Count a reply's tool calls; return the metrics of its turn."""
         calls = reply.message.tool_calls or []
         metrics: Metrics = {"tools/calls": len(calls)} if calls else {}
         if not any(call.parse_error for call in calls):
@@ -42,7 +42,7 @@ class TurnRules:
         return metrics
 
     def refuse(self, reply: ModelOutput) -> str | None:
-        """Say why a counted reply must not reach the solver, ``None`` when it may.
+        """Return why a counted reply must not reach the solver, ``None`` when it may.
 
         A reply with more calls than are left is cut to the budget: those calls are carried
         out, and the episode ends before the next turn.
@@ -63,13 +63,13 @@ class TurnRules:
         return None
 
     def turn_reward(self, metrics: Metrics) -> float:
-        """Give the reward of a turn that did not end the episode."""
+        """Return the reward of a turn that did not end the episode."""
         if self._policy is None or "parse_error" not in metrics:
             return 0.0
         return -self._policy.penalty_per_error
 
     def flat_reward(self) -> float | None:
-        """Give what an episode gets instead of its reward: after too many malformed calls."""
+        """Return the reward that replaces the episode's own: after too many malformed calls."""
         if self._policy is not None and self.stop is StopReason.PARSE_ERROR:
             return self._policy.terminal_reward
         return None

@@ -11,4 +11,4 @@ from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
 SANDBOX_PROVIDERS: Mapping[str, SandboxMapper] = {
     "docker_pool": lambda spec: SandboxEnvironmentSpec("docker_pool", spec.config),
 }
-"""What else Inspect's registry knows needs no mapping."""
+"""Everything else in Inspect's registry needs no mapping."""

@@ -1,4 +1,4 @@
-"""What a sandbox provider of a plugin is."""
+"""The type of a plugin's sandbox provider."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Callable
 from inspect_ai.util import SandboxEnvironmentSpec
 
 SandboxMapper = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
-"""Gives the specification to use instead of what a task or a sample asks for."""
+"""Returns the specification to use instead of the one that a task or a sample asks for."""

@@ -1,4 +1,4 @@
-"""Maps the sandbox specifications of a task to those of a provider that was asked for by name."""
+"""Maps the sandbox specifications of a task to those of a named provider."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _HOOK = "inspect_rl_sandbox_providers"
 
 @dataclass(frozen=True)
 class SandboxMapping:
-    """A provider for each type of sandbox that a task may ask for; picklable by its names."""
+    """Providers by the type of sandbox that a task may ask for; picklable, as it holds names."""
 
     providers: Mapping[str, str]
-    """Names of providers by the type that is asked for; ``"*"`` for any other type."""
+    """Names of providers by the requested type; ``"*"`` for any other type."""
 
     def __post_init__(self) -> None:
         for name in self.providers.values():
-            _mapper(name)  # raises for an unknown one
+            _mapper(name)  # raises if it is unknown
 
     def __call__(self, spec: SandboxEnvironmentSpec) -> SandboxEnvironmentSpec:
-        """Map what a task or a sample asks for; other types than those named stay.
+        """Map the specification of a task or a sample; types that are not named stay unchanged.
 
         Raises:
             PluginError: the provider failed, or what it gives is unknown to Inspect.
@@ -57,17 +57,17 @@ class SandboxMapping:
 
 @dataclass(frozen=True)
 class SandboxChoice:
-    """What ``sandbox=`` asks for: something that Inspect resolves, or a mapping by providers."""
+    """What ``sandbox=`` asks for: a value that Inspect resolves, or a mapping to providers."""
 
     for_inspect: SandboxEnvironmentType | None
-    """What Inspect resolves as it does ``eval(sandbox=...)``."""
+    """The value that Inspect resolves as it does ``eval(sandbox=...)``."""
 
     mapping: SandboxMapping | None
     """Maps the specification of the task and of each sample."""
 
 
 def choose_sandbox(sandbox: Any) -> SandboxChoice:
-    """Read ``sandbox=``, for everything that runs episodes.
+    """Interpret ``sandbox=``, for everything that runs episodes.
 
     Raises:
         SandboxConfigError: The name is known neither to a plugin nor to Inspect.
@@ -77,10 +77,10 @@ def choose_sandbox(sandbox: Any) -> SandboxChoice:
 
 
 def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
-    """See whether ``sandbox=`` names a provider of a plugin, or maps types to providers.
+    """Interpret ``sandbox=`` as a plugin's provider, or as a mapping from types to providers.
 
     Args:
-        sandbox: what the caller gave.
+        sandbox: the caller's value.
 
     Returns:
         The mapping to apply to the specification of the task and of each sample, or ``None``
@@ -116,7 +116,7 @@ def _mapper(name: object) -> SandboxMapper:
 
 
 def _registered() -> list[str]:
-    """Return the names of the providers that Inspect knows, but for those that are internal."""
+    """Return the names of the providers that Inspect knows, except internal ones."""
     found = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
     names = {registry_info(each).name.rpartition("/")[2] for each in found}
     return sorted(name for name in names if not name.startswith("inspect_rl_"))

@@ -1,4 +1,4 @@
-"""What the scripted policy says about a task that it knows nothing of."""
+"""The default script: what the scripted policy says when a task has no script of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_TURNS = 30
 def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exception]:
     """Think first, then answer with the sample's target.
 
-    The first reply is text, so that an agent's way to go on is seen. After it the ``submit``
-    tool is called wherever it is on offer; other tools are left alone.
+    The first reply is text, so that an agent's way to continue is seen. After it the ``submit``
+    tool is called wherever it is offered; other tools are left alone.
     """
     target = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
 

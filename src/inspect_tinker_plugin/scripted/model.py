@@ -1,4 +1,4 @@
-"""A scripted `ModelAPI`: any place that wants an Inspect model can be given a script."""
+"""A scripted `ModelAPI`, usable wherever Inspect takes a model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _players: ContextVar[dict[str, Player] | None] = ContextVar("scripted_players", 
 
 
 class ScriptedAPI(ModelAPI):
-    """Answers from a script and keeps what it was asked.
+    """Answers from a script and keeps the requests.
 
-    It says about itself what the policy's provider says (images in tool results, merged
+    It declares the same abilities as the policy's provider (images in tool results, merged
     messages …), as Inspect rewrites conversations for what a provider can carry.
     """
 
@@ -41,7 +41,7 @@ class ScriptedAPI(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> ModelOutput:
-        """The script's next reply; the request is kept in ``player.requests``."""
+        """Return the script's next reply; the request is kept in ``player.requests``."""
         if self.player is None:
             raise RuntimeError("create scripted models with scripted_model(script)")
         kept = self.keep_requests
@@ -68,12 +68,12 @@ def scripted() -> type[ModelAPI]:
 
 
 def scripted_model(script: Script, *, name: str = "model", keep_requests: bool = True) -> Model:
-    """An Inspect model that answers from a script: a grader, a user, a sub-agent's model.
+    """Make an Inspect model that answers from a script: a grader, a user, a sub-agent's model.
 
     A model that is created while :func:`recording` is on is part of what is recorded.
 
     Args:
-        script: What it says.
+        script: Its replies.
         name: Its name after ``scripted/``.
         keep_requests: Keep a copy of every request; without, the script has to be a function,
             and costs are those of the calls alone.

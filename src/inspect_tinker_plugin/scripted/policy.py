@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ScriptedPolicy:
     """Answers as a ``tinker_cookbook.completers.TokenCompleter`` does, from a script.
 
-    One policy may serve many episodes at once, as a sampling client does: which turn of
-    which conversation a prompt is, is told from the prompt, which continues an earlier
+    One policy may serve many episodes at once, as a sampling client does: it recognises the
+    turn and conversation of a prompt by the prompt itself, which continues an earlier
     prompt and its reply. A solver that rewrites its conversation needs ``request``.
 
     Args:
@@ -57,7 +57,7 @@ class ScriptedPolicy:
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """The next reply as tokens, with log-probabilities of zero.
+        """Return the next reply as tokens, with log-probabilities of zero.
 
         Raises:
             ScriptExhausted: There is no reply left.
@@ -124,14 +124,14 @@ class ScriptedPolicy:
 
 
 def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:
-    """The tokens that a model samples to say something, in the renderer's own format.
+    """Return the tokens that a model samples for an output, in the renderer's own format.
 
     Args:
         renderer: The renderer of the model.
-        output: What it says: text, reasoning and tool calls of its first choice.
+        output: The output: text, reasoning and tool calls of its first choice.
 
     Returns:
-        Tokens up to and with the stop token, or without it when the output's stop reason
+        Tokens up to and including the stop token, or without it when the output's stop reason
         is ``max_tokens``.
     """
     from tinker_cookbook.renderers import Message

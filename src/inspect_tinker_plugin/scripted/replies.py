@@ -1,4 +1,4 @@
-"""The vocabulary of a script: what a scripted policy says, turn by turn."""
+"""The parts of a script: the replies of a scripted policy, turn by turn."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Script: TypeAlias = Sequence[Turn] | Callable[[TurnRequest], "str | ModelOutput 
 
 
 MOST_REFUSALS = 20
-"""A solver that has been told so often that the script ran out is not going to end by itself."""
+"""Refusals after which a solver that ignores them is not going to end by itself."""
 
 
 class ScriptExhausted(RuntimeError):
-    """The model was asked once more than its script has replies."""
+    """The model was asked more often than its script has replies."""
 
 
 def say(
@@ -51,7 +51,7 @@ def say(
     stop_reason: StopReason | None = None,
     usage: ModelUsage | None = None,
 ) -> ModelOutput:
-    """One assistant reply.
+    """Make one assistant reply.
 
     Args:
         text: What the model says.
@@ -73,17 +73,17 @@ def say(
 
 
 def call(function: str, /, **arguments: Any) -> ToolCall:
-    """A tool call; its id is given when the script is played."""
+    """Make a tool call; its id is given when the script is played."""
     return ToolCall(id="", function=function, arguments=arguments)
 
 
 def unparsed_call(function: str, raw: str, error: str) -> ToolCall:
-    """A tool call whose arguments did not parse, as a provider reports it."""
+    """Make a tool call whose arguments did not parse, as a provider reports it."""
     return ToolCall(id="", function=function, arguments={"raw": raw}, parse_error=error)
 
 
 def submit(answer: str, text: str = "") -> ModelOutput:
-    """A call of the ``submit`` tool that ``react`` and ``basic_agent`` offer."""
+    """Make a call of the ``submit`` tool that ``react`` and ``basic_agent`` offer."""
     return say(text, call("submit", answer=answer))
 
 
@@ -105,7 +105,7 @@ class Player:
         return 0 if callable(self.script) else max(0, len(self.script) - len(self.requests))
 
     async def answer(self, request: TurnRequest) -> ModelOutput:
-        """The reply to a request.
+        """Return the reply to a request.
 
         Raises:
             ScriptExhausted: There is no reply left.
@@ -125,7 +125,7 @@ class Player:
         return _played(reply, f"{self.name}_{turn}", request)
 
     async def _refuse(self) -> None:
-        """Note that there is no reply; a solver that swallows it for ever waits to be cancelled."""
+        """Record that there is no reply; a solver that ignores this for ever is made to wait."""
         self.exhausted = True
         self.refusals += 1
         if self.refusals > MOST_REFUSALS:
@@ -141,7 +141,7 @@ class Player:
 
 
 def _played(reply: str | ModelOutput, prefix: str, request: TurnRequest) -> ModelOutput:
-    """A fresh copy of a reply with call ids and usage filled in."""
+    """Return a copy of a reply with call ids and usage filled in."""
     output = say(reply) if isinstance(reply, str) else reply.model_copy(deep=True)
     for choice in output.choices:
         choice.message.id = None
@@ -154,7 +154,7 @@ def _played(reply: str | ModelOutput, prefix: str, request: TurnRequest) -> Mode
 
 
 def _usage(output: ModelOutput, request: TurnRequest) -> ModelUsage:
-    """One token for every four characters, so that token limits mean the same everywhere."""
+    """Count one token per four characters, so that token limits mean the same everywhere."""
     read = sum(len(message.text) for message in request.messages) // 4 + 1
     written = len(output.completion) // 4 + 1
     return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def tokenizer_path() -> Path:
-    """Folder of the shipped byte-level tokenizer, which has Qwen3's special tokens."""
+    """Return the folder of the shipped byte-level tokenizer, which has Qwen3's special tokens."""
     return Path(__file__).resolve().parents[1] / "testing_data" / "tokenizer"
 
 
 @cache
 def load_tokenizer() -> Tokenizer:
-    """Load the shipped tokenizer, once a process."""
+    """Load the shipped tokenizer, once per process."""
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
     return get_tokenizer(str(tokenizer_path()))

@@ -1,4 +1,4 @@
-"""Tasks: from what a user names to a live task, and the choice of its samples."""
+"""Tasks: from a name to a live task, and the choice of its samples."""
 
 from __future__ import annotations
 

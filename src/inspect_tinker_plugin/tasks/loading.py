@@ -1,4 +1,4 @@
-"""Creation of tasks by Inspect's own loader, with errors that say what to change."""
+"""Creates tasks with Inspect's own loader; errors say what to change."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
 
 
 def in_folder(folder: str | None) -> Any:
-    """Change to a folder for a while, when there is one to change to."""
+    """Change to a folder for a while, if one is given."""
     if folder is None or not Path(folder).is_dir() or Path(folder) == Path.cwd():
         return nullcontext()
     return internals.chdir(folder)
@@ -131,7 +131,7 @@ def _unknown(name: str) -> str:
 
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
-    """Report what a task's own code raises as one line with the place in that code."""
+    """Report an error in a task's own code as one line, with its place in that code."""
     try:
         yield
     except InspectRLError:
@@ -149,7 +149,7 @@ def _loading(name: str) -> Iterator[None]:
 
 
 def _place_of(error: Exception) -> str:
-    """The deepest line of a traceback outside of installed packages and of this one."""
+    """Return the deepest line of a traceback outside of installed packages and of this one."""
     ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "site-packages" in frame.filename or frame.filename.startswith((ours, "<frozen")):
@@ -160,7 +160,7 @@ def _place_of(error: Exception) -> str:
 
 
 def same_task(first: Task, second: Task) -> bool:
-    """Whether two tasks ask the same of a model, as far as their parts can be compared."""
+    """Return whether two tasks ask the same of a model, as far as their parts can be compared."""
     return _outline(first) == _outline(second)
 
 
@@ -193,7 +193,7 @@ def _outline(task: Task) -> tuple[object, ...]:
 
 
 def _part(part: object) -> object:
-    """Name and arguments of a solver or scorer; a plain function by where it is defined."""
+    """Return name and arguments of a solver or scorer; of a plain function, where it is defined."""
     if part is None:
         return None
     if isinstance(part, list | tuple):

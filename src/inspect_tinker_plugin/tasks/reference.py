@@ -1,4 +1,4 @@
-"""Names of tasks: from what a user writes to a live Task, and back to a picklable reference."""
+"""References to tasks: from a user's text to a live Task, and back to a picklable reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK_SUFFIXES = (".py", ".ipynb")
 class TaskRef:
     """A task by name and arguments: small, picklable, and the same in every process.
 
-    Make one from what a user wrote with :meth:`parse`.
+    Make one from a user's text with :meth:`parse`.
     """
 
     spec: str
@@ -76,14 +76,14 @@ class ResolvedTask:
 
     task: Task
     ref: TaskRef | None
-    """``None`` for a task that no name leads to (built in place, or by a local function)."""
+    """``None`` for a task that cannot be named (built in place, or by a local function)."""
 
 
 def resolve_task(
     task: Task | Callable[..., Task] | str | TaskRef,
     task_args: Mapping[str, Any] | None = None,
 ) -> ResolvedTask:
-    """Turn whatever names a task into a live one.
+    """Turn a task, or anything that names one, into a live task.
 
     Args:
         task: A Task, a function that returns one, a registered name, a file
@@ -91,7 +91,7 @@ def resolve_task(
         task_args: Arguments of the task function; not for a Task or a TaskRef.
 
     Raises:
-        TaskNotFoundError: The name leads nowhere; close matches are listed.
+        TaskNotFoundError: There is no such task; close matches are listed.
         TaskError: The task's own code failed, or the arguments do not fit.
     """
     from inspect_ai import Task
@@ -126,12 +126,12 @@ def task_reference(task: Task, *, verify: bool = False) -> TaskRef | None:
 
     Args:
         task: A live task.
-        verify: Create the task a second time and compare. A task that was changed after
-            it was created (``task_with``, an assignment) or that was given an argument
-            which no name can carry (a function, an open file) is then found out.
+        verify: Create the task a second time and compare. This detects a task that was changed
+            after it was created (``task_with``, an assignment) or that was given an argument
+            which a name cannot carry (a function, an open file).
 
     Returns:
-        The reference, or ``None`` when no name leads to the task from another process.
+        The reference, or ``None`` when another process could not recreate the task from it.
     """
     from inspect_ai.util import registry_info
 

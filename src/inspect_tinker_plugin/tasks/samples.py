@@ -1,4 +1,4 @@
-"""Which samples of a task are used, and in which order; everything else asks this module.
+"""Decides which samples of a task are used, and in which order; everything else asks this module.
 
 A choice is made in the order in which an eval makes it: the stages of plugins filter and transform
 the samples, ``sample_shuffle`` shuffles them, and ``limit``, ``sample_id`` or ``sample_ids`` takes
@@ -26,7 +26,7 @@ from inspect_tinker_plugin.plugins.manager import Plugin, Plugins, default_plugi
 from inspect_tinker_plugin.tasks.selection import Selection
 
 _SHOWN = 8
-"""Ids that a message lists."""
+"""Number of ids that a message lists."""
 
 
 class SelectedSamples(Sequence[Sample]):
@@ -137,8 +137,8 @@ def plugin_samples(
         if, there is a filter.
 
     Raises:
-        PluginError: A hook raised or gave something else than a stage; later, when a sample
-            is asked for, its filter or transformation did.
+        PluginError: A hook raised or returned something that is not a stage; later, when a sample
+            is asked for, that its filter or transformation failed.
     """
     stages: list[tuple[Plugin, SampleStage]] = []
     for plugin, stage in (plugins or default_plugins()).call("inspect_rl_samples", task=task):
@@ -214,7 +214,7 @@ class StagedSamples(Sequence[Sample]):
 
     def _apply(self, index: int) -> Sample | None:
         """Run the stages in turn; ``None`` as soon as one drops the sample."""
-        # Samples without an id are numbered as they stand in the task, whatever is dropped.
+        # Samples without an id are numbered by their position in the task, whatever is dropped.
         sample = deepcopy(with_id(self._samples[index], index))
         sample_id = sample.id
         for plugin, stage in self._stages:
@@ -246,9 +246,9 @@ class StagedSamples(Sequence[Sample]):
 
 
 def _truth(value: object) -> bool | None:
-    """Read what a filter gave; ``None`` when it is no truth value (a filter that forgot to return).
+    """Read a filter's result; ``None`` if it is no truth value (a filter that forgot to return).
 
-    A coroutine, or the text "no", would be true.
+    A coroutine, or the text "no", would count as true.
     """
     if isinstance(value, bool):
         return value
@@ -261,8 +261,8 @@ def _with_exact_ids(
 ) -> Sequence[int]:
     """Return the positions of exact ids, in the order in which they are given.
 
-    ``7`` and ``"7"`` are told apart where both exist. Several samples may have one id; all of
-    them are taken, as in an eval.
+    ``7`` and ``"7"`` are distinguished where both exist. Several samples may have the same id; all
+    of them are taken, as in an eval.
     """
     texts = {str(each) for each in wanted}
     found: dict[str, list[tuple[str | int | None, int]]] = {}
@@ -283,7 +283,7 @@ def _with_exact_ids(
 def _matching(samples: Sequence[Sample], wanted: Sequence[str | int], task: str) -> Sequence[int]:
     """Return the positions of the ids that match a pattern, in the order of the dataset.
 
-    An id that is no match for itself (``q[1]``) is taken literally where no pattern meets it.
+    An id that does not match itself (``q[1]``) is taken literally where no pattern matches it.
     """
     own = f"{task.lower()}:"
     texts = [

@@ -1,4 +1,4 @@
-"""Which samples are asked for, in the words of ``inspect eval``."""
+"""The choice of samples, in the words of ``inspect eval``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inspect_tinker_plugin.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which samples to use, with the words and the meaning of ``inspect eval``.
+    """Selects samples, with the words and the meaning of ``inspect eval``.
 
     Raises:
         ConfigError: Two of the choices exclude each other, or one of them chooses nothing.
@@ -20,10 +20,10 @@ class Selection:
     """The first samples, or those from a position (from 0, included) to another (excluded)."""
 
     sample_id: str | int | Sequence[str | int] | None = None
-    """Ids or patterns (``easy-*``), as ``inspect eval --sample-id``; the dataset's order stays."""
+    """Ids or patterns (``easy-*``), as ``inspect eval --sample-id``; keeps the dataset's order."""
 
     sample_ids: Sequence[str | int] | None = None
-    """Exact ids, in the order in which they are wanted."""
+    """Exact ids, in the desired order."""
 
     sample_shuffle: bool | int | None = None
     """Shuffle before the limit is applied: ``True``, or a seed that makes the order repeatable."""

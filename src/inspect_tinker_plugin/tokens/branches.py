@@ -1,8 +1,8 @@
-"""Orders the transitions of a trajectory so that a branch of the episode is one datum.
+"""Orders the transitions of a trajectory so that each branch of the episode is one datum.
 
-The cookbook joins a transition to the one before it when its prompt begins with all of that. A
-solver that runs several conversations at once interleaves their turns, and no turn would follow
-its own. Sums over a trajectory do not depend on the order.
+The cookbook joins a transition to the one before it when its prompt begins with that whole
+sequence. A solver that runs several conversations at once interleaves their turns, so no turn
+would follow its own. Sums over a trajectory do not depend on the order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
 
 
 def in_branch_order(transitions: Sequence[Transition], turns: Sequence[Turn]) -> list[Transition]:
-    """Return transitions by branch, each without what no solver saw of its reply.
+    """Return transitions branch by branch, each without the part of its reply that no solver saw.
 
     Args:
-        transitions: a trajectory's, in time.
-        turns: the answered turns of its episode, in time.
+        transitions: those of a trajectory, in time order.
+        turns: the answered turns of its episode, in time order.
 
     Returns:
         The transitions, branch by branch in the order of their first turns; the branch of the
-        last turn comes last, so that the transition that ended the episode still does. A
-        transition that is none of the turns (a runner's own, without tokens) keeps its place
-        among the firsts.
+        last turn comes last, so that the transition that ended the episode stays last. A
+        transition that belongs to no turn (a runner's own, without tokens) keeps its place
+        among the first turns of branches.
     """
     branches: list[list[int]] = []
     open_ends: dict[int, list[int]] = {}
@@ -58,12 +58,12 @@ def _is_of(transition: Transition, turn: Turn) -> bool:
 
 
 def _seen(transition: Transition, turn: Turn) -> Transition:
-    """Drop what was sampled behind the end of a reply, which nothing that was scored depends on."""
+    """Drop tokens sampled after the end of a reply, which nothing that was scored depends on."""
     action = transition.ac
     if turn.kept == len(action.tokens):
         return transition
     logprobs = action.maybe_logprobs
-    # The rest stays, such as the sequence's id, which an asynchronous loss of the cookbook needs.
+    # Everything else stays, such as the sequence's id, which an asynchronous loss needs.
     kept = replace(
         action,
         tokens=action.tokens[: turn.kept],

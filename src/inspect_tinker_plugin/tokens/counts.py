@@ -1,4 +1,4 @@
-"""Counts what the tokens of an episode will cost in training, and what became of its prompts."""
+"""Counts the tokens that an episode costs in training, and how its prompts were made."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from inspect_tinker_plugin.tokens.turns import Turn
 
 
 class TokenCounts:
-    """The figures of one episode. A prompt counts once it is answered, as in a trajectory.
+    """The token metrics of one episode. A prompt counts once it is answered, as in a trajectory.
 
-    Turns are counted by branch, which is how the group orders them for the trainer.
+    Turns are counted by branch, the order in which the group passes them to the trainer.
     """
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class TokenCounts:
         self._rendered = 0
 
     def branch_before(self, prompt: FlatPrompt) -> Turn | None:
-        """Return a branch that a prompt begins with all of, although it was rendered as a whole.
+        """Return a branch that a prompt continues, although it was rendered as a whole.
 
-        To the trainer, which compares tokens, such a prompt goes on with the branch.
+        The trainer compares tokens, so to it such a prompt continues the branch.
         """
         best: Turn | None = None
         for leaf in self._leaves.values():
@@ -57,7 +57,7 @@ class TokenCounts:
             resampled: sampled tokens of earlier replies that its prompt holds as text that
                 was encoded again.
             rendered: whether earlier turns had to be rendered again for its prompt.
-            lossy: whether its prompt goes on from a reply that came back changed by its transport.
+            lossy: whether its prompt continues a reply that came back changed by its transport.
             truncated: whether the token limit cut the reply.
             cut: whether a stop sequence of the solver cut it.
         """
@@ -77,7 +77,7 @@ class TokenCounts:
         self._unseen += len(turn.sampled) - turn.kept
 
     def metrics(self) -> Metrics:
-        """Return the figures; ``tokens/first_divergence`` is there only if there was one."""
+        """Return the metrics; ``tokens/first_divergence`` is present only if there was one."""
         last = self.answered[-1] if self.answered else None
         metrics: Metrics = {
             "tokens/segments": len(self._leaves),

@@ -1,4 +1,4 @@
-"""A dataset's renderer, with what is worked out about it once."""
+"""A dataset's renderer, with facts about it that are computed once."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from inspect_tinker_plugin.tokens.tokenizer_lock import make_thread_safe
 logger = logging.getLogger(__name__)
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a renderer works: rollouts may run in several threads, each with a loop of its own,
-and nothing says that a renderer can. Its tokenizer has a lock of its own, for everybody."""
+"""Held while a renderer works: rollouts may run in several threads, each with its own loop,
+and renderers are not known to be thread-safe. Tokenizers have their own, global lock."""
 
 
 class DatasetRenderer:
-    """A renderer with what is worked out once per dataset.
+    """A renderer with facts that are computed once per dataset.
 
     Picklable when the renderer is, as those of the cookbook's ``get_renderer()`` are.
 
     Args:
         renderer: the renderer of the model under training.
         tokenizer: its tokenizer, if not ``renderer.tokenizer``.
-        images: whether the renderer can carry images; found out when ``None``.
+        images: whether the renderer can carry images; detected when ``None``.
         model: name of the policy in messages.
     """
 
@@ -63,7 +63,7 @@ class DatasetRenderer:
         self._warned: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by renderer; a tokenizer is loaded with it."""
+        """Pickle the renderer only; the tokenizer is loaded with it."""
         own = None if self.tokenizer is self.renderer.tokenizer else self.tokenizer
         return (_rebuild, (self.renderer, own, self.images, self.model))
 
@@ -72,7 +72,7 @@ class DatasetRenderer:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def check_tools(self, tools: Sequence[ToolInfo]) -> None:
-        """Make sure that the renderer can describe tools.
+        """Check that the renderer can describe tools.
 
         Raises:
             RendererError: It has no tool format.
@@ -81,7 +81,7 @@ class DatasetRenderer:
             conversation_prefix(self.renderer, [], tools)
 
     def warn_of_splits(self, task: str) -> None:
-        """Say once that each turn of an episode will be a training sequence of its own."""
+        """Warn once if each turn of an episode becomes a training sequence of its own."""
         name = getattr(self.renderer, "_renderer_name", None)
         if self.extends or (name or "").endswith("_preserve_thinking"):
             return
@@ -101,16 +101,16 @@ class DatasetRenderer:
             logger.warning(message)
 
     def check_is_due(self, roles: tuple[str, ...]) -> bool:
-        """Return whether a kind of tail should be checked now: the 1st, 2nd, 4th, 8th … time."""
+        """Return whether to check this kind of tail now: the 1st, 2nd, 4th, 8th … time."""
         count = self._tails.get(roles, 0) + 1
         self._tails[roles] = count
         return count & (count - 1) == 0
 
     def verify(self, tail: PromptTail, conversation: list[Message]) -> bool:
-        """Check that the whole conversation, rendered, ends like a tail.
+        """Check that the rendered conversation ends like a tail.
 
         A custom renderer may claim the extension property and still render a message by
-        its place in the conversation. Then nothing is extended in this dataset any more.
+        its place in the conversation. Then prompts of this dataset are no longer extended.
         """
         whole = flatten(self.renderer.build_generation_prompt(conversation).chunks)
         expected = flatten(tail.chunks)

@@ -1,4 +1,4 @@
-"""The tokens of an episode: each prompt continues the one before, sampled tokens included.
+"""The tokens of an episode: each prompt continues the last one, including the sampled tokens.
 
 ::
 
@@ -54,10 +54,10 @@ class _Asked:
 
     turn: Turn
     lossy: bool = False
-    """It goes on from a reply that came back changed by its transport."""
+    """It continues a reply that came back changed by its transport."""
 
     rendered: bool = False
-    """It holds earlier turns as text that was encoded again, or goes another way than they did."""
+    """It holds earlier turns as text that was encoded again, or continues none of them."""
 
     resampled: int = 0
     """Sampled tokens of the replies among them."""
@@ -119,7 +119,7 @@ class EpisodeTokens:
         self._turns.add(asked.turn, match, messages)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
-            # A twin of it, which was asked and said the same, may be at an end still.
+            # An identical turn, which gave the same reply, may still have no continuation.
             again = flatten(asked.turn.prompt.chunks)
             asked.turn.parent = parent = self._ledger.branch_before(again) or parent
         if parent is not None:
@@ -128,7 +128,7 @@ class EpisodeTokens:
         return asked.turn.prompt
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
-        """Return what ends a reply: the renderer's stop sequences and the solver's.
+        """Return what ends a reply: the stop sequences of the renderer and of the solver.
 
         A sampler takes strings or token ids, not both. A stop sequence that is one token
         joins a renderer's ids; any other is left to :meth:`parse`, which cuts the text there.

@@ -1,10 +1,10 @@
 """Renders only what a conversation gained since the policy's last reply.
 
-The tokens of new messages do not depend on the text before them, but on its shape: that a
-message is not the first, that a reply with these tool calls stands before it. So the new
-messages are rendered behind a stub of that shape, one user message and a one-letter reply
-with the same calls, and everything up to the end of the stub is taken off again. That
-takes only the renderer's public ``build_generation_prompt`` and costs the same however long
+The tokens of new messages do not depend on the text before them, but on its structure: that a
+message is not the first, that a reply with these tool calls precedes it. So the new
+messages are rendered after a stub of that structure, one user message and a one-letter reply
+with the same calls, and everything up to the end of the stub is removed again. This
+needs only the renderer's public ``build_generation_prompt`` and costs the same however long
 the conversation is.
 """
 
@@ -26,10 +26,10 @@ FlatPrompt = list[int | tinker.ModelInputChunk]
 
 @dataclass(frozen=True)
 class PromptTail:
-    """What goes behind the tokens of a reply."""
+    """The tokens that follow a reply."""
 
     terminator: tuple[int, ...]
-    """Tokens that end a reply; needed when the sample does not end with them."""
+    """Tokens that end a reply; needed when the sampled tokens do not end with them."""
 
     chunks: list[tinker.ModelInputChunk]
     """The new messages and the opening of the next reply."""
@@ -47,7 +47,7 @@ def flatten(chunks: Sequence[tinker.ModelInputChunk]) -> FlatPrompt:
 
 
 def merged(chunks: Sequence[tinker.ModelInputChunk]) -> list[tinker.ModelInputChunk]:
-    """Return chunks with neighbouring text chunks as one."""
+    """Return chunks with adjacent text chunks merged."""
     result: list[tinker.ModelInputChunk] = []
     tokens: list[int] = []
     for chunk in chunks:
@@ -74,7 +74,7 @@ class Extension:
         self._stop_ids = frozenset(stop for stop in stops if isinstance(stop, int))
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
         self._heads: dict[bool, FlatPrompt] = {}
-        # A format that opens every reply with reasoning writes one without any in another way.
+        # A format that opens every reply with reasoning writes replies without it differently.
         self._stubs: list[str | list[ContentPart]] = [
             _STUB,
             [ThinkingPart(type="thinking", thinking=_STUB), TextPart(type="text", text=_STUB)],
@@ -87,11 +87,11 @@ class Extension:
 
         Args:
             calls: tool calls of the reply.
-            follows_user: whether a user message stands anywhere before the reply.
+            follows_user: whether there is a user message anywhere before the reply.
             new: messages after the reply.
 
         Returns:
-            The tail, or ``None`` when the end of the stub cannot be told for sure and the
+            The tail, or ``None`` when the end of the stub cannot be found with certainty and the
             whole conversation has to be rendered.
         """
         anchor = Message(role="user" if follows_user else "system", content=_STUB)
@@ -124,8 +124,8 @@ class Extension:
                 return None
             return self._split_at_token(chunks, len(head))
         except Exception:
-            # The renderer may refuse the stub and not the conversation. Rendering that as a
-            # whole, which is what happens next, tells, and reports what is wrong with it.
+            # The renderer may refuse the stub and not the conversation. Rendering the whole
+            # conversation, which happens next, shows which, and reports what is wrong.
             return None
 
     def spoken(self, sampled: Sequence[int], tail: PromptTail) -> list[tinker.ModelInputChunk]:

@@ -1,4 +1,4 @@
-"""What makes two messages the same: what reaches the tokens, and nothing else.
+"""Keys that tell whether two messages are the same: they hold what reaches the tokens, no more.
 
 Keys are compared, never rendered: text is compared to the character (no Unicode forms, no white
 space), arguments as the JSON that a renderer would write, so that ``true`` and ``1``, ``1`` and
@@ -29,7 +29,7 @@ from inspect_ai.tool import ToolCall, ToolInfo
 
 
 class MessageKey(NamedTuple):
-    """All of a message that decides about its tokens. Equal keys, equal tokens."""
+    """Everything in a message that determines its tokens. Equal keys mean equal tokens."""
 
     role: str
     content: str | tuple[tuple[str, str], ...]
@@ -38,7 +38,7 @@ class MessageKey(NamedTuple):
 
 
 def message_key(message: ChatMessage) -> MessageKey:
-    """Return what identifies a message; changing the message later leaves the key alone."""
+    """Return the key of a message; later changes to the message do not affect it."""
     if isinstance(message, ChatMessageTool):
         content = _content_key(message.content)
         if message.error is not None:
@@ -51,7 +51,7 @@ def message_key(message: ChatMessage) -> MessageKey:
 
 
 def tools_key(tools: Sequence[ToolInfo]) -> str:
-    """Return what identifies the tools on offer."""
+    """Return a key of the tools offered."""
     return "\n".join(tool.model_dump_json(exclude={"options"}) for tool in tools)
 
 
@@ -63,7 +63,7 @@ def arguments_json(arguments: Any) -> str:
     """Return arguments as a renderer writes them."""
     try:
         return json.dumps(arguments, ensure_ascii=False)
-    except (TypeError, ValueError):  # a solver put in what no JSON can hold
+    except (TypeError, ValueError):  # a solver put in something that JSON cannot hold
         return repr(arguments)
 
 
@@ -84,13 +84,13 @@ def _part_key(content: Content) -> tuple[str, str]:
 
 
 class Seen:
-    """The messages of a conversation as they were, to tell by one look that they are unchanged.
+    """Snapshot of a conversation's messages, to check quickly that they are unchanged.
 
-    Nothing notifies of a message that a solver changes in place, and it may hand over copies or
-    build messages again, so each turn has to look at all of them. It does so column by column, in
+    Nothing reports that a solver changes a message in place, and it may pass copies or
+    rebuild messages, so each turn has to look at all of them. This is done column by column, in
     a few calls into C: texts are compared by identity first, and nothing is rendered or copied.
-    So a turn costs 0.3 us more for each message before it (benchmarks/tokens.py has the ratios).
-    What the columns do not settle, the keys do.
+    So a turn costs 0.3 us more per message before it (benchmarks/tokens.py has the ratios).
+    Messages that the columns cannot decide are compared by key.
     """
 
     __slots__ = ("_columns", "keys")
@@ -101,7 +101,7 @@ class Seen:
         self.add(messages)
 
     def add(self, messages: Sequence[ChatMessage]) -> None:
-        """Take in what follows."""
+        """Append messages to the snapshot."""
         self.keys.extend(map(message_key, messages))
         more = _columns(messages)
         if self._columns is None or more is None:
@@ -111,7 +111,7 @@ class Seen:
             column.extend(added)
 
     def begins(self, messages: Sequence[ChatMessage], count: int) -> bool:
-        """Return whether the first ``count`` messages are the first that were seen."""
+        """Return whether the first ``count`` messages equal the first ones of the snapshot."""
         head = messages[:count]
         now = None if self._columns is None else _columns(head)
         if now is not None and self._columns is not None:
@@ -129,10 +129,10 @@ _PARTS = {ContentText, ContentReasoning, ContentImage}
 
 
 def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
-    """Return all that decides about the keys of messages, in columns of what cannot change.
+    """Return everything that determines the keys of messages, in columns of immutable values.
 
-    Equal columns, equal keys; not the other way round, as a key knows of several spellings. The
-    columns of the first messages are the beginnings of those of all. ``None`` for messages that
+    Equal columns mean equal keys, but not the reverse: a key accepts several spellings. The
+    columns of the first messages are prefixes of the columns of all. ``None`` for messages that
     hold something unusual.
     """
     try:
@@ -149,7 +149,7 @@ def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
         part_kinds: list[Any] = list(map(type, parts))
         if not (_KINDS.issuperset(kinds) and _PARTS.issuperset(part_kinds)):
             return None
-        if not {str}.issuperset(map(type, names)):  # 1 and True are one name to a comparison
+        if not {str}.issuperset(map(type, names)):  # 1 and True compare equal as names
             return None
         return [
             kinds,
@@ -172,7 +172,7 @@ def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
                 for value in chain.from_iterable(map(dict.values, arguments))
             ],
         ]
-    except (AttributeError, TypeError, ValueError):  # a solver put in what is no message's
+    except (AttributeError, TypeError, ValueError):  # a solver put in an invalid value
         return None
 
 

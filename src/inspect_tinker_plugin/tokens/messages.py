@@ -1,4 +1,4 @@
-"""Inspect's messages and tools in the form that a cookbook renderer takes."""
+"""Converts Inspect's messages and tools into those of a cookbook renderer."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
 
 class Conversation(NamedTuple):
-    """A request in the renderer's terms."""
+    """The opening of a conversation in the renderer's terms."""
 
     prefix: list[Message]
-    """What stands for the leading system messages and the tools."""
+    """The renderer's messages for the leading system messages and the tools."""
 
     consumed: int
-    """How many of Inspect's messages the prefix stands for."""
+    """Number of Inspect's messages that the prefix replaces."""
 
 
 def tool_specs(tools: Sequence[ToolInfo]) -> list[ToolSpec]:
@@ -59,10 +59,10 @@ def tool_specs(tools: Sequence[ToolInfo]) -> list[ToolSpec]:
 def conversation_prefix(
     renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
 ) -> Conversation:
-    """Join the leading system messages, and the tools, into the renderer's own opening.
+    """Turn the leading system messages, and the tools, into the renderer's own opening.
 
     Renderers take one system prompt. Several leading system messages are joined by a blank
-    line; one further down stays where the solver put it.
+    line; a later one stays where the solver put it.
 
     Raises:
         RendererError: The renderer has no tool format, or a system message holds an image.
@@ -97,7 +97,7 @@ def renderer_message(
     Args:
         message: any message of a conversation.
         images: whether the renderer can carry images.
-        call_ids: what the policy itself called its tool calls, by their ids.
+        call_ids: the policy's own ids of its tool calls, by Inspect's ids.
 
     Raises:
         RendererError: A content type, or an image, that the renderer cannot carry.

@@ -1,4 +1,4 @@
-"""First prompts that the episodes of a group have in common, rendered once."""
+"""A cache for the first prompts that the episodes of a group have in common."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class PromptCache:
         return len(self._prompts)
 
     def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
-        """Leave the prompts behind: another process renders its own."""
+        """Pickle without the prompts: another process renders its own."""
         return (type(self), (self._size,))
 
 
 def prompt_key(tools: str, keys: Sequence[MessageKey]) -> bytes:
-    """Return what identifies a prompt: the contents of its messages, and its tools."""
+    """Return a key for a prompt: the contents of its messages, and its tools."""
     return hashlib.sha256(repr((tools, list(keys))).encode()).digest()

@@ -1,4 +1,4 @@
-"""Sampled tokens as the assistant message that Inspect's solvers work with."""
+"""Turns sampled tokens into the assistant message that Inspect's solvers receive."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from inspect_tinker_plugin.tokens.tool_calls import read_calls
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """A reply in both worlds."""
+    """A parsed reply, for Inspect and for the renderer."""
 
     message: ChatMessageAssistant
     """The message for the solver."""
 
     rendering: Message
-    """The same for the renderer, in case it has to be rendered again."""
+    """The same for the renderer, in case the reply has to be rendered again."""
 
     call_ids: dict[str, str]
-    """What the policy called its tool calls, by the ids that the solver knows them by."""
+    """The policy's own ids of its tool calls, by the ids that the solver sees."""
 
     truncated: bool
-    """The sampler's token limit cut the reply off."""
+    """Whether the sampler's token limit cut the reply off."""
 
     stop_seq: str | None
     """The solver's stop sequence that the text was cut at."""
 
     kept: int
-    """Sampled tokens that the solver saw: those before a stop sequence of its own, and up to the
+    """Number of sampled tokens that the solver saw: those before its stop sequence, and up to the
     end of the turn."""
 
     continues: bool
-    """Whether those tokens say just what the solver saw, so that they may stand in the next
-    prompt. They do not where a stop sequence begins within a token."""
+    """Whether those tokens say exactly what the solver saw, so that the next prompt may contain
+    them. They do not where a stop sequence begins within a token."""
 
 
 class ReplyParser:
     """Parses replies of one renderer.
 
     Args:
-        renderer: decides about the format of reasoning and tool calls.
+        renderer: determines the format of reasoning and tool calls.
         tokenizer: the renderer's tokenizer.
         stops: the renderer's own stop sequences.
         model: name of the policy in messages and logs.
@@ -73,7 +73,7 @@ class ReplyParser:
 
     @functools.cached_property
     def opens_thinking(self) -> bool:
-        """Whether the prompt ends within a block of reasoning, which replies then go on with."""
+        """Whether the prompt ends within a block of reasoning, which replies then continue."""
         prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
         return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
 
@@ -90,11 +90,11 @@ class ReplyParser:
 
         Args:
             tokens: all sampled tokens, with the stop token if there was one.
-            at_limit: whether the sampler said that it ran into its token limit.
-            stop_stated: whether it said that it came to a stop. Then the reply is complete, even
+            at_limit: whether the sampler reported that it reached its token limit.
+            stop_stated: whether it reported a stop. Then the reply is complete, even
                 when the stop token itself is left out.
             stop_seqs: the solver's stop sequences; the text ends before the first of them.
-            tools: tools on offer. Without any, a tool call is text, as with a provider
+            tools: tools offered. Without any, a tool call is text, as with a provider
                 that was given none.
         """
         body, stop, ended_at = self._body(list(tokens))
@@ -122,10 +122,10 @@ class ReplyParser:
         )
 
     def _body(self, tokens: list[int]) -> tuple[list[int], int | None, int]:
-        """Return the tokens before the stop token, that token, and how many the turn has.
+        """Return the tokens before the stop token, that token, and the length of the turn.
 
-        A stop string is left in the tokens: they need not be cut where it begins. Whatever a
-        sampler sent after the end of the turn is no part of it.
+        A stop string stays in the tokens: it need not begin at a token's start. Tokens that a
+        sampler sent after the end of the turn do not belong to it.
         """
         for index, token in enumerate(tokens):
             if token in self._stop_ids:
@@ -139,7 +139,7 @@ class ReplyParser:
         return tokens[:end], None, end
 
     def _first_with(self, tokens: list[int], text: str) -> int:
-        """Return how many tokens it takes to say a text that stands in them."""
+        """Return how many tokens it takes until the decoded text contains a given text."""
         low, high = 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
@@ -171,7 +171,7 @@ class ReplyParser:
         return kept, seq, at == 0
 
     def _parse(self, body: list[int], stop: int | None) -> tuple[Message, bool]:
-        """Return the renderer's message, and whether the reply came to an end."""
+        """Return the renderer's message, and whether the reply is complete."""
         if self._stop_ids:
             # A reply without a stop token is parsed as if it had one: renderers return the
             # raw text otherwise, with the reasoning as a part of the answer.
@@ -203,7 +203,7 @@ class ReplyParser:
 
 
 def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
-    """Pair the ids of calls with the policy's own; a call that it gave none gets the solver's."""
+    """Pair the ids of calls with the policy's own; calls without an id get the solver's."""
     own: dict[str, str] = {}
     if not calls:
         return own
@@ -225,7 +225,7 @@ def _parts(message: Message) -> list[ContentPart]:
 
 
 def _inspect_content(parts: Sequence[ContentPart], calls: bool) -> str | list[Content]:
-    """Return content for Inspect, without the white space that only frames other parts."""
+    """Return content for Inspect, without white space that only separates parts."""
     contents: list[Content] = []
     for part in parts:
         if part["type"] == "thinking":
@@ -243,7 +243,7 @@ def _inspect_content(parts: Sequence[ContentPart], calls: bool) -> str | list[Co
 
 
 def _cut_text(message: Message, stop_seq: str) -> None:
-    """End the message's text before the stop sequence, in place."""
+    """Cut the message's text before the stop sequence, in place."""
     parts = _parts(message)
     for index, part in enumerate(parts):
         if part["type"] == "text" and (at := part["text"].find(stop_seq)) >= 0:
@@ -254,18 +254,18 @@ def _cut_text(message: Message, stop_seq: str) -> None:
 
 
 def _without(part: ContentPart, raw: str) -> ContentPart:
-    """Drop a call that was opened but never closed; what follows it belongs to it."""
+    """Drop a call that was opened but never closed, with everything after it."""
     if part["type"] != "text" or raw not in part["text"]:
         return part
     return TextPart(type="text", text=part["text"][: part["text"].index(raw)])
 
 
 def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart]:
-    """Read a block of reasoning that the token limit left open as reasoning.
+    """Treat a block of reasoning that the token limit left open as reasoning.
 
     Args:
         parts: content of a reply.
-        begun: whether the prompt opened the block already.
+        begun: whether the prompt had opened the block already.
     """
     if begun and all(part["type"] == "text" for part in parts):
         text = "".join(part["text"] for part in parts if part["type"] == "text")

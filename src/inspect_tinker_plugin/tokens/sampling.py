@@ -1,4 +1,4 @@
-"""What a solver asks of the sampler, and what an environment can do about it."""
+"""The sampling options that a solver asks for, and those that an environment can honour."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SAMPLER_OPTIONS = (
     "reasoning_tokens",
     "response_schema",
 )
-"""Options that the trainer decides about: an environment only hands out a stop condition."""
+"""Options that the trainer decides: an environment only passes on a stop condition."""
 
 
 def stop_condition(
     context: DatasetRenderer, request: TurnRequest, task: str
 ) -> list[str] | list[int]:
-    """Return the renderer's stop sequences with those of the solver.
+    """Return the renderer's stop sequences together with the solver's.
 
     A sampler takes strings or token ids, not both. A stop sequence that is one token joins
-    a renderer's ids; for any other the reply is cut when it is parsed.
+    a renderer's ids; for any other, the reply is cut when it is parsed.
     """
     wanted = [seq for seq in request.config.stop_seqs or [] if seq]
     texts = [stop for stop in context.stops if isinstance(stop, str)]
@@ -52,7 +52,7 @@ def stop_condition(
 
 
 def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -> None:
-    """Warn, once a dataset, of options that have no effect in training."""
+    """Warn, once per dataset, about options that have no effect in training."""
     config = request.config
     ignored = [name for name in SAMPLER_OPTIONS if getattr(config, name, None) is not None]
     if ignored:

@@ -2,10 +2,10 @@
 
 Their compiled part refuses a change of settings while another thread encodes ("Already
 borrowed"), and ``encode`` changes settings: a renderer that encodes with
-``split_special_tokens=True`` and a reward function that does not take turns at it. Reward
-functions and scorers run in threads, trainers decode in theirs, and all of them hold the one
+``split_special_tokens=True`` and a reward function that does not keep changing them. Reward
+functions and scorers run in threads, trainers decode in theirs, and all of them share the one
 tokenizer that ``get_tokenizer`` caches. So the lock is on the tokenizer's class, one per
-tokenizer: whoever uses one waits for whoever else does. A copy per user would not do: tokens
+tokenizer, and every user of a tokenizer waits for the others. A copy per user would not do: tokens
 that were added in memory, and image processors, do not survive every way of copying.
 """
 
@@ -25,7 +25,7 @@ _GUARDED = (
     "set_truncation_and_padding",
     "train_new_from_iterator",
 )
-"""Methods through which everything that encodes, decodes or changes settings goes."""
+"""Methods through which all encoding, decoding and changes of settings go."""
 
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _making = threading.Lock()

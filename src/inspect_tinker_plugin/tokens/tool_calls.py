@@ -1,4 +1,4 @@
-"""A renderer's tool calls, parsed and not, as Inspect's own providers would hand them on."""
+"""Converts a renderer's tool calls, parsed or not, as Inspect's own providers would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_calls(
     """Return the calls of a reply; those that did not parse come last, with ``parse_error``.
 
     Their ids are new, whatever the reply says: models number their calls from zero in every
-    reply, and a program that keeps its own history is known again by these ids alone.
+    reply, and a program that keeps its own history is recognised by these ids alone.
     """
     calls = [
         parse_tool_call(_new_id(), call.function.name, call.function.arguments, list(tools))
@@ -44,8 +44,8 @@ def _new_id() -> str:
 def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCall:
     """Return a call that did not parse as Inspect's own providers would.
 
-    They are given name and arguments apart, so both are looked for in the raw text. Then
-    arguments that are no object but fit (a bare string) still make a call, and others give
+    They receive name and arguments separately, so both are looked for in the raw text. Then
+    arguments that are not an object but fit (a bare string) still make a call, and others give
     the same message to the model.
     """
     match = _TAGS.match(call.raw_text)

@@ -1,8 +1,8 @@
-"""What a reply of the policy may look like after a trip through a model API.
+"""How a reply of the policy may change on its way through a model API and back.
 
-A program under Inspect's agent bridge keeps its conversation in the words of its API and sends
+A program under Inspect's agent bridge keeps its conversation in its API's format and sends
 it back with every call. Message ids do not survive that, and some content does not either. Each
-dialect lists what it is known to lose; whatever differs beyond that was changed by the program.
+dialect lists what it is known to lose; any other difference was made by the program.
 docs/agents.md has the same as a table.
 """
 
@@ -33,14 +33,14 @@ class Dialect:
     name: str
 
     keeps_reasoning: bool
-    """Whether the API has a place for the reasoning of any model. Where it has none, Inspect
+    """Whether the API has a field for the reasoning of any model. If it has none, Inspect
     sends it as text in ``<think>`` tags, which a program may keep or lose."""
 
     joins_text_to_calls: bool = False
     """Whether text after a tool result may come back in the message with the call."""
 
     def carried(self, reply: ChatMessageAssistant, arrived: ChatMessageAssistant) -> bool:
-        """Return whether a message is a reply, up to what the API is known to lose.
+        """Return whether a message is a given reply, apart from what the API is known to lose.
 
         Args:
             reply: the reply as the policy's solver got it.
@@ -78,7 +78,7 @@ class _Spoken:
 
     texts: list[str]
     thoughts: list[tuple[str, bool]]
-    """Each with whether it stood in the text, in tags."""
+    """Each with whether it was part of the text, in tags."""
 
     @classmethod
     def of(cls, message: ChatMessageAssistant) -> _Spoken | None:
@@ -106,13 +106,13 @@ class _Spoken:
 
 
 def spoken_letters(message: ChatMessageAssistant) -> str:
-    """Return the visible text of a message without its white space, to look replies up by."""
+    """Return the visible text of a message without white space, as a key to look replies up by."""
     spoken = _Spoken.of(message)
     return "" if spoken is None else "".join("".join(spoken.texts).split())
 
 
 def _same_text(said: Sequence[str], got: Sequence[str]) -> bool:
-    """Compare texts up to white space at the ends of pieces, and placeholders for no text."""
+    """Compare texts, ignoring white space at the ends of pieces and placeholders for empty text."""
     arrived = "\n".join(got)
     if not said:
         return arrived in ("", NO_CONTENT)
@@ -141,7 +141,7 @@ def _same_calls(said: Sequence[ToolCall], got: Sequence[ToolCall]) -> bool:
 def same_json(one: Any, other: Any) -> bool:
     """Return whether two values are the same JSON value, however it was written.
 
-    Names of an object have no order. Values of different types differ: ``1`` is neither
+    Names in an object have no order. Values of different types differ: ``1`` is neither
     ``true`` nor ``1.0``.
     """
     if type(one) is not type(other):
@@ -151,5 +151,5 @@ def same_json(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same_json, one, other))
     if isinstance(one, float):
-        return repr(one) == repr(other)  # -0.0 is not 0.0, and not-a-number is itself
+        return repr(one) == repr(other)  # tells -0.0 from 0.0, and equates NaN with itself
     return bool(one == other)

@@ -1,8 +1,8 @@
-"""Which earlier reply a request continues: the turns of an episode, as a tree.
+"""Decides which earlier reply a request continues: the turns of an episode, as a tree.
 
 A solver may run several conversations at once (sub-agents, forks) or go back to an earlier
 turn. Each model call is a turn; a turn whose prompt begins with the prompt and the reply of
-another is its child. Conversations are kept as a tree of messages (:class:`Place`), in which a
+another one is its child. Conversations are kept as a tree of messages (:class:`Place`), in which a
 request is looked up from its newest known reply, so that a turn costs what is new in it.
 """
 
@@ -20,20 +20,20 @@ from inspect_tinker_plugin.tokens.message_keys import MessageKey, Seen, message_
 from inspect_tinker_plugin.tokens.transport import Dialect, spoken_letters
 
 _MISSES = 3
-"""Replies of an edited request that are tried before it is looked up from its start."""
+"""How many replies of an edited request are tried before it is looked up from its start."""
 
 
 class Place:
-    """A conversation up to some message: what may follow there."""
+    """A conversation up to some message, with what may follow it."""
 
     __slots__ = ("asked", "following")
 
     def __init__(self) -> None:
         self.following: dict[MessageKey, Place] = {}
-        """Behind messages that are no replies of the policy."""
+        """Places after messages that are not replies of the policy."""
 
         self.asked: list[Turn] = []
-        """Turns whose request ends here; a reply of theirs may come next."""
+        """Turns whose request ends here; one of their replies may come next."""
 
 
 @dataclass(eq=False)
@@ -41,14 +41,14 @@ class Reply:
     """A reply of the policy, to be recognised in later requests."""
 
     message: ChatMessageAssistant
-    """A copy, out of the solver's reach."""
+    """A copy that the solver cannot change."""
 
     key: MessageKey
     rendering: Message
-    """The same for the renderer, in case it has to be rendered again."""
+    """The same for the renderer, in case the reply has to be rendered again."""
 
     continues: bool
-    """Whether the kept tokens stand for what the solver saw, so that a prompt may go on."""
+    """Whether the kept tokens say exactly what the solver saw, so a prompt may continue them."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Turn:
     """One prompt, and the reply to it once there is one."""
 
     offer: str
-    """The tools on offer."""
+    """Key of the tools offered."""
 
     place: Place
     seen: Seen
@@ -64,7 +64,7 @@ class Turn:
 
     count: int
     has_user: bool
-    """Whether a user message stands anywhere in the request."""
+    """Whether the request has a user message anywhere."""
 
     prompt: tinker.ModelInput
     length: int
@@ -73,11 +73,11 @@ class Turn:
     parent: Turn | None = None
     sampled: tuple[int, ...] = ()
     kept: int = 0
-    """Sampled tokens that the solver saw; what is behind them is not trained on."""
+    """Sampled tokens that the solver saw; later ones are not trained on."""
 
     reply: Reply | None = None
     behind: Place = field(default_factory=Place)
-    """The conversation with the reply."""
+    """The place after the reply."""
 
     continued: bool = False
     """Whether a later prompt was made that begins with this prompt and its reply."""
@@ -89,25 +89,25 @@ class Turn:
 
 
 class Match(NamedTuple):
-    """How far a request is known, and the reply that it continues."""
+    """How much of a request is known, and the reply that it continues."""
 
     turn: Turn | None
     """The turn whose reply is the last one recognised."""
 
     position: int
-    """Messages up to and with that reply."""
+    """Number of messages up to and including that reply."""
 
     place: Place
     """Where the known part ends."""
 
     known: int
-    """Messages of the known part."""
+    """Number of messages of the known part."""
 
     lossy: bool
     """Whether the newest reply was recognised only up to what its transport loses."""
 
     def departs(self, messages: Sequence[ChatMessage]) -> bool:
-        """Return whether a request goes on with another reply than the policy's own."""
+        """Return whether a request continues with another reply than the policy's own."""
         return (
             self.known < len(messages)
             and messages[self.known].role == "assistant"
@@ -127,14 +127,14 @@ class Turns:
         """Look a request up.
 
         Args:
-            offer: the tools on offer.
+            offer: key of the tools offered.
             messages: the request's messages.
-            dialect: the API that the request came in by; ``None`` when no message was translated.
+            dialect: the API that the request came through; ``None`` if no message was translated.
         """
         named = self._newest_reply(offer, messages, dialect)
         if named:
             best = _follow(named, messages, dialect)
-            # A bridge names replies by their content: twins of this one have its name to get.
+            # A bridge names replies by their content, so identical replies have the same name.
             if dialect is None or best.turn is None or not best.turn.continued:
                 return best
         root = self._roots.setdefault(offer, Place())
@@ -143,9 +143,9 @@ class Turns:
     def _newest_reply(
         self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
     ) -> list[Match]:
-        """Find the newest reply that a request names and that all before it leads to.
+        """Find the newest reply that a request names and that all messages before it lead to.
 
-        Several turns may have it: twins, which were asked and said the same.
+        Several turns may have it: identical requests that got the same reply.
         """
         misses = 0
         for index in range(len(messages) - 1, -1, -1):
@@ -164,11 +164,11 @@ class Turns:
         return []
 
     def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
-        """Undo what a transport does to the order of replies.
+        """Restore the order of replies that a transport has changed.
 
         Inspect moves the text of a reply into the message before the last tool result, when that
         message has calls and no text (some programs split their messages so). It is moved back
-        when the policy said just that: the calls without text, then the text.
+        when the policy said exactly that: the calls without text, then the text.
         """
         if dialect is None or not dialect.joins_text_to_calls:
             return messages
@@ -204,18 +204,18 @@ class Turns:
         return None
 
     def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
-        """Put a turn where its request ends."""
+        """Add a turn at the end of its request."""
         place = match.place
         for key in turn.seen.keys[match.known : turn.count]:
             place = place.following.setdefault(key, Place())
         place.asked.append(turn)
         turn.place = place
-        # what came back under another id, or none of ours, is looked up by that next time
+        # a reply that came back under a new id is looked up by that id next time
         if match.turn is not None:
             self._name(match.turn, messages[match.position - 1])
 
     def answer(self, turn: Turn, reply: Reply) -> None:
-        """Give a turn its reply."""
+        """Set the reply of a turn."""
         turn.reply = reply
         self._name(turn, reply.message)
         if not reply.message.tool_calls and (wording := spoken_letters(reply.message)):
@@ -230,9 +230,9 @@ class Turns:
     def replies_among(
         self, messages: Sequence[ChatMessage], dialect: Dialect | None
     ) -> dict[int, Turn]:
-        """Return the turns whose replies stand among messages, by index, wherever they stand.
+        """Return, by index, the turns whose replies occur among messages, at any position.
 
-        A reply that was changed still counts when it goes by its own name.
+        A reply that was changed still counts if it kept its own name.
         """
         found: dict[int, Turn] = {}
         for index, message in enumerate(messages):
@@ -252,9 +252,9 @@ class Turns:
         return found
 
     def _named_in(self, message: ChatMessage) -> Sequence[Turn]:
-        """Return the turns whose reply a message goes by the name of.
+        """Return the turns whose reply has the name that a message has.
 
-        A bridge names messages by their content, so that there may be several.
+        A bridge names messages by their content, so there may be several.
         """
         if message.role != "assistant":
             return ()
@@ -277,7 +277,7 @@ def recognise(turn: Turn, message: ChatMessage, dialect: Dialect | None) -> str 
 
 
 def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None) -> bool:
-    """Return whether a message says what a turn's reply said, whether it may continue or not."""
+    """Return whether a message says what a turn's reply said, even if it may not continue it."""
     reply = turn.reply
     return reply is not None and (
         message_key(message) == reply.key
@@ -286,9 +286,9 @@ def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None)
 
 
 def _follow(ways: list[Match], messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
-    """Follow a request for as long as it is known; of several ways, the one to the last reply.
+    """Follow a request as far as it is known; of several paths, take the one to the last reply.
 
-    Of twins, one that nothing continues yet: they take turns.
+    Of identical turns, take one that nothing continues yet, so that each is used once.
     """
     best = ways[-1]
     while ways:
@@ -306,7 +306,7 @@ def _rank(match: Match) -> tuple[int, bool, int]:
 
 
 def _onwards(match: Match, message: ChatMessage, dialect: Dialect | None) -> list[Match]:
-    """Return where a message leads."""
+    """Return the places that a message leads to."""
     ways = []
     next_known = match.known + 1
     following = match.place.following

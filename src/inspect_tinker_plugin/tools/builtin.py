@@ -26,7 +26,7 @@ from inspect_tinker_plugin.tools.contract import (
 
 @dataclass(frozen=True)
 class InspectExecutor:
-    """Lets Inspect run its own tool; what happens where no executor is chosen."""
+    """Lets Inspect run its own tool; the default when no executor is chosen."""
 
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         return await invocation.run()
@@ -38,8 +38,8 @@ class CachedExecutor:
 
     For tools that neither use the sandbox nor keep a state: a call during which the tool
     asked for the sandbox is never cached, but effects on the store or on the world outside
-    cannot be seen and are not repeated. Calls that fail are not cached. Calls that come in
-    while the same one is running wait for it.
+    cannot be seen and are not repeated. Calls that fail are not cached. An identical call
+    that arrives while the first is running waits for its result.
     """
 
     scope: Literal["episode", "group", "dataset"] = "group"
@@ -62,7 +62,7 @@ class CachedExecutor:
         while (found := memory.setdefault(key, mine)) is not mine:
             if not isinstance(found, Future):
                 return cast(ToolResult, copy.deepcopy(found))
-            # shielded: the future belongs to all who wait, and one of them may be cancelled
+            # shielded: the future is shared by all waiters, and one of them may be cancelled
             await asyncio.shield(asyncio.wrap_future(found))
         try:
             with inspect_internals.watch_sandbox_use() as watch:
@@ -81,16 +81,16 @@ class CachedExecutor:
 
 @dataclass(frozen=True)
 class LimitedExecutor:
-    """Bounds calls in time, size of the result and number; the model sees what it ran into."""
+    """Limits time, result size and number of calls; the model is told which limit it reached."""
 
     timeout: float | None = field(default=None, kw_only=True)
-    """Seconds for one call; the model is told that it timed out, as by a sandbox."""
+    """Seconds per call; the model is told that it timed out, as by a sandbox."""
 
     output: int | None = field(default=None, kw_only=True)
-    """Bytes of a textual result; what is beyond is cut, and the model is told."""
+    """Bytes of a textual result; the rest is cut, and the model is told."""
 
     calls: int | None = field(default=None, kw_only=True)
-    """Calls of one tool in an episode; further ones are refused."""
+    """Calls of one tool per episode; further ones are refused."""
 
     inner: ToolExecutor = field(default_factory=InspectExecutor, kw_only=True)
     """Carries out the calls."""
@@ -129,8 +129,8 @@ Answer = ToolResult | BaseException | Callable[..., ToolResult]
 class ScriptedExecutor:
     """Answers calls from a script, tool by tool; for tests.
 
-    A tuple or list is used up one answer a call (again from the start in each episode);
-    anything else answers every call. A tool that the script does not name is run by Inspect.
+    A tuple or list gives one answer per call (starting again in each episode);
+    any other value answers every call. A tool that the script does not name is run by Inspect.
     """
 
     answers: Mapping[str, Answer | tuple[Answer, ...] | list[Answer]]
@@ -155,10 +155,10 @@ class ScriptedExecutor:
 
 @dataclass(frozen=True, eq=False)
 class RoutedExecutor:
-    """Chooses an executor by the tool's name; tools that no pattern fits are run by Inspect."""
+    """Chooses an executor by the tool's name; tools that match no pattern are run by Inspect."""
 
     routes: Mapping[str, ToolExecutor | ToolFunction]
-    """Executors by pattern (``bash``, ``web_*``), tried in order; the first that fits is used."""
+    """Executors by pattern (``bash``, ``web_*``), tried in order; the first match is used."""
 
     def __post_init__(self) -> None:
         for executor in self.routes.values():

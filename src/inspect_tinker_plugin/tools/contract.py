@@ -1,4 +1,4 @@
-"""How one tool call is carried out: the contract of tool executors."""
+"""The contract of tool executors, which decide how one tool call is carried out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from inspect_ai.tool import ToolCall, ToolResult
 from inspect_tinker_plugin.errors import InspectRLError
 
 Memory: TypeAlias = MutableMapping[Any, Any]
-"""What executors keep between calls; the key starts with the executor itself."""
+"""What executors keep between calls; keys start with the executor itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolScope:
-    """The episode that tool calls belong to, and what its executors remember.
+    """The episode that tool calls belong to, with the memory of its executors.
 
-    Executors are shared and stay as they are; whatever they keep is kept here.
+    Executors are shared and never change; whatever they need to keep is stored here.
     """
 
     task: str
@@ -48,7 +48,7 @@ class ToolScope:
     """Kept for all episodes of a dataset in this process."""
 
     def memory(self, span: Literal["episode", "group", "dataset"]) -> Memory:
-        """Return what is kept for a span."""
+        """Return the memory of a span."""
         return {"episode": self.episode, "group": self.group, "dataset": self.dataset}[span]
 
 
@@ -63,13 +63,13 @@ class ToolInvocation:
     """Arguments as the tool's function takes them (dataclasses and models made of JSON)."""
 
     scope: ToolScope
-    """The episode, and what executors remember."""
+    """The episode, and the memory of executors."""
 
     inspect: Callable[..., Awaitable[ToolResult]] = field(repr=False)
     """The tool's own function."""
 
     given: list[type] = field(default_factory=list, repr=False, compare=False)
-    """Types of what the tool itself gave in this call; an executor may pass it on."""
+    """Types of the tool's own results in this call; an executor may pass them on."""
 
     @property
     def tool(self) -> str:
@@ -87,7 +87,7 @@ class ToolInvocation:
 class ToolExecutor(Protocol):
     """Decides how one tool call is carried out: run it, replace, cache, limit or simulate it.
 
-    What it returns or raises reaches messages, events and limits as if the tool had: a
+    What it returns or raises reaches messages, events and limits as if the tool had done so: a
     ``ToolError`` or ``TimeoutError`` is reported to the model, another exception ends the
     episode. Several calls may run at once. Keep it a frozen dataclass: it is shared by
     episodes and travels to worker processes.
@@ -103,9 +103,9 @@ ToolFunction: TypeAlias = Callable[[ToolInvocation], Awaitable[ToolResult]]
 
 
 class ToolExecutorError(InspectRLError):
-    """A tool executor gave something that is no result of a tool.
+    """A tool executor returned something that is not a result of a tool.
 
-    Inspect would show the model its text, ``None`` say, as if the tool had answered so.
+    Inspect would show the model its text, e.g. ``None``, as if the tool had returned that.
 
     Attributes:
         executor: its expression or name.
@@ -125,16 +125,16 @@ async def carry_out(
     name: str | None = None,
     origin: str = "",
 ) -> ToolResult:
-    """Let an executor carry out a call, and check what it gives.
+    """Let an executor carry out a call, and check the result.
 
     Args:
         executor: the executor.
         invocation: the call.
-        name: how to call it in the message, if not by its own name.
+        name: the executor's name for messages, if not its own.
         origin: the plugin that it comes from, for the message.
 
     Raises:
-        ToolExecutorError: it gave no result of a tool. What the tool itself gave passes.
+        ToolExecutorError: it returned no tool result. Results of the tool itself are accepted.
     """
     answer: Any = executor(invocation)
     result: Any = await answer if inspect.isawaitable(answer) else answer

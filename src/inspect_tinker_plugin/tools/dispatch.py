@@ -1,7 +1,7 @@
 """Puts the executor of an episode between Inspect's tool dispatcher and the tool.
 
-Inspect parses, approves and validates a call as ever, then the executor takes the place of
-the tool's function. Nothing is touched until the first episode that has an executor, and
+Inspect parses, approves and validates a call as usual; then the executor takes the place of
+the tool's function. Nothing is changed until the first episode that has an executor, and
 only the context of such an episode is affected.
 """
 
@@ -40,7 +40,7 @@ def use_tool_executor(
 ) -> Iterator[None]:
     """Carry out the tool calls of this context with an executor; ``None`` changes nothing.
 
-    Holds for everything that the context starts: sub-agents, handoffs, parallel calls.
+    Applies to everything that the context starts: sub-agents, handoffs, parallel calls.
     """
     if executor is None:
         yield
@@ -56,7 +56,7 @@ def use_tool_executor(
 
 
 def _router() -> Callable[[Any, ToolCall], Any] | None:
-    """Return what puts this context's executor in the place of a tool; ``None`` without one."""
+    """Return the function that replaces a tool by this context's executor; ``None`` without one."""
     active = _active.get()
     return None if active is None else lambda tool, call: _Executed(tool, call, active)
 

@@ -34,13 +34,13 @@ class ToolExecutorExpressionError(ExpressionError):
 
 @dataclass(frozen=True, eq=False)
 class ResolvedToolExecutor:
-    """An executor with what was asked for, which is resolved again in a worker process."""
+    """An executor with its expression, which is resolved again in a worker process."""
 
     spec: str | Mapping[str, Any]
     """The expression or mapping."""
 
     executor: ToolExecutor | ToolFunction
-    """What it resolved to."""
+    """The executor that it was resolved to."""
 
     origin: str = ""
     """Plugins that it comes from, for messages; empty for built-ins."""
