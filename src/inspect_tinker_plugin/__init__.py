@@ -1,7 +1,7 @@
 """Turn any Inspect AI task into a Tinker reinforcement-learning environment.
 
-Importing this package is cheap: what it exports is loaded when it is first used, and the
-Tinker cookbook (with PyTorch) only by what needs it.
+Importing this package is cheap: its exports are loaded when they are first used, and the
+Tinker cookbook (with PyTorch) only by those that need it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Inspect loads through the package's entry point: names, with the work behind them late."""
+"""What Inspect loads through the entry point: names only; implementations are imported lazily."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the start-up file leads to: once Inspect is imported, it gains the RL method and command.
+"""Adds the RL method and command to Inspect once it is imported; run by the start-up file.
 
 Inspect has no hook for either: ``Task`` is a plain class, and Inspect's command line loads
 no plugins. So the start-up file (``_autorun.py``) sends the imports of two modules through
-:func:`find_spec`, which lets them load as always and then adds what is missing. Nothing
-heavy is imported here, and nothing of Inspect before Inspect itself was asked for.
+:func:`find_spec`, which loads them as usual and then adds what is missing. Nothing
+heavy is imported here, and nothing of Inspect before Inspect itself is imported.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _AddingLoader(Loader):
         self._addition = addition
 
     def __getattr__(self, name: str) -> Any:
-        # resources, source text and code of the module, for whoever only looks it up
+        # resources, source text and code of the module, for callers that only look it up
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -86,7 +86,7 @@ class _AddingLoader(Loader):
 
 
 def _apply(addition: Callable[[ModuleType], None], module: ModuleType) -> None:
-    # A fault of ours must not keep anybody from importing Inspect.
+    # An error in this package must not keep anybody from importing Inspect.
     try:
         addition(module)
     except Exception as error:
@@ -100,13 +100,13 @@ def _apply(addition: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 class InspectRLFinder:
-    """Does what the start-up file's class of the same name does, where there is none."""
+    """Does the same as the start-up file's class of the same name, if there is no start-up file."""
 
     find_spec = staticmethod(find_spec)
 
 
 def install() -> None:
-    """Add method and command to what is imported already, and see to what will be.
+    """Add method and command to modules that are imported already, and to later imports.
 
     Importing the package calls it, for places without start-up files (``python -S``, a
     source folder on ``PYTHONPATH``). Inspect itself is not imported; safe to call again.

@@ -1,4 +1,4 @@
-"""What a failed episode becomes: an exception, or a stated penalty by cause."""
+"""What happens with a failed episode: an exception, or a stated penalty per cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error of this package, and the boundary that attributes others to a cause.
+"""Every error of this package.
 
 The tree::
 
@@ -25,6 +25,10 @@ The tree::
     ├── LocalServerError                   the local Tinker server cannot run (local)
     ├── EpisodeClosedError                 an episode was stepped after it had been closed
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
+
+Errors of other code (solvers, scorers, tools, sandboxes) become an ``EpisodeError`` in
+``episode/attribution.py``, which decides their cause. ``error_policy.py`` decides whether it is
+raised or becomes a penalty, and ``rl/ending.py`` applies that.
 """
 
 from __future__ import annotations

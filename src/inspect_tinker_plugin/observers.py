@@ -1,4 +1,4 @@
-"""The former home of observers: they are in ``inspect_tinker_plugin.plugins``."""
+"""Former module of the observers, which are now in ``inspect_tinker_plugin.plugins``."""
 
 from __future__ import annotations
 

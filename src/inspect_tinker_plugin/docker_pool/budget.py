@@ -1,4 +1,4 @@
-"""Keeps the images that this process made within a disk budget: the least recently used goes."""
+"""Keeps the images made by this process within a disk budget: removes the least recently used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_BYTES = 50 * GIB
 class _Made:
     id: str
     layers: tuple[tuple[str, int], ...]
-    """What the image is made of, each part with the parts beneath it, and its bytes."""
+    """The layers of the image, each identified with all layers beneath it, and their bytes."""
 
 
 class ImageBudget:
@@ -31,7 +31,7 @@ class ImageBudget:
 
     Args:
         engine: where the images are.
-        evicted: is told the id of an image that was removed.
+        evicted: called with the id of an image that was removed.
     """
 
     def __init__(self, engine: Engine, evicted: Callable[[str], None]) -> None:
@@ -39,12 +39,12 @@ class ImageBudget:
         self._evicted = evicted
         self._made: OrderedDict[str, _Made] = OrderedDict()
         self._awaited: set[str] = set()
-        """Made ahead of need, and not used yet."""
+        """Images made ahead of need, and not used yet."""
         self._stated: int | None = None
         self._lock = threading.Lock()
 
     def used(self, reference: str, stated: int | None) -> None:
-        """Note that a configuration uses an image, and the budget that it states, if any."""
+        """Record that a configuration uses an image, and its budget, if it has one."""
         with self._lock:
             if reference in self._made:
                 self._made.move_to_end(reference)
@@ -52,21 +52,21 @@ class ImageBudget:
         self.state(stated)
 
     def state(self, budget: int | None) -> None:
-        """Note the budget that a configuration states, if any; the largest one counts."""
+        """Record the budget of a configuration, if it has one; the largest one counts."""
         with self._lock:
             if budget is not None:
                 self._stated = max(self._stated or 0, budget)
 
     def await_use(self, reference: str) -> None:
-        """Note that an image was made ahead of need: it goes after those that were used."""
+        """Record that an image was made ahead of need: it is removed after the used ones."""
         with self._lock:
             self._awaited.add(reference)
 
     def has_room_ahead(self, reference: str) -> bool:
         """Tell whether one more image may be made before it is needed.
 
-        Those that were made so and not used yet take half of the budget at the most, so that
-        they drive neither each other out, nor what running episodes start from.
+        Images made ahead and not used yet take at most half of the budget, so that they
+        displace neither each other nor the images of running episodes.
         """
         with self._lock:
             parts = {p for name in self._awaited & set(self._made) for p in self._made[name].layers}
@@ -103,7 +103,7 @@ class ImageBudget:
             self._remove(name, budget)
 
     def _replaced(self, image: str) -> None:
-        # Without its name an image is found by nobody. The engine keeps one that has another
+        # An image without its name cannot be found again. The engine keeps one that has another
         # name, or a container; the last of those may end before this process does.
         if quietly(self._engine.api.remove_image, image):
             self._evicted(image)

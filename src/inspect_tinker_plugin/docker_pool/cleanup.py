@@ -1,4 +1,4 @@
-"""``inspect sandbox cleanup docker_pool``: dead owners' containers, or one that is named."""
+"""``inspect sandbox cleanup docker_pool``: removes containers of dead owners, or a named one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def cleanup(engine: Engine, id: str | None) -> int:
     Args:
         engine: the engine to look at.
         id: a container's id (or its start) or name, or the id of an owner, all of whose
-            containers go even while it lives; ``None`` takes those of dead owners.
+            containers are removed even while it lives; ``None`` takes those of dead owners.
 
     Returns:
         How many containers were removed.

@@ -16,9 +16,9 @@ class Command:
     user: str | None = None
     stdin: bytes | None = None
     timeout: float | None = None
-    """Seconds, then the command and all its descendants are ended."""
+    """Seconds after which the command and all its descendants are ended."""
     limit: int = 10 * 1024**2
-    """Bytes of each output stream, then the command and all its descendants are killed."""
+    """Bytes per output stream after which the command and all its descendants are killed."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a container of the pool is made of: the vocabulary shared by parser, pool and engine."""
+"""The configuration of a container: the types shared by parser, pool and engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KEEP_ALIVE = ("tail", "-f", "/dev/null")
 """The command of a container that only has to stay up."""
 
 DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
-"""The image of Inspect's own Docker provider for a task that names none."""
+"""The image of Inspect's own Docker provider for tasks that name none."""
 
 EXTENSIONS = ("warm", "max", "disk", "snapshot", "images")
-"""What a task may set under ``x-docker-pool``."""
+"""Keys that a task may set under ``x-docker-pool``."""
 
 GIB = 1024**3
 MIB = 1024**2
@@ -49,7 +49,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Network:
-    """A network of the container's own, removed with it; or an existing one by name."""
+    """A network created for the container and removed with it; or an existing one by name."""
 
     name: str
     external: bool = False
@@ -58,7 +58,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits; ``None`` is unlimited, and only ever because the task said so."""
+    """Resource limits; ``None`` is unlimited, and occurs only because the task said so."""
 
     cpus: float | None = 1.0
     memory: int | None = 2 * GIB
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Hardening:
-    """What keeps a policy's commands inside. Every switch can be turned back by the task."""
+    """How a policy's commands are confined. A task can turn each of these off."""
 
     network: str = "none"
     """``none``, ``bridge``, or the name of an existing network."""
@@ -92,17 +92,17 @@ class PoolSize:
     """How many containers a pool keeps."""
 
     warm: int = 2
-    """Containers kept ready; of configurations that share a pool the largest number counts."""
+    """Containers kept ready; if configurations share a pool, the largest number counts."""
     images: int | None = None
     """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
     max: int | None = None
-    """Containers at once, warm, starting and in use together; ``None`` is no limit. Part of the
-    key: a configuration with another bound, or with none, has a pool of its own."""
+    """Maximum containers, warm, starting and in use together; ``None`` is no limit. Part of the
+    key: a configuration with another bound, or with none, has its own pool."""
 
 
 @dataclass(frozen=True)
 class ContainerConfig:
-    """Everything that decides how a container starts, after parsing and validation."""
+    """Everything that determines how a container starts, after parsing and validation."""
 
     image: str | None = None
     build: Build | None = None
@@ -132,10 +132,10 @@ class ContainerConfig:
     """Whether episodes with the same set-up start from a snapshot: ``auto`` (where it pays),
     ``always`` (where it is faithful) or ``never``. Not part of the key."""
     source: str = "the default configuration"
-    """Where this came from, for messages."""
+    """The origin of this configuration, for messages."""
 
     def key(self, image_id: str) -> str:
-        """Identify the pool that may serve this configuration."""
+        """Return the key of the pool that may serve this configuration."""
         content = asdict(self)
         for name in ("pool", "source", "snapshot", "build", "pull", "image"):
             del content[name]
@@ -144,7 +144,7 @@ class ContainerConfig:
 
     @property
     def digest(self) -> str:
-        """Identify what containers of this configuration are, before their image is known."""
+        """Return a key of the containers of this configuration, before their image is known."""
         content = asdict(self)
         for name in ("pool", "source", "snapshot"):
             del content[name]
@@ -190,7 +190,7 @@ class DockerPoolConfig(BaseModel):
         return hash(self.model_dump_json(exclude_none=True))
 
     def compose(self) -> dict[str, Any]:
-        """Give the service, in compose's words, that this configuration adds or overrides."""
+        """Return the service, in compose's terms, that this configuration adds or overrides."""
         given = self.model_dump(exclude_none=True, exclude=set(EXTENSIONS) | {"file"})
         words = {"network": "network_mode", "memory": "mem_limit", "pids": "pids_limit"}
         service = {words.get(name, name): value for name, value in given.items()}
@@ -207,7 +207,7 @@ class DockerPoolConfig(BaseModel):
 
 
 def is_keep_alive(command: tuple[str, ...] | None) -> bool:
-    """Tell whether a command does nothing but keep a container up."""
+    """Return whether a command does nothing but keep a container up."""
     if command is None:
         return False
     words = command

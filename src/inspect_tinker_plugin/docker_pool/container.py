@@ -1,4 +1,4 @@
-"""Start one container, talk to it, remove it."""
+"""Starts one container, runs commands in it, and removes it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from inspect_tinker_plugin.errors import (
 )
 
 START_SECONDS = 60.0
-"""How long a container may take to come up."""
+"""Seconds that a container may take to start."""
 
 _DIAGNOSIS_SECONDS = 10.0
-"""How long the engine may take to say what became of a container."""
+"""Seconds that the engine may take to report the state of a container."""
 
 
 class Container:
@@ -75,7 +75,7 @@ class Container:
         """Create and start a container, in this thread.
 
         Raises:
-            SandboxStartError: it did not come up; nothing is left of it.
+            SandboxStartError: it did not start; nothing of it is left.
             SandboxEngineError: the engine does not answer.
         """
         container = cls(engine, owner, config, image)
@@ -101,7 +101,7 @@ class Container:
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """The container's own command, the image's unless the configuration has one."""
+        """The container's own command: the configuration's, else the image's."""
         if self.config.command is None and self.config.entrypoint is None:
             return self.image.command
         return self.config.command
@@ -118,7 +118,7 @@ class Container:
 
         Raises:
             SandboxDiedError: the container is not running.
-            SandboxMisusedError: what commands in it did keeps this one from running.
+            SandboxMisusedError: earlier commands in the container keep this one from running.
             SandboxEngineError: the engine does not answer.
         """
         env = [
@@ -140,7 +140,7 @@ class Container:
             raise
 
     async def request(self, kind: Kind, words: tuple[str, ...], **options: Any) -> Call:
-        """Make a request of the executor; its end is in the call.
+        """Send a request to the executor; the returned call holds its end.
 
         Raises:
             SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
@@ -167,7 +167,7 @@ class Container:
         return call
 
     async def _diagnose(self) -> None:
-        """Ask what became of the container, as long as that does not take for ever."""
+        """Find out what happened to the container, within a limited time."""
         with anyio.move_on_after(_DIAGNOSIS_SECONDS):
             await self._engine.run(self.check)
             return
@@ -177,10 +177,10 @@ class Container:
         )
 
     def check(self) -> None:
-        """Look, in this thread, whether the container runs.
+        """Check, in this thread, whether the container runs.
 
         Raises:
-            SandboxMisusedError: it ended because of what commands in it used up.
+            SandboxMisusedError: it ended because commands in it used up its resources.
             SandboxDiedError: it ended for another reason, or is gone.
             SandboxEngineError: the engine does not answer.
         """
@@ -212,11 +212,11 @@ class Container:
         )
 
     def is_ready(self) -> bool:
-        """Tell without waiting whether a warm container still lives."""
+        """Return, without waiting, whether a warm container still lives."""
         return self._executor is not None and self._executor.is_open()
 
     def kill(self, fault: str) -> None:
-        """End the container at once; later commands fail with ``fault``."""
+        """End the container immediately; later commands fail with ``fault``."""
         self.fault = fault
         quietly(self._engine.api.kill, self.id)
 
@@ -257,7 +257,7 @@ class Container:
         if networks:
             host["network_mode"] = networks[0]
         if config.hardening.read_only:
-            # A volume of its own, removed with it, is where the program can still be put.
+            # Put the program on a volume of its own instead, which is removed with the container.
             volume = {"Type": "volume", "Target": program.FOLDER}
             host["mounts"] = [*host.get("mounts", []), volume]
         created = api.create_container(

@@ -1,9 +1,9 @@
 """Stops containers that hold more disk than their limit, where the engine cannot limit them.
 
 What counts: the container's own layer; 4 KiB for each of its files and folders, as empty ones
-take space, too; the three files in ``/etc`` that the engine mounts; and, where the engine
-runs on this host and this process may look (as root), files that were removed and are still
-open. A container is stopped within seconds, not before it writes: see ``docs/sandboxes.md``.
+take space, too; the three files in ``/etc`` that the engine mounts; and, if the engine
+runs on this host and this process has the rights (root), files that were removed and are still
+open. A container is stopped seconds after it writes too much, not before: ``docs/sandboxes.md``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from inspect_tinker_plugin.errors import SandboxError
 
 _ENTRY_BYTES = 4096
 _QUICK_SECONDS = 0.02
-"""A layer that the engine sums up within this has too few entries for them to matter."""
+"""If the engine sums up a layer in this time, the layer has too few entries for them to matter."""
 _PAUSE_FACTOR = 10
-"""A container whose layer takes long to sum up is looked at less often."""
+"""A container whose layer takes long to sum up is measured less often."""
 _MOUNTED = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 
 
 class DiskGuard:
-    """Looks at the containers in use, in a thread of its own."""
+    """Measures the containers in use, in its own thread."""
 
     def __init__(self, engine: Engine, owner: Owner, in_use: Callable[[], list[Container]]) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class DiskGuard:
             try:
                 over = self._over(container, limit, processes)
             except SandboxError:
-                continue  # it is gone, or the engine is away: its own callers are told
+                continue  # it or the engine is gone: its own callers get the error
             if over:
                 container.kill(f"its disk limit of {limit} bytes was exceeded {over}")
             now = time.monotonic()
@@ -79,7 +79,7 @@ class DiskGuard:
         return "by removed files that are still open" if layer > limit else ""
 
     def _entries(self, container: Container, most: int) -> int:
-        """Count the entries of the layer, up to so many."""
+        """Count the entries of the layer, up to a maximum."""
         count = 0
         with self._get(container, "changes", stream=True) as response:
             tail = b""
@@ -114,14 +114,14 @@ class DiskGuard:
 
 
 def _processes() -> dict[str, list[int]]:
-    """Group the processes that this host shows by their pid namespace."""
+    """Group the processes that are visible on this host by their pid namespace."""
     found: dict[str, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir() if Path("/proc/self").exists() else ():
         if entry.name.isdigit():
             try:
                 found[os.readlink(entry / "ns/pid")].append(int(entry.name))
             except OSError:
-                continue  # it ended, or is somebody else's
+                continue  # it ended, or belongs to another user
     return found
 
 
@@ -129,16 +129,16 @@ def _unlinked(pid: int, processes: dict[str, list[int]]) -> int:
     """Sum up a container's removed files that are still open or mapped.
 
     Args:
-        pid: the container's first process as the engine's host counts.
+        pid: the container's first process, as numbered by the engine's host.
         processes: from :func:`_processes`.
 
     Returns:
-        Bytes; 0 where this process cannot see them.
+        Bytes; 0 if this process cannot see them.
     """
     root = Path(f"/proc/{pid}/root")
     try:
         group = processes.get(os.readlink(f"/proc/{pid}/ns/pid"), [])
-        # An engine elsewhere counts otherwise: what has that number here is no container.
+        # An engine on another host numbers differently: the process found here is no container.
         if pid == 0 or group == processes.get(os.readlink("/proc/self/ns/pid")):
             return 0
         device = os.stat(root).st_dev
@@ -147,7 +147,7 @@ def _unlinked(pid: int, processes: dict[str, list[int]]) -> int:
     sizes: dict[int, int] = {}
     for process in group:
         for facts in _open_files(process):
-            # What a tmpfs or memfd holds is memory, and on another device.
+            # The content of a tmpfs or memfd is memory, and on another device.
             if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0 and facts.st_dev == device:
                 sizes[facts.st_ino] = facts.st_blocks * 512
     return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""One Docker engine through its SDK: blocking calls in a few threads, errors with a type."""
+"""One Docker engine through its SDK: blocking calls in a few threads, with typed errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _CALL_THREADS = 16
 _START_THREADS = 4
-"""More than this many container starts at once only wait for each other."""
+"""Container starts at once; more would only wait for each other."""
 _REMOVAL_THREADS = 4
 _BUILD_THREADS = 4
 """Builds and pulls at once. They take processor time that running episodes need as well."""
@@ -48,7 +48,7 @@ async def settled(future: Future[T]) -> T:
 
 
 class Stream(Protocol):
-    """A build or pull that goes on."""
+    """A build or pull in progress."""
 
     def cut(self, fault: SandboxError, /) -> None:
         """End it from another thread."""
@@ -57,8 +57,8 @@ class Stream(Protocol):
 class Engine:
     """Calls one engine. Thread-safe; usable from any number of event loops.
 
-    Each kind of work has threads of its own, so that a command in a running episode never
-    waits behind builds, starts or removals.
+    Each kind of work has its own threads, so that a command in a running episode never
+    waits for builds, starts or removals.
     """
 
     def __init__(self, *, timeout: float = 120) -> None:
@@ -71,14 +71,14 @@ class Engine:
         self.builds = Workers("docker_pool_build", _BUILD_THREADS)
         self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
         self.streams: set[Stream] = set()
-        """Builds and pulls that run."""
+        """Builds and pulls in progress."""
         self._version: str | None = None
         self._facts: dict[str, Any] | None = None
         self._storage_quota: bool | None = None
 
     @property
     def api(self) -> APIClient:
-        """The SDK's client of the calling thread.
+        """The SDK's client for the calling thread.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -92,7 +92,7 @@ class Engine:
         return client
 
     def connect(self, timeout: float) -> APIClient:
-        """Make a client of one's own, to be closed.
+        """Make a client for the caller, who must close it.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -122,7 +122,7 @@ class Engine:
         return await settled(self.submit(call, *args, **kwargs))
 
     def storage_quota(self, image: str, labels: dict[str, str]) -> bool:
-        """Tell whether the engine can limit the size of a container's layer (asked once)."""
+        """Return whether the engine can limit the size of a container's layer (asked once)."""
         if self._storage_quota is None:
             import docker
 
@@ -134,7 +134,7 @@ class Engine:
                     host_config=self.api.create_host_config(storage_opt={"size": "1g"}),
                 )
             except docker.errors.NotFound:
-                raise  # the image is gone, which says nothing of the engine
+                raise  # the image is gone, which says nothing about the engine
             except docker.errors.APIError:
                 self._storage_quota = False
             else:
@@ -144,14 +144,14 @@ class Engine:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the engine says of itself (asked once)."""
+        """The engine's description of itself (asked once)."""
         if self._facts is None:
             self._facts = dict(self.api.info())
         return self._facts
 
     @property
     def not_found_status(self) -> int:
-        """The status of the engine's own exec for a command that is not there.
+        """Exit status that the engine's own exec gives for a command that does not exist.
 
         Engines before 28 overwrite it (https://github.com/moby/moby/pull/48552).
         """
@@ -159,13 +159,13 @@ class Engine:
         return 126 if major.isdigit() and int(major) < 28 else 127
 
     def check_runtime(self, runtime: str | None, source: str) -> None:
-        """Look, in this thread, whether the engine has a runtime.
+        """Check, in this thread, whether the engine has a runtime.
 
         Raises:
             SandboxConfigError: it has not; the message names those that it has.
         """
         known = sorted(self.facts.get("Runtimes") or {})
-        # A name with dots is a program beside the engine, which does not list it.
+        # A name with dots is a program on the engine's host, which the engine does not list.
         if runtime is not None and runtime not in known and "." not in runtime:
             raise SandboxConfigError(
                 f"{source}: the engine at {engine_address()} has no runtime {runtime!r} "
@@ -176,7 +176,7 @@ class Engine:
     def isolation(self) -> tuple[str, ...]:
         """Name what the engine isolates containers with, such as ``seccomp`` and ``userns``.
 
-        A filter of system calls that the engine was told to leave out is not named.
+        A filter of system calls that the engine was configured without is not named.
         """
         options = [str(option) for option in self.facts.get("SecurityOptions") or ()]
         return tuple(
@@ -204,7 +204,7 @@ class Engine:
 
 
 def _knock() -> None:
-    # The SDK leaves its socket open when nobody answers on the engine's.
+    # The SDK leaves its socket open when nobody answers on the engine's side.
     scheme, _, path = engine_address().partition("://")
     if scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:
@@ -233,7 +233,7 @@ def _environment() -> dict[str, Any]:
 
 
 def engine_address() -> str:
-    """Give the address that the SDK will use, for messages."""
+    """Return the address that the SDK will use, for messages."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
@@ -265,7 +265,7 @@ def typed(ex: BaseException, what: str, container: str | None = None) -> Sandbox
 
 
 def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Run a clean-up call; an object that is already gone, or an engine, is no error."""
+    """Run a clean-up call; it is no error if the object or the engine is already gone."""
     import docker
 
     try:

@@ -1,4 +1,4 @@
-"""The Inspect sandbox ``docker_pool``: a fresh, hardened container that was warm already."""
+"""The Inspect sandbox ``docker_pool``: a fresh, hardened container that is already running."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def prewarm(
     Args:
         config: as for the task's sandbox: a path, an image name or a configuration object.
         count: containers wanted; the configuration's ``max`` still holds.
-        metadata: a sample's metadata, where the compose file refers to it.
+        metadata: a sample's metadata, if the compose file refers to it.
 
     Raises:
         SandboxError: with a type and message as for an episode's own start.
@@ -72,7 +72,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     """One episode's container. Docs: ``docs/sandboxes.md``."""
 
     start_is_cancellable = True
-    """A caller that waits for a container leaves the queue, and none is started for it."""
+    """A caller that is cancelled leaves the queue, and no container is started for it."""
 
     @classmethod
     def config_files(cls) -> list[str]:
@@ -158,8 +158,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         self._manager = manager
         self._container = container
         self.tape: Tape | None = None
-        """During a set-up that the episodes of a group share."""
-        # An episode that is simply dropped releases its container, too.
+        """Set during a set-up that the episodes of a group share."""
+        # An episode that is simply dropped also releases its container.
         self._finalizer = weakref.finalize(self, pool.release, container)
         self._finalizer.atexit = False  # the manager closes everything at exit
 
@@ -169,7 +169,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         return self._container
 
     def release(self) -> None:
-        """Give the container up; it is removed in the background. Safe to call again."""
+        """Give the container back; it is removed in the background. Safe to call again."""
         self._finalizer()
 
     @taped
@@ -278,7 +278,7 @@ def _result(outcome: CommandResult, timeout: int | None) -> ExecResult[str]:
 
 
 async def _keep(manager: PoolManager, pool: Pool) -> None:
-    """Leave the containers that are still in use, and tell how to reach and remove them."""
+    """Leave the containers in use running, and print how to reach and remove them."""
     for container in pool.containers():
         await manager.engine.run(container.keep)
         logger.warning(

@@ -1,8 +1,8 @@
-"""Talk to the executor, process 1 of a container: run commands, write and read files.
+"""Talks to the executor, process 1 of a container: runs commands, writes and reads files.
 
 ``native/executor.c`` says why no command in the container can reach this channel. Frames go
 both ways over the engine's attached streams, any number of requests at once: a head of three
-32-bit numbers (bytes that follow, kind, request) and what follows.
+32-bit numbers (payload length, kind, request), then the payload.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from inspect_tinker_plugin.docker_pool.stream import STDOUT, AttachedSocket
 from inspect_tinker_plugin.errors import SandboxStartError
 
 GRACE_SECONDS = 5.0
-"""From the request to end to the kill, as in Inspect's own Docker provider."""
+"""Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""
 
 _SILENCE_SECONDS = 60.0
-"""How long nothing may come of a request that has no timeout, before the executor is asked."""
+"""Seconds without news of a request without timeout after which the executor is asked."""
 
 _VERSION = 1
 _HEAD = struct.Struct("<III")
 _WINDOW = 64 * 1024
-"""Bytes of a command's input on their way at most; the executor tells what it passed on."""
+"""Maximum bytes of a command's input in transit; the executor reports what it passed on."""
 
 _MAX_REQUEST = 4 * 1024 * 1024
 _BUSY_PAUSE = 0.02
@@ -63,7 +63,7 @@ class _Answer(IntEnum):
 
 
 class Kind(IntEnum):
-    """What a request is to do."""
+    """The kind of a request."""
 
     EXEC = 0
     WRITE = 1
@@ -78,9 +78,9 @@ class How(IntEnum):
     NOT_STARTED = 1
     """It failed at ``stage`` with ``error``."""
     LOST = 2
-    """Its process was killed with what watched over it."""
+    """Its process was killed together with the process that watched over it."""
     DONE = 3
-    """A file was written or read as a whole."""
+    """A file was written or read completely."""
 
 
 class Stage(IntEnum):
@@ -103,7 +103,7 @@ class Stage(IntEnum):
 
 
 class Flag(IntFlag):
-    """What happened on the way."""
+    """Events during a request."""
 
     TIMED_OUT = 1
     OVERFLOWED = 2
@@ -123,12 +123,12 @@ class Setup:
     command: tuple[str, ...] = ()
     """The container's own command, if it has one."""
     holds: bool = False
-    """Whether that command comes to an end at which the container is ready."""
+    """Whether that command ends by itself, after which the container is ready."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The last word on a request."""
+    """The end of a request."""
 
     how: How
     flags: Flag
@@ -138,7 +138,7 @@ class End:
 
     @property
     def exit_status(self) -> int:
-        """As a shell gives it: 128 and the signal's number for what a signal ended."""
+        """The exit status as a shell reports it: 128 plus the signal's number after a signal."""
         if os.WIFSIGNALED(self.status):
             return 128 + os.WTERMSIG(self.status)
         return os.WEXITSTATUS(self.status)
@@ -150,7 +150,7 @@ class End:
 
 @dataclass
 class Call:
-    """One request under way."""
+    """One request in progress."""
 
     id: int
     out: Capture
@@ -163,7 +163,7 @@ class Call:
 
 
 class ExecutorSilent(Exception):
-    """The executor did not answer in time: its engine or its container does not go on."""
+    """The executor did not answer in time: its engine or its container is stuck."""
 
 
 class Executor:
@@ -186,7 +186,7 @@ class Executor:
     # starting, in a thread
 
     def greet(self, setup: Setup, timeout: float, container: str) -> None:
-        """Tell the executor what it is for, and wait until the container is ready.
+        """Send the executor its setup, and wait until the container is ready.
 
         Raises:
             SandboxStartError: it ended, stayed silent, or cannot protect itself here.
@@ -294,7 +294,7 @@ class Executor:
     async def _complete(
         self, call: Call, head: bytes, stdin: bytes | None, timeout: float | None
     ) -> None:
-        # The executor keeps the time; this is for when it cannot tell.
+        # The executor measures the time; this is for when it cannot report.
         limit = time.monotonic() + timeout + 4 * GRACE_SECONDS if timeout else None
         rest = memoryview(stdin or b"")
         open_input = stdin is not None
@@ -313,15 +313,15 @@ class Executor:
         finally:
             del self._calls[call.id]
             if call.end is None and not self._lost:
-                # Cancelled: the command must not outlive its caller, who must not wait.
+                # Cancelled: the command must not outlive its caller, and the caller must not wait.
                 try:
                     self._send(_Request.STOP, call.id)
                 except ConnectionError:
                     self._lost = True
-            self._wake()  # somebody else must read now
+            self._wake()  # another task must read now
 
     async def _turn(self, call: Call, limit: float | None) -> None:
-        """Read for everybody, or wait while another task does."""
+        """Read on behalf of all calls, or wait while another task does."""
         if self._lost:
             raise ConnectionError("the executor's channel is closed")
         token = anyio.lowlevel.current_token()
@@ -335,7 +335,7 @@ class Executor:
                     self._reading.release()
             elif self._reader is token:
                 call.changed, call.loop = anyio.Event(), token
-                with anyio.move_on_after(1):  # should the reader's loop have come to an end
+                with anyio.move_on_after(1):  # in case the reader's loop has ended
                     await call.changed.wait()
                 call.changed = None
             else:
@@ -434,11 +434,11 @@ class Executor:
 
 
 def _strings(words: Sequence[str | bytes]) -> bytes:
-    """Join words as the kernel takes them.
+    """Join words as the kernel expects them.
 
     Raises:
-        ValueError: one contains a null byte, in the words of ``subprocess``.
-        UnicodeEncodeError: one contains what no text can be encoded from.
+        ValueError: one contains a null byte; the message is that of ``subprocess``.
+        UnicodeEncodeError: one contains characters that cannot be encoded.
     """
     encoded = [
         word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")

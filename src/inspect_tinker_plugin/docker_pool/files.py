@@ -1,4 +1,4 @@
-"""Files of a container: written as its user, read as its root, by the executor itself."""
+"""Files of a container: the executor itself writes them as its user and reads them as its root."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _REASONS = {
     "file name too long": errno.ENAMETOOLONG,
     "not a directory": errno.ENOTDIR,
 }
-"""What the engine says of a path. Whoever runs in the container makes the paths: nothing that the
-engine answers about one is the engine's failure."""
+"""The engine's messages about a path. Whoever runs in the container makes the paths, so an
+engine's answer about one is never the engine's failure."""
 
 _OTHER_KINDS = (1 << 26) | (1 << 25) | (1 << 24) | (1 << 21)  # devices, pipes, sockets
 _ARCHIVE_OVERHEAD = 64 * 1024
@@ -38,9 +38,9 @@ async def write(container: Container, path: str, contents: bytes) -> None:
     """Write a file as the container's user; parents are made.
 
     Args:
-        container: where the file is to be.
+        container: where the file is written.
         path: absolute path.
-        contents: all of the file.
+        contents: the whole file.
 
     Raises:
         IsADirectoryError: the path is a directory.
@@ -70,7 +70,7 @@ async def read(container: Container, engine: Engine, path: str, name: str) -> by
     """Read a regular file, following links.
 
     The executor reads it, so that no program of the container, which a policy may have
-    replaced, stands between. What its root may not read, the engine reads from outside.
+    replaced, is involved. Files that its root may not read are read by the engine from outside.
 
     Args:
         container: where the file is.
@@ -112,7 +112,7 @@ def _os_error(number: int, name: str) -> OSError:
     reason = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
     if number == errno.EROFS:
         return PermissionError(number, f"{reason}.", name)
-    # With a full stop, as Inspect's Docker provider has it; the model sees this text.
+    # With a full stop, as in Inspect's Docker provider; the model sees this text.
     return OSError(number, f"{reason}.", name)  # Python makes it the subclass of its number
 
 
@@ -138,7 +138,7 @@ async def _read_from_outside(
 
 
 class _Judged(Exception):
-    """Carries a file's own error past those of the connection, which are OSErrors, too."""
+    """Carries a file's own error past the handlers for connection errors, also OSErrors."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -157,13 +157,13 @@ def _read_archive(engine: Engine, container: str, path: str, name: str, limit: i
 def _archive(
     engine: Engine, container: str, path: str, name: str, limit: int
 ) -> bytes | str | None:
-    """Give a file's bytes, the target of a link, or ``None`` when the engine finds nothing."""
+    """Return a file's bytes, the target of a link, or ``None`` when the engine finds nothing."""
     import docker
 
     api = engine.api
     url = f"{api.base_url}/v{api.api_version}/containers/{container}/archive"
     try:
-        # Not the SDK's get_archive: it cannot let go of a file that is not wanted after all.
+        # Not the SDK's get_archive: it cannot stop reading a file that turns out to be unwanted.
         encoded = path.encode("utf-8", "surrogateescape")
         with api.get(url, params={"path": encoded}, stream=True) as response:
             if not response.ok:
@@ -193,7 +193,7 @@ def _archive(
 
 
 def _check(facts: dict[str, Any], name: str, limit: int) -> str | None:
-    """Judge a file before its bytes are read; give the target of a link."""
+    """Check a file before its bytes are read; return the target if it is a link."""
     mode = int(facts["mode"])
     if mode & _SYMLINK:
         return str(facts["linkTarget"])

@@ -1,4 +1,4 @@
-"""Translate limits and hardening into the arguments of the engine's container creation."""
+"""Translates limits and hardening into the arguments of the engine's container creation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _ENGINE_DEFAULT = frozenset(
 )
 
 EXECUTOR_CAPABILITIES = frozenset(["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK"])
-"""What the executor keeps for itself, to start commands as their users and to stop them.
+"""Capabilities that the executor itself needs, to start commands as their users and stop them.
 
-None of them lets a system call through the engine's filter that would be refused without."""
+None of them makes the engine's filter allow a system call that it would refuse otherwise."""
 
 _REACHING = frozenset(["SYS_PTRACE", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"])
 
 
 def command_capabilities(config: ContainerConfig) -> frozenset[str]:
-    """Name the capabilities of commands that run as root.
+    """Return the capabilities of commands that run as root.
 
     Raises:
         SandboxConfigError: a capability that the kernel does not have.
@@ -49,12 +49,12 @@ def command_capabilities(config: ContainerConfig) -> frozenset[str]:
 
 
 def capability_mask(names: frozenset[str]) -> int:
-    """Give capabilities as the kernel counts them."""
+    """Return capabilities as the kernel's bit mask."""
     return sum(1 << _CAPABILITIES.index(name) for name in names)
 
 
 def reaches_executor(names: frozenset[str]) -> bool:
-    """Tell whether commands with these capabilities could take the executor over."""
+    """Return whether commands with these capabilities could take the executor over."""
     return bool(names & _REACHING) or names >= EXECUTOR_CAPABILITIES
 
 
@@ -63,13 +63,13 @@ def _names(capabilities: tuple[str, ...]) -> frozenset[str]:
 
 
 def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, Any]:
-    """Give the keyword arguments of the SDK's ``create_host_config``.
+    """Return the keyword arguments of the SDK's ``create_host_config``.
 
     Args:
         config: the container.
         storage_quota: whether the engine's storage driver can limit a container's layer.
-            Where it cannot, a file cannot grow past the limit, and the pool stops a
-            container whose layer does (see ``housekeeper.py``).
+            If it cannot, a single file cannot grow past the limit, and the pool stops a
+            container whose layer does (see ``disk_guard.py``).
     """
     limits, hardening = config.limits, config.hardening
     options: dict[str, Any] = {
@@ -78,7 +78,7 @@ def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, A
         "cap_add": sorted(command_capabilities(config) | EXECUTOR_CAPABILITIES),
         "security_opt": _security_options(config),
         "read_only": hardening.read_only,
-        # The engine keeps no log: the executor's own output is not one, and a policy
+        # The engine keeps no log: the executor's output is not meant for one, and a policy
         # could fill the engine's disk with it.
         "log_config": {"Type": "none"},
         "tmpfs": dict(config.tmpfs) or None,

@@ -1,4 +1,4 @@
-"""Find, pull or build an image, and learn from it what a container needs to know."""
+"""Finds, pulls or builds an image, and reads from it what a container needs to know."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from inspect_tinker_plugin.errors import (
 )
 
 BUILD_SILENCE_SECONDS = 3600
-"""How long a step of a build may print nothing, on an engine that answers otherwise."""
+"""Seconds that a build step may print nothing, on an engine that otherwise answers."""
 
 PULL_SILENCE_SECONDS = 600
-"""How long a pull may make no progress."""
+"""Seconds that a pull may make no progress."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What the pool knows about an image."""
+    """The pool's knowledge of an image."""
 
     id: str
     user: str
@@ -42,7 +42,7 @@ class Image:
 
 
 def reference_of(config: ContainerConfig) -> str:
-    """Give the name under which a configuration's image is known to the engine."""
+    """Return the name under which the engine knows a configuration's image."""
     if config.build is not None:
         return config.image or f"inspect-pool/{_slug(config.build)}:latest"
     return config.image or ""
@@ -50,7 +50,7 @@ def reference_of(config: ContainerConfig) -> str:
 
 @dataclass(eq=False)
 class _Flight:
-    """One search for an image, shared by all who need it meanwhile."""
+    """One search for an image, shared by all who need it in the meantime."""
 
     key: tuple[object, ...]
     urgent: bool
@@ -62,8 +62,8 @@ class _Flight:
 class Images:
     """Images of one engine; each is made once, however many wait for it, and examined once.
 
-    What has to be built or pulled goes to the engine's build threads, a few at once and one
-    per image; what somebody waits for comes before what is made ahead of need.
+    Builds and pulls run in the engine's build threads, a few at once and one
+    per image; images that somebody waits for come before those made ahead of need.
     """
 
     def __init__(self, engine: Engine, owner: Owner, budget: ImageBudget) -> None:
@@ -78,11 +78,11 @@ class Images:
     def resolve(
         self, config: ContainerConfig, *, refresh: bool = False, urgent: bool = True
     ) -> Future[Image]:
-        """Make sure that the image exists; returns at once.
+        """Make sure that the image exists; returns immediately.
 
         Args:
             config: names the image or how to build it.
-            refresh: build or pull again as the configuration says, as when a task starts.
+            refresh: build or pull again as the configuration says, as at the start of a task.
             urgent: whether somebody waits for it.
 
         Returns:
@@ -99,7 +99,7 @@ class Images:
                         self._engine.builds.hurry(flight.job)
                 return flight.result
             flight = self._flights[key] = _Flight(key, urgent)
-            # Who waits may give up; the others still want it.
+            # One waiter may give up; the others still want it.
             flight.result.set_running_or_notify_cancel()
         try:
             looking = self._engine.starts.submit(self._look, flight, config, refresh)
@@ -110,7 +110,7 @@ class Images:
         return flight.result
 
     def _look(self, flight: _Flight, config: ContainerConfig, refresh: bool) -> None:
-        """See whether there is anything to make; else examine the image, in this thread."""
+        """Build or pull in another thread if necessary; else examine the image, in this thread."""
         try:
             if not self._must_make(config, refresh):
                 self._land(flight, self._examine(reference_of(config)))
@@ -120,7 +120,7 @@ class Images:
                 submit = builds.submit if flight.urgent else builds.submit_later
                 flight.job = submit(self._make, flight, config)
             flight.job.add_done_callback(lambda job: self._dropped(flight, job))
-        except BaseException as ex:  # the boundary: whoever waits gets it
+        except BaseException as ex:  # the boundary: passed to all waiters
             self._land(flight, ex)
 
     def _make(self, flight: _Flight, config: ContainerConfig) -> None:
@@ -129,7 +129,7 @@ class Images:
             making = self._making[reference]
         try:
             with making:  # another configuration may build or pull under the same name
-                # What was there before is somebody else's, unless its name is the pool's.
+                # An image that was there before is somebody else's, unless its name is the pool's.
                 before = self._examine(reference).id if self._exists(reference) else None
                 ours = before is None or reference.startswith("inspect-pool/")
                 what = f"{config.source}: the {'build' if config.build else 'pull'} of {reference}"
@@ -145,7 +145,7 @@ class Images:
                     if not flight.urgent:
                         self._budget.await_use(reference)
             self._land(flight, image)
-        except BaseException as ex:  # the boundary: whoever waits gets it
+        except BaseException as ex:  # the boundary: passed to all waiters
             self._land(flight, ex)
 
     def _dropped(self, flight: _Flight, job: Future[None]) -> None:

@@ -1,9 +1,9 @@
-"""Who owns a container, a proof of life that other hosts can see, and reaping the dead.
+"""Owners of containers: a proof of life that other hosts can see, and removal for dead owners.
 
 Every container, network and volume carries its owner's labels. On the owner's own host the
 process itself is the proof: its id, start time, boot and pid namespace are in the labels.
-Labels cannot be renewed, so for everybody else an owner keeps one empty volume, its beat,
-and replaces it every ``BEAT_SECONDS``; its age is told by the engine's own clock.
+Labels cannot be renewed, so for other hosts an owner keeps one empty volume, its beat,
+and replaces it every ``BEAT_SECONDS``; the engine's own clock tells the beat's age.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.3
 
 KEPT = "-kept"
-"""End of the name of a container that its owner left on purpose."""
+"""Suffix of the name of a container that its owner left on purpose."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Owner:
         }
 
     def lives_here(self) -> bool | None:
-        """Tell whether the process runs; ``None`` when this host cannot see it."""
+        """Return whether the process runs; ``None`` when this host cannot see it."""
         if not self.host or self.host != _this_host():
             return None
         return bool(self.started) and _start_of(self.pid) == self.started
@@ -111,7 +111,7 @@ class Beat:
                 quietly(api.remove_volume, previous)
 
     def remove(self) -> bool:
-        """Beat no more; tell whether nothing is left."""
+        """Stop the beat; return whether nothing is left."""
         with self._renewing:
             self._ended = True
             return self._volume is None or quietly(self._engine.api.remove_volume, self._volume)
@@ -152,7 +152,7 @@ def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
         if all([quietly(api.remove_container, id, force=True, v=True) for id in containers]):
             removed += len(containers)
             break
-        time.sleep(_PAUSE_SECONDS)  # somebody else is removing one, too
+        time.sleep(_PAUSE_SECONDS)  # another process is removing one, too
     quietly(remove_snapshots, engine, owner)
     for network in api.networks(filters=filters):
         quietly(api.remove_network, network["Id"])
@@ -173,7 +173,7 @@ def remove_snapshots(engine: Engine, owner: str) -> None:
 
 
 def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
-    """List names and labels. An image that somebody made of a container has no such name."""
+    """List names and labels. Images that a user made of a container have no such name."""
     return [
         (name, image["Labels"] or {})
         for image in api.images(name=SNAPSHOTS_REPOSITORY)
@@ -242,5 +242,5 @@ def _start_of(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
-    # A zombie has ended, whatever its parent has yet to learn.
+    # A zombie has ended, even if its parent has not noticed yet.
     return None if fields[0] in "ZX" else fields[19]

@@ -1,4 +1,4 @@
-"""The pools of this process on one engine: make, tend, reap, and leave nothing behind."""
+"""The pools of this process on one engine: made, tended, and removed without leaving anything."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _TEND_SECONDS = 1.0
 _DISK_SECONDS = 5.0
 _CLOSE_SECONDS = 60.0
 _SEARCHES = 3
-"""How often a caller's image is looked for, or made again, when it goes meanwhile."""
+"""How often a caller's image is looked for, or made again, if it disappears in the meantime."""
 
 MOST_WARM = 32
-"""Warm containers over all pools of a process that has many of them (one image per sample):
-the pools that were used last keep theirs. One pool alone keeps what it asks for."""
+"""Maximum warm containers of a process with many pools (one image per sample): the pools
+that were used last keep theirs. A single pool keeps as many as it asks for."""
 
 
 @dataclass(eq=False)
@@ -49,9 +49,9 @@ class _Use:
 
     config: ContainerConfig
     pool: Pool | None = None
-    """Where its callers go, once the image is known."""
+    """The pool for its callers, once the image is known."""
     early: deque[Waiter] = field(default_factory=deque)
-    """Callers that came before."""
+    """Callers that came before the image was known."""
     ahead: Future[Pool] | None = None
     """The image as it was made ahead of need, until a task starts with it."""
 
@@ -81,14 +81,14 @@ class PoolManager:
 
     @property
     def closed(self) -> bool:
-        """Whether these pools are gone; later ones have a manager of their own."""
+        """Whether these pools are gone; later calls get a new manager."""
         return self._closed
 
     async def prepare(self, config: ContainerConfig) -> Pool:
-        """Build or pull the image again, as when a task starts, and give the pool for it.
+        """Build or pull the image again, as at the start of a task, and return its pool.
 
         Args:
-            config: what the containers are.
+            config: the configuration of the containers.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -102,10 +102,10 @@ class PoolManager:
         return await settled(self._resolve(use, refresh=not fresh, urgent=True))
 
     def make_ahead(self, config: ContainerConfig) -> Future[Pool] | None:
-        """Build or pull an image before it is needed, after what somebody waits for.
+        """Build or pull an image before it is needed, after images that somebody waits for.
 
-        The next :meth:`prepare` takes it as it is. The pool keeps no containers ready until
-        somebody wants them. Returns at once.
+        The next :meth:`prepare` uses it as it is. The pool keeps no containers ready until
+        somebody wants them. Returns immediately.
 
         Returns:
             The pool to come; ``None`` while images that nobody has used yet take half of the
@@ -133,7 +133,7 @@ class PoolManager:
     async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
         """Wait for a container; first come, first served.
 
-        That holds from the first use on, while the image is still looked for.
+        The order holds from the first use on, also while the image is still being looked for.
 
         Raises:
             SandboxError: no image, or no container could be started for this caller.
@@ -146,7 +146,7 @@ class PoolManager:
             except SandboxImageError:
                 if not waiter.lost:
                     raise
-        # Its image went, to make room or by another's hand, while this caller joined.
+        # Its image was removed, to make room or by another program, while this caller joined.
         return await self._acquire(config, Waiter())
 
     async def _acquire(self, config: ContainerConfig, waiter: Waiter) -> tuple[Pool, Container]:
@@ -176,7 +176,7 @@ class PoolManager:
             pool.withdraw(waiter)
 
     def known(self, config: ContainerConfig) -> Pool | None:
-        """Give the pool of a configuration that was used before, without waiting."""
+        """Return the pool of a configuration that was used before, without waiting."""
         with self._lock:
             use = self._uses.get(config)
             return use.pool if use is not None else None
@@ -230,7 +230,7 @@ class PoolManager:
             )
 
     def _remove(self, things: Sequence[Container | Snapshots | Beat], deadline: float) -> int:
-        """Remove all at once; return how many are left at the deadline."""
+        """Remove all of these concurrently; return how many are left at the deadline."""
         try:
             removals = [self.engine.removals.submit(thing.remove) for thing in things]
         except RuntimeError:  # at interpreter exit there are no new threads
@@ -239,7 +239,7 @@ class PoolManager:
         return len(removals) - sum(removal.result() for removal in done)
 
     def _resolve(self, use: _Use, *, refresh: bool, urgent: bool) -> Future[Pool]:
-        """Find the image of a configuration and, with it, the pool; returns at once."""
+        """Find the image of a configuration and, with it, the pool; returns immediately."""
         found: Future[Pool] = Future()
         found.set_running_or_notify_cancel()  # others wait for it when one caller gives up
 
@@ -257,7 +257,7 @@ class PoolManager:
                 self._open()
                 self.engine.check_runtime(use.config.runtime, use.config.source)
                 image = self._images.resolve(use.config, refresh=refresh, urgent=urgent)
-            except BaseException as ex:  # the boundary: whoever waits gets it
+            except BaseException as ex:  # the boundary: passed to all waiters
                 fail(ex)
             else:
                 image.add_done_callback(arrived)
@@ -267,7 +267,7 @@ class PoolManager:
                 pool = self._publish(use, image.result())
                 if urgent:
                     pool.used()
-            except BaseException as ex:  # the boundary: whoever waits gets it
+            except BaseException as ex:  # the boundary: passed to all waiters
                 fail(ex)
             else:
                 found.set_result(pool)
@@ -279,7 +279,7 @@ class PoolManager:
         return found
 
     def _publish(self, use: _Use, image: Image) -> Pool:
-        """Give the pool of a configuration whose image is there, to its early callers, too."""
+        """Return the pool of a configuration whose image exists, also to its early callers."""
         config = use.config
         key = config.key(image.id)
         with self._lock:
@@ -304,14 +304,14 @@ class PoolManager:
         return pool
 
     def _forget(self, pool: Pool) -> None:
-        """Look for the image again at the next use: it is gone from the engine."""
+        """Look for the image again at the next use, because it is gone from the engine."""
         with self._lock:
             for use in self._uses.values():
                 if use.pool is pool:
                     use.pool = None
 
     def _forget_image(self, image: str) -> None:
-        """Make an image again at its next use: it was removed to make room."""
+        """Make an image again at its next use, because it was removed to make room."""
         with self._lock:
             for use in self._uses.values():
                 if use.pool is self._pools.get(use.config.key(image)):
@@ -322,7 +322,7 @@ class PoolManager:
             if self._tickers or self._closed:
                 return
             try:
-                # The proof of life comes before anything that could be taken for dead.
+                # The proof of life must exist before anything that could be taken for dead.
                 self._beat.renew()
                 if self._watch is None:
                     self._watch = Watch(self.owner)
@@ -345,7 +345,7 @@ class PoolManager:
                 ticker.start()
 
     def _report(self) -> None:
-        """Say what of the walls is the engine's own and differs from engine to engine."""
+        """Log which isolation the engine lacks or adds, as it differs from engine to engine."""
         isolation = self.engine.isolation
         if "seccomp" not in isolation:
             logger.warning(
@@ -376,7 +376,7 @@ _guard = threading.Lock()
 
 
 def pool_manager() -> PoolManager:
-    """Give this process's manager for the engine that the environment names."""
+    """Return this process's manager for the engine that the environment names."""
     key = (os.getpid(), engine_address())
     with _guard:
         manager = _managers.get(key)

@@ -1,4 +1,4 @@
-"""Measure what sandboxes cost an episode: time to acquire, time in exec, warm hits, starts."""
+"""Measures what sandboxes cost an episode: time to acquire, time in exec, warm hits, starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EXEC = "sandbox/exec_s"
 EXECS = "sandbox/execs"
 """Commands and file operations."""
 WARM_HITS = "sandbox/warm_hits"
-"""Acquisitions that a container kept warm served at once."""
+"""Acquisitions that a warm container served immediately."""
 STARTED = "sandbox/started"
-"""Containers started (counted in the process's own record, as most start ahead)."""
+"""Containers started (counted for the process only, as most start ahead of need)."""
 FORKS = "sandbox/forks"
 """Episodes that started from a snapshot of another's set-up."""
 SNAPSHOTS = "sandbox/snapshots"
@@ -35,7 +35,7 @@ class SandboxMetrics:
             self._values[name] = self._values.get(name, 0.0) + value
 
     def snapshot(self) -> dict[str, float]:
-        """Give the sums so far, by metric name."""
+        """Return the sums so far, by metric name."""
         with self._lock:
             return dict(self._values)
 
@@ -46,7 +46,7 @@ _recorder: ContextVar[SandboxMetrics | None] = ContextVar("sandbox_metrics", def
 
 @contextmanager
 def record_sandbox_metrics() -> Iterator[SandboxMetrics]:
-    """Collect what the sandboxes of one episode cost, in this context and its tasks."""
+    """Collect the sandbox metrics of one episode, in this context and its tasks."""
     metrics = SandboxMetrics()
     token = _recorder.set(metrics)
     try:
@@ -56,12 +56,12 @@ def record_sandbox_metrics() -> Iterator[SandboxMetrics]:
 
 
 def sandbox_metrics() -> dict[str, float]:
-    """Give the sums of the innermost recorder, or of the whole process outside of one."""
+    """Return the sums of the innermost recorder, or of the whole process outside of one."""
     return (_recorder.get() or _process).snapshot()
 
 
 def process_metrics() -> dict[str, float]:
-    """Give the sums of the whole process, pre-warmed containers included."""
+    """Return the sums of the whole process, pre-warmed containers included."""
     return _process.snapshot()
 
 

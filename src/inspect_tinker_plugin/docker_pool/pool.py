@@ -1,7 +1,7 @@
-"""Warm containers of one configuration: hand out fresh ones fairly, refill behind.
+"""Warm containers of one configuration: hands out fresh ones fairly, and refills.
 
-A container serves one episode and is removed; there is no way back into the pool but for
-one that was never handed over. State is guarded by a lock and waiting is on futures, so
+A container serves one episode and is removed; only a container that was never handed over
+can return to the pool. State is guarded by a lock and waiting is on futures, so
 that episodes in several event loops and threads share a pool. Nothing here calls the
 engine in the caller's thread.
 """
@@ -34,7 +34,7 @@ _NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True)
 class PoolState:
-    """A look at a pool's counters."""
+    """A snapshot of a pool's counters."""
 
     idle: int
     starting: int
@@ -53,16 +53,16 @@ class Waiter:
     future: Future[Container] = field(default_factory=Future)
     begun: float = field(default_factory=time.monotonic)
     pool: Pool | None = None
-    """The one that it joined."""
+    """The pool that it joined."""
     booked: bool = False
-    """Whether a start from ``image`` is on its way."""
+    """Whether a start from ``image`` is in progress."""
     hit: bool = False
     """Whether the container was ready when the caller came."""
     lost: bool = False
     """Whether it failed because the pool's image is gone from the engine."""
 
     def give(self, container: Container) -> bool:
-        """Hand a container over; tell whether the caller still wanted it."""
+        """Hand a container over; return whether the caller still wanted it."""
         if not self.future.set_running_or_notify_cancel():
             return False
         self.hit = container.ready_at <= self.begun
@@ -75,7 +75,7 @@ class Waiter:
 
 
 async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Container:
-    """Await what a caller is given.
+    """Await the container for a caller.
 
     Args:
         waiter: the caller, in a queue.
@@ -93,12 +93,12 @@ async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Containe
 
 
 class Pool:
-    """Containers of one key.
+    """The containers of one key.
 
     Args:
         engine: the engine that they run on.
-        config: what they are.
-        start: makes one from the pool's own image or from a snapshot, blocking, or raises.
+        config: the configuration of the containers.
+        start: starts one from the pool's own image or from a snapshot, blocking, or raises.
         lost: called when the pool's image is gone from the engine.
     """
 
@@ -118,7 +118,7 @@ class Pool:
         self._leased: set[Container] = set()
         self._waiters: deque[Waiter] = deque()
         self._starting = 0
-        self._dedicated = 0  # of those that start, from a snapshot for one caller
+        self._dedicated = 0  # starting containers that come from a snapshot, for one caller
         self._removing = 0
         self._failures = 0
         self._last_error: SandboxError | None = None
@@ -158,17 +158,17 @@ class Pool:
             self._warm = max(self._warm, size.warm)
 
     def rest(self, resting: bool) -> None:
-        """Keep nothing ready for now, although nobody has closed the pool, or do so again."""
+        """Stop keeping containers ready (the pool stays open), or resume it."""
         self._resting = resting
 
     def used(self) -> None:
-        """Note that somebody wants this pool's containers."""
+        """Record that somebody wants this pool's containers."""
         self._last_used = time.monotonic()
 
     def expect(self, count: int) -> int:
-        """Start containers for callers that are to come, as many as ``max`` allows; tell how many.
+        """Start containers for future callers, as many as ``max`` allows; return how many.
 
-        They are kept until as many callers have come. None: whoever was to come will not.
+        They are kept until as many callers have come. Zero cancels the expectation.
         """
         with self._lock:
             if count:
@@ -179,7 +179,7 @@ class Pool:
         return room
 
     async def prewarm(self, count: int) -> None:
-        """Wait until so many containers are ready (as far as ``max`` allows).
+        """Wait until this many containers are ready (as far as ``max`` allows).
 
         Raises:
             SandboxError: the first start that failed.
@@ -188,7 +188,7 @@ class Pool:
         room = self.expect(count)
         while True:
             with self._lock:
-                # Callers that come meanwhile take from the floor.
+                # Callers that come in the meantime take from the pool.
                 if len(self._idle) >= min(room, self._floor):
                     return
                 if self._failures > failures or self._closed:
@@ -196,7 +196,7 @@ class Pool:
             await anyio.sleep(0.02)
 
     async def acquire(self, image: Image | None = None) -> Container:
-        """Wait for a container of one's own; first come, first served.
+        """Wait for a container for this caller alone; first come, first served.
 
         Args:
             image: a snapshot to start from, in place of the pool's own image.
@@ -224,11 +224,11 @@ class Pool:
         self.pump()
 
     async def wait(self, waiter: Waiter) -> Container:
-        """Await what a caller in the queue is given; it leaves the queue when cancelled."""
+        """Await the container for a caller in the queue, who leaves the queue when cancelled."""
         return await served(waiter, self.withdraw)
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Take a cancelled caller out; a container that was on its way to it is untouched."""
+        """Take a cancelled caller out; a container that was starting for it is not affected."""
         container: Container | None = None
         with self._lock:
             if waiter in self._waiters:
@@ -250,7 +250,7 @@ class Pool:
         self.pump()
 
     def release(self, container: Container) -> Future[None] | None:
-        """Give a container up for removal in the background. Safe to call again."""
+        """Give a container back for removal in the background. Safe to call again."""
         with self._lock:
             if container not in self._leased:
                 return None
@@ -261,7 +261,7 @@ class Pool:
         return self._dispose(container)
 
     def tend(self) -> None:
-        """Refill, shrink and retry; called after every change and from time to time."""
+        """Refill, shrink and retry; called after every change and periodically."""
         surplus: list[Container] = []
         with self._lock:
             while len(self._idle) > max(self._warm_now(), self._waiting()):
@@ -277,7 +277,7 @@ class Pool:
             return list(self._leased)
 
     def close(self) -> list[Container]:
-        """Take no more callers; return what is left to be removed, leased ones included."""
+        """Accept no more callers; return what is left to remove, leased containers included."""
         with self._lock:
             self._closed = True
             rest = [*self._idle, *(c for c in self._leased if not c.kept)]
@@ -290,7 +290,7 @@ class Pool:
         return rest
 
     def pump(self) -> None:
-        """Serve those who wait, then start what is missing."""
+        """Serve waiting callers, then start missing containers."""
         for container in self._serve():
             self._dispose(container)
         for waiter in self._book():
@@ -305,14 +305,14 @@ class Pool:
         return max(0 if self._resting else self._warm, self._floor)
 
     def _waiting(self) -> int:
-        """Callers that any container of the pool can serve."""
+        """Number of callers that any container of the pool can serve."""
         return sum(waiter.image is None for waiter in self._waiters)
 
     def _total(self) -> int:
         return len(self._idle) + len(self._leased) + self._starting + self._removing
 
     def _surplus(self) -> int:
-        """Containers ready or on their way that nobody waits for and no warm place is for."""
+        """Containers ready or starting for which there is neither a caller nor a warm place."""
         return self._supply() - self._waiting() - self._warm_now()
 
     def _supply(self) -> int:
@@ -321,7 +321,7 @@ class Pool:
     # Serving ------------------------------------------------------------------------
 
     def _serve(self) -> list[Container]:
-        """Hand out what is ready; give what died while it was idle."""
+        """Hand out ready containers; return those that died while they were idle."""
         dead: list[Container] = []
         with self._lock:
             while self._idle and self._waiting():
@@ -348,7 +348,7 @@ class Pool:
     # Starting -----------------------------------------------------------------------
 
     def _book(self) -> list[Waiter | None]:
-        """Book the starts that are wanted and allowed now, in the order of the callers."""
+        """Register the starts that are wanted and allowed now, in the order of the callers."""
         surplus: Container | None = None
         with self._lock:
             if self._closed:
@@ -372,7 +372,7 @@ class Pool:
             self._dedicated += sum(waiter is not None for waiter in starts)
             stuck = any(w.image is not None and not w.booked for w in self._waiters)
             if stuck and self._idle:
-                # A warm container stands where one from a snapshot has to start.
+                # A warm container occupies the place that one from a snapshot needs.
                 surplus = self._idle.pop()
                 self._removing += 1
         if surplus is not None:
@@ -381,7 +381,7 @@ class Pool:
 
     def _submit_start(self, waiter: Waiter | None) -> None:
         starts = self._engine.starts
-        # What refills a pool waits until nobody's episode does.
+        # Refilling a pool has to wait while an episode waits.
         submit = starts.submit if waiter or self._waiting() else starts.submit_later
         try:
             submit(self._start_one, waiter)
@@ -395,7 +395,7 @@ class Pool:
 
     def _start_one(self, waiter: Waiter | None) -> None:
         with self._lock:
-            # Whoever wanted this container may be gone by now.
+            # The caller that wanted this container may be gone by now.
             unwanted = waiter not in self._waiters if waiter else self._surplus() > 0
             unwanted = unwanted or self._closed
             if unwanted:
@@ -436,12 +436,12 @@ class Pool:
             self._last_error = ex
             delay = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** min(self._failures, 10))
             self._retry_at = time.monotonic() + delay
-            # A caller gets the error at once: to retry is the episode runner's decision.
+            # A caller gets the error immediately: the episode runner decides about retries.
             if waiter is None:
                 waiter = next((w for w in self._waiters if w.image is None), None)
                 gone = isinstance(ex, SandboxImageError)
             else:
-                gone = False  # the snapshot is, not the pool's image
+                gone = False  # the snapshot is gone, not the pool's image
             if waiter is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
         if gone:

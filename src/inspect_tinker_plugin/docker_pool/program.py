@@ -15,19 +15,19 @@ FOLDER = "/.inspect-pool"
 PATH = f"{FOLDER}/executor"
 
 _NOBODY = 59123
-"""Owner of the program: no user of an image."""
+"""Owner of the program: not a user of any image."""
 
 _NATIVE = files(__package__) / "native"
 
 
 def supports(architecture: str) -> bool:
-    """Tell whether there is a program for an architecture, as the engine names it."""
+    """Return whether there is a program for an architecture, as the engine names it."""
     return (_NATIVE / f"executor-{architecture}").is_file()
 
 
 @functools.cache
 def archive(architecture: str, folder: str = "/") -> bytes:
-    """Pack the program for a container: anyone may run it and nobody change it.
+    """Pack the program for a container: anyone may run it, and nobody may change it.
 
     Args:
         architecture: as the engine names it.

@@ -1,4 +1,4 @@
-"""Builds and pulls that end: one that brings nothing is cut off, with an error that says why."""
+"""Ends builds and pulls that make no progress, with an error that says why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 BEGIN_SECONDS = 300.0
-"""How long an engine may take to begin an answer: to a pull it does when the registry did."""
+"""Seconds until an engine begins to answer: to a pull, it answers after the registry did."""
 
 ASK_SECONDS = 60.0
 """Seconds of silence after which the engine is asked whether it lives."""
@@ -27,16 +27,16 @@ _LOOK_SECONDS = 0.5
 
 
 class EngineWork:
-    """One build or pull on a connection of its own, watched while it runs.
+    """One build or pull with its own connection, watched while it runs.
 
     Args:
-        engine: who does it; when it is closed the work is cut off, which ends it there, too.
-        what: what is done, for messages.
-        silence: seconds that may bring nothing while the engine lives.
+        engine: runs it; when it is closed, the work is cut off, which also ends it there.
+        what: a description of the work, for messages.
+        silence: seconds without output after which it is ended although the engine lives.
 
     Raises:
-        SandboxEngineError: on leaving: the engine does not answer any more.
-        SandboxImageError: on leaving: nothing came for too long.
+        SandboxEngineError: on leaving: the engine stopped answering.
+        SandboxImageError: on leaving: there was no output for too long.
     """
 
     def __init__(self, engine: Engine, what: str, silence: float) -> None:
@@ -64,7 +64,7 @@ class EngineWork:
         self.client.send = begin  # type: ignore[method-assign]
 
     def events(self, stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Give what the engine says, and note that it does."""
+        """Yield the engine's output, and record that there was some."""
         for event in stream:
             self._last = time.monotonic()
             yield event

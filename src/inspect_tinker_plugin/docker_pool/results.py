@@ -1,4 +1,4 @@
-"""What the end of a request means: a result, or the error that Inspect's Docker provider raises."""
+"""Turns the end of a request into a result, or the error that Inspect's Docker provider raises."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _RUNTIME = "OCI runtime exec failed: exec failed: unable to start container proc
 
 
 class SandboxExhaustedError(SandboxMisusedError, SandboxUnavailableError):
-    """The container runs, but what commands did in it leaves nothing to start another with."""
+    """The container runs, but its commands have left no resources to start another one."""
 
 
 def result_of(call: Call, command: Command, *, not_found: int) -> CommandResult:
-    """Read how a command ended.
+    """Interpret how a command ended.
 
     Args:
         call: the request, ended.
-        command: what was asked.
-        not_found: the engine's own status for a command that is not there.
+        command: the command.
+        not_found: the engine's own status for a command that does not exist.
 
     Raises:
         SandboxMisusedError: commands in the container kept this one from running.
@@ -54,7 +54,7 @@ def result_of(call: Call, command: Command, *, not_found: int) -> CommandResult:
 
 
 def raise_misuse(end: End) -> None:
-    """Raise what commands in the container are to blame for, whatever was asked.
+    """Raise if commands in the container are to blame, whatever the request was.
 
     Raises:
         SandboxMisusedError: nothing can be started, or something cannot be stopped.
@@ -71,7 +71,7 @@ def raise_misuse(end: End) -> None:
 
 
 def lost() -> SandboxMisusedError:
-    """Say that a request's process was killed before it could report."""
+    """Make the error for a request whose process was killed before it could report."""
     return SandboxMisusedError(
         "what watched over a command was killed: the container was out of memory, or a command "
         "ended every process in it"
@@ -81,7 +81,7 @@ def lost() -> SandboxMisusedError:
 def _not_started(
     end: End, command: Command, result: CommandResult, not_found: int
 ) -> CommandResult:
-    """Word a command that could not start as the engine and ``timeout`` do."""
+    """Describe a command that could not start in the words of the engine and ``timeout``."""
     name = command.argv[0]
 
     def runtime(text: str, status: int = 126) -> CommandResult:

@@ -1,4 +1,4 @@
-"""Read one service of a compose file, key by key; an unknown key is an error."""
+"""Reads one service of a compose file, key by key; an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def _runtime(service: dict[str, Any], refuse: Refuse) -> str | None:
 
 
 def _profile(value: str, base: Path, refuse: Refuse) -> str:
-    """Read a task's own filter of system calls, as compose does: the engine wants its text."""
+    """Read a task's own filter of system calls, as compose does: the engine needs its text."""
     path = base / Path(value).expanduser()
     try:
         profile = json.loads(path.read_text())

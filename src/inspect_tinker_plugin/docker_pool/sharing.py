@@ -1,8 +1,8 @@
-"""What an episode tells a sandbox provider of its set-up, so that a group can share it.
+"""Tells a sandbox provider about an episode's set-up, so that a group can share it.
 
 The episode runner wraps Inspect's own initialisation of a sample's sandboxes: a provider
 that can start from a snapshot finds the files and the set-up script here when it is asked
-for a sandbox, and is told when they have been applied. Other providers see nothing of it.
+for a sandbox, and is told when they have been applied. Other providers are not affected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SampleSetup:
 
     @property
     def digest(self) -> str:
-        """Identify what is applied, to the byte."""
+        """Return a key of everything that is applied, to the byte."""
         digest = hashlib.sha256()
         for part in (b"" if self.setup is None else b"setup", self.setup or b""):
             digest.update(len(part).to_bytes(8, "big") + part)
@@ -45,7 +45,7 @@ class SampleSetup:
         return digest.hexdigest()
 
     def join(self, sharer: Sharer) -> None:
-        """Take a provider's part in; it may come when the episode is gone already."""
+        """Add a provider's part; the episode may already be gone."""
         self._sharer = sharer
         if self._failed:
             sharer.fail()
@@ -83,5 +83,5 @@ def sample_setup(files: Mapping[str, bytes], setup: bytes | None) -> Iterator[Sa
 
 
 def current_setup() -> SampleSetup | None:
-    """Give the set-up that the caller's sandbox is wanted for; ``None`` outside of episodes."""
+    """Return the set-up for which a sandbox is being acquired; ``None`` outside of episodes."""
     return _current.get()

@@ -1,9 +1,9 @@
 """Group fork: episodes with the same set-up start from a snapshot of the first one's container.
 
-The first episode of a group (the leader) sets its container up as ever. What its sandbox
-answered meanwhile is kept on a tape, and the container is committed to a local image before
-the solver runs. The others wait for it, start from that image and hear the tape, so that
-their transcripts show the same set-up. Wherever a snapshot would not be faithful, or would
+The first episode of a group (the leader) sets its container up as usual. The answers of its
+sandbox are recorded on a tape, and the container is committed to a local image before
+the solver runs. The others wait for it, start from that image and replay the tape, so that
+their transcripts show the same set-up. If a snapshot would not be faithful, or would
 not pay, each episode sets itself up.
 """
 
@@ -38,21 +38,21 @@ from inspect_tinker_plugin.errors import SandboxError
 logger = getLogger(__name__)
 
 QUICK_SECONDS = 1.0
-"""A set-up that takes less is repeated: committing and starting from an image costs as much."""
+"""A shorter set-up is repeated: committing and starting from an image takes as long."""
 
 SMALL_BYTES = 16 * 1024**2
-"""Files without a script that are less than this are written anew, for the same reason."""
+"""Files without a script that are less than this are written again, for the same reason."""
 
 SNAPSHOT_BYTES = 10 * GIB
-"""Disk that a process's snapshots may take; the least recently used one goes first."""
+"""Disk space for a process's snapshots; the least recently used one is removed first."""
 
 _LEAST_BYTES = 32 * 1024**2
-"""What a snapshot counts for at least, so that there are not thousands."""
+"""Minimum size that a snapshot counts with, so that there are not thousands."""
 
 _REMEMBERED = 4096
 _LOOKS = 3
 
-# State that lives beside a container's layer and would be missing from its image.
+# State outside of a container's layer, which would be missing from its image.
 _STATE = """
 for d in /dev/shm /dev/mqueue "$@"; do
   for f in "$d"/* "$d"/.[!.]* "$d"/..?*; do
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 class Tape:
-    """What a sandbox answered during set-up: recorded by the leader, heard by the others."""
+    """The sandbox's answers during set-up: recorded by the leader, replayed for the others."""
 
     def __init__(self, recorded: tuple[tuple[str, object], ...] | None = None) -> None:
         self.recorded: list[tuple[str, object]] = []
@@ -140,7 +140,7 @@ class _Fork:
     waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.result.set_running_or_notify_cancel()  # a waiter that gives up ends it for nobody
+        self.result.set_running_or_notify_cancel()  # one waiter that gives up must not end it
 
     def end(self, snapshot: Snapshot | None) -> None:
         if not self.result.done():
@@ -157,7 +157,7 @@ class Part:
         self.container = container
         self.sandbox: Taped | None = None
         self.fork: _Fork | None = None
-        """Of a leader."""
+        """For a leader."""
         self.heard: str | None = None
         """The key of the snapshot that the container came from."""
         self.before = ""
@@ -183,7 +183,7 @@ class Part:
             self._snapshots.end(self.fork, snapshot)
 
     def fail(self) -> None:
-        """Let the others set themselves up."""
+        """Make the others set themselves up."""
         if self.sandbox is not None:
             self.sandbox.tape = None
         if self.fork is not None:
@@ -200,10 +200,10 @@ class Snapshots:
     """The snapshots of one process on one engine. Thread-safe.
 
     Args:
-        engine: where they are.
-        owner: whose they are; they are removed with its containers.
+        engine: the engine.
+        owner: the owner of the snapshots; they are removed with its containers.
         acquire: waits for a container that nobody has set up.
-        known: gives the present pool of a configuration; another image, another pool.
+        known: returns the current pool of a configuration; a new image means a new pool.
     """
 
     def __init__(self, engine: Engine, owner: Owner, acquire: Acquire, known: Known) -> None:
@@ -214,13 +214,13 @@ class Snapshots:
         self._lock = threading.Lock()
         self._forks: OrderedDict[str, _Fork] = OrderedDict()
         self._seen: OrderedDict[str, int] = OrderedDict()
-        """How often a set-up was wanted that has no snapshot."""
+        """How often a set-up without a snapshot was wanted."""
         self._unfaithful: OrderedDict[str, str] = OrderedDict()
         self._seconds: dict[ContainerConfig, float] = {}
-        """How long set-up took of late, by configuration: a task's samples are alike."""
+        """Recent set-up times by configuration: a task's samples are alike."""
 
     async def join(self, config: ContainerConfig, setup: SampleSetup) -> Part:
-        """Give an episode its container, from a snapshot if there is or will soon be one.
+        """Return a container for an episode, from a snapshot if there is or will soon be one.
 
         Raises:
             SandboxError: as for a container without a snapshot.
@@ -278,14 +278,14 @@ class Snapshots:
                 fork.waiting -= 1
 
     def took(self, setup: SampleSetup, config: ContainerConfig, seconds: float) -> None:
-        """Note how long a set-up took."""
+        """Record how long a set-up took."""
         with self._lock:
             if setup.files or setup.setup:
                 known = self._seconds.get(config, seconds)
                 self._seconds[config] = 0.5 * known + 0.5 * seconds
 
     def end(self, fork: _Fork, snapshot: Snapshot | None) -> None:
-        """Tell those who wait what has become of a fork."""
+        """Tell waiting episodes how a fork ended."""
         if snapshot is None:
             with self._lock:
                 if self._forks.get(fork.key) is fork:
@@ -305,7 +305,7 @@ class Snapshots:
             for attempt in range(_LOOKS):
                 if await self._state(part.container) == part.before:
                     break
-                await anyio.sleep(0.1 * 2**attempt)  # what is ending may need a moment
+                await anyio.sleep(0.1 * 2**attempt)  # ending processes may need a moment
             else:
                 raise _Unfaithful("set-up left processes, or state outside of the layer")
             image, size = await self._engine.run(self._commit, part.container, fork.key)
@@ -326,7 +326,7 @@ class Snapshots:
                 self._unfaithful.popitem(last=False)
 
     def _fork_of(self, config: ContainerConfig, setup: SampleSetup) -> tuple[_Fork | None, bool]:
-        """Find or open the fork of a set-up; tell whether the caller leads it."""
+        """Find or open the fork of a set-up; return also whether the caller leads it."""
         if config.snapshot == "never" or not (setup.files or setup.setup):
             return None, False
         key = f"{config.digest}-{setup.digest[:24]}"
@@ -344,7 +344,7 @@ class Snapshots:
             return fork, True
 
     def expects(self, config: ContainerConfig, *, script: bool, files: bool) -> bool:
-        """Tell whether groups with such a set-up are likely to share it."""
+        """Return whether groups with such a set-up are likely to share it."""
         if config.snapshot == "never" or not (script or files):
             return False
         if config.snapshot == "always":
@@ -356,7 +356,7 @@ class Snapshots:
         return self.expects(config, script=setup.setup is not None or large, files=True)
 
     async def _state(self, container: Container) -> str:
-        """Describe what a container has beside its layer, as far as set-up could change it."""
+        """Describe a container's state outside of its layer, as far as set-up could change it."""
         paths = [path for path, _ in container.config.tmpfs]
         outcome = await container.run(
             Command(("/bin/sh", "-c", _STATE, "sh", *paths), cwd="/", timeout=60)
@@ -371,7 +371,7 @@ class Snapshots:
         """Make an image of a container, in this thread.
 
         Raises:
-            _Unfaithful: the image would not be what the container is.
+            _Unfaithful: the image would differ from the container.
             SandboxError: the engine refused, or does not answer.
         """
         api = self._engine.api
@@ -406,14 +406,14 @@ class Snapshots:
         return total <= SNAPSHOT_BYTES
 
     def drop(self, key: str) -> None:
-        """Use a snapshot no more; its image goes when no container needs it."""
+        """Stop using a snapshot; its image is removed when no container needs it."""
         with self._lock:
             self._forks.pop(key, None)
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             self._engine.removals.submit(self._remove, key)
 
     def remove(self) -> bool:
-        """Remove all snapshots, in this thread; tell whether none is left."""
+        """Remove all snapshots, in this thread; return whether none is left."""
         with self._lock:
             self._forks.clear()
         return quietly(remove_snapshots, self._engine, self._owner.id)
@@ -429,11 +429,11 @@ class Snapshots:
 
 
 class _Unfaithful(Exception):
-    """An image would not be what the container is."""
+    """An image would differ from the container."""
 
 
 def _processes(engine: Engine, container: Container) -> str:
-    """List a container's processes as the engine sees them, zombies aside."""
+    """List a container's processes as the engine sees them, without zombies."""
     listed = engine.api.top(container.id, "-o pid,stat,args")
     state, command = (listed["Titles"].index(title) for title in ("STAT", "COMMAND"))
     return json.dumps(

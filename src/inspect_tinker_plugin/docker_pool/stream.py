@@ -16,7 +16,7 @@ _CHUNK = 256 * 1024
 
 
 class Frames:
-    """Cut the engine's multiplexed bytes into pieces of the two streams."""
+    """Splits the engine's multiplexed bytes into pieces of the two streams."""
 
     def __init__(self) -> None:
         self._stream = 0
@@ -24,7 +24,7 @@ class Frames:
         self._header = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield ``(stream, bytes)`` for what these bytes bring."""
+        """Yield ``(stream, bytes)`` for the given bytes."""
         view = memoryview(data)
         while view:
             if self._left == 0:
@@ -65,7 +65,7 @@ class AttachedSocket:
         return self._parse(self._socket.recv(_CHUNK))
 
     def receive_now(self) -> list[tuple[int, bytes]] | None:
-        """Take what is there: empty at the end of the stream, ``None`` if nothing came yet."""
+        """Return available output: empty at the end of the stream, ``None`` if none came yet."""
         try:
             self._socket.setblocking(False)
             return self._parse(self._socket.recv(_CHUNK))
@@ -75,7 +75,7 @@ class AttachedSocket:
             return []
 
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
-        """Send as much as goes without waiting; return how many bytes.
+        """Send as much as possible without waiting; return how many bytes.
 
         Raises:
             BrokenPipeError: the other side is gone.
@@ -103,7 +103,7 @@ class AttachedSocket:
             tasks.start_soon(first, anyio.wait_writable)
 
     def is_open(self) -> bool:
-        """Look, without waiting, whether the other side hung up."""
+        """Return, without waiting, whether the connection is open on the other side."""
         if self.closed:
             return False
         try:
@@ -123,5 +123,5 @@ class AttachedSocket:
     def _parse(self, data: bytes) -> list[tuple[int, bytes]]:
         if not data:
             return []
-        # A frame header alone is news but no output: never to be taken for the end.
+        # A frame header alone is no output, but must not be taken for the end either.
         return list(self._frames.feed(data)) or [(STDOUT, b"")]

@@ -1,4 +1,4 @@
-"""Threads for blocking calls of one kind: bounded, urgent work first, no hindrance to an exit."""
+"""Threads for blocking calls of one kind: bounded, urgent work first, never delaying an exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Job(Generic[T]):
-    """A call that nobody has begun, and where its result goes."""
+    """A call that has not begun, and the future for its result."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.call = call
@@ -26,17 +26,17 @@ class _Job(Generic[T]):
             return
         try:
             result = self.call()
-        except BaseException as ex:  # the boundary: whoever waits gets it
+        except BaseException as ex:  # the boundary: passed to the waiter
             self.future.set_exception(ex)
         else:
             self.future.set_result(result)
 
 
 class Workers:
-    """At most ``most`` daemon threads, started as they are needed.
+    """Up to ``most`` daemon threads, started on demand.
 
     Not a ``ThreadPoolExecutor``: the interpreter joins that one's threads at exit, with all
-    that is still queued, and an engine that does not answer would hold the exit up.
+    queued calls, and an engine that does not answer would delay the exit.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -50,7 +50,7 @@ class Workers:
         self._closing = False
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a call before everything that can wait."""
+        """Run a call before all calls that can wait."""
         return self._add(self._urgent, partial(call, *args, **kwargs))
 
     def submit_later(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -67,7 +67,7 @@ class Workers:
                     return
 
     def close(self, seconds: float) -> None:
-        """Drop what is queued and wait so long for what runs. Can be used again afterwards."""
+        """Drop queued calls and wait this long for running ones. Can be used again afterwards."""
         with self._wake:
             self._closing = True
             dropped = [*self._urgent, *self._later]
@@ -103,7 +103,7 @@ class Workers:
     def _work(self) -> None:
         while (job := self._next()) is not None:
             job.run()
-            del job  # a thread that waits keeps no caller's objects alive
+            del job  # a waiting thread must not keep a caller's objects alive
 
     def _next(self) -> _Job[Any] | None:
         with self._wake:
@@ -120,7 +120,7 @@ class Workers:
 
 
 class Ticker:
-    """Makes a call every so many seconds in a daemon thread of its own."""
+    """Makes a call every given number of seconds in its own daemon thread."""
 
     def __init__(self, name: str, seconds: float, call: Callable[[], object]) -> None:
         self._seconds = seconds
@@ -132,7 +132,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """End the calls; wait so long for one that runs."""
+        """End the calls; wait this long for a running one."""
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(seconds)

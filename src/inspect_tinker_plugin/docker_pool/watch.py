@@ -1,8 +1,8 @@
-"""Leaves nothing on the engine when a process is ended from outside.
+"""Removes everything from the engine when a process is ended from outside.
 
-A signal that asks the process to end is answered by removing its containers first. For an
-end that nobody can answer (``SIGKILL``, out of memory, a crash) a tiny shell waits beside the
-process; when its pipe closes without a word it becomes this module and removes what is left.
+A signal that asks the process to end is answered by removing its containers first. Against
+ends that a process cannot handle (``SIGKILL``, out of memory, a crash), a tiny shell waits beside
+it; when its pipe closes without a message, it becomes this module and removes what is left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inspect_tinker_plugin.docker_pool.lease import Owner, remove_owned
 from inspect_tinker_plugin.errors import SandboxError
 
 CLOSE_SECONDS = 20.0
-"""How long a process that was asked to end may take to remove its containers."""
+"""Seconds that a process that was asked to end may take to remove its containers."""
 
 _WAIT = 'read -r _ || exec "$0" -m inspect_tinker_plugin.docker_pool.watch "$@"'
 _PASSES = 30
@@ -38,7 +38,7 @@ class Watch:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,  # what ends the process's group does not end the watch
+            start_new_session=True,  # a signal to the process's group must not end the watch
         )
         # A forked child would keep the pipe open beyond the end of this process.
         os.register_at_fork(after_in_child=self._let_go)
@@ -49,7 +49,7 @@ class Watch:
         try:
             self._shell.stdin.write(b"\n")
             self._shell.stdin.close()
-        except OSError:  # somebody ended it
+        except OSError:  # it was ended
             pass
         self._shell.wait()
 
@@ -60,10 +60,10 @@ class Watch:
 
 
 def close_before_signals_end_it(close: Callable[[], None]) -> None:
-    """Let ``SIGTERM`` and ``SIGHUP`` wait for the removal of all containers.
+    """Make ``SIGTERM`` and ``SIGHUP`` wait for the removal of all containers.
 
-    Only where they would end the process at once: a program with handlers of its own keeps
-    them. Python allows this in the main thread alone; elsewhere the watch does the work.
+    Only where they would end the process at once: a program with its own handlers keeps
+    them. Python allows this in the main thread only; elsewhere the watch does the work.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -72,7 +72,7 @@ def close_before_signals_end_it(close: Callable[[], None]) -> None:
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends at once
         if os.getpid() == process:
-            # Not here: this thread may hold a lock of the pools.
+            # Not in this thread: it may hold a lock of the pools.
             closing = threading.Thread(target=close, daemon=True)
             closing.start()
             closing.join(CLOSE_SECONDS)
@@ -91,7 +91,7 @@ def _remove_after(owner: Owner) -> None:
         if owner.lives_here() is not False:
             return
         try:
-            # Twice nothing: the engine may still have been starting a container.
+            # Require two empty results: the engine may still have been starting a container.
             empty = empty + 1 if remove_owned(engine, owner.id, keep_kept=True) == 0 else 0
         except (SandboxError, OSError):
             empty = 0
@@ -102,5 +102,5 @@ def _remove_after(owner: Owner) -> None:
 
 if __name__ == "__main__":
     _id, _host, _pid, _started = sys.argv[1:]
-    time.sleep(0.1)  # the kernel closes files before it forgets the process
+    time.sleep(0.1)  # the kernel closes files before it removes the process
     _remove_after(Owner(_id, _host, int(_pid), _started))

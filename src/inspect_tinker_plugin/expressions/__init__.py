@@ -1,4 +1,4 @@
-"""Expressions: how rewards and tool executors are written in one string."""
+"""Expressions: the language in which rewards and tool executors are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the objects that an expression describes from factories by name."""
+"""Builds the objects that an expression describes, from named factories."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from inspect_tinker_plugin.expressions.syntax import (
 
 @dataclass(frozen=True)
 class Language:
-    """What an expression may name, and what its parts become."""
+    """What an expression may name, and how its parts become objects."""
 
     factories: Mapping[str, Callable[..., Any]]
-    """What makes an object of the arguments of a call, by name."""
+    """Factories by name, which make an object from the arguments of a call."""
 
     noun: str
     """What a name stands for, in messages: ``"aggregator"``."""
@@ -41,7 +41,7 @@ class Language:
     """Names that cannot be used since several packages claim them, with an explanation."""
 
     broken: str = ""
-    """What to add when a name is unknown: the plugins that failed to load."""
+    """Text added when a name is unknown: the plugins that failed to load."""
 
     origins: Mapping[str, str] = field(default_factory=dict)
     """The plugins that names come from, for messages; built-ins are not among them."""
@@ -57,10 +57,10 @@ def build(expression: str, language: Language) -> Any:
 
 
 def origins(expression: str, language: Language) -> str:
-    """Say which plugins an expression makes use of: `` (plugin 'acme' of acme-rewards 1.0)``.
+    """Say which plugins an expression uses: `` (plugin 'acme' of acme-rewards 1.0)``.
 
     Returns:
-        Nothing when all of it is built in.
+        An empty string when everything is built in.
     """
     named = _called(parse(expression, language.error))
     found = dict.fromkeys(language.origins[name] for name in named if name in language.origins)

@@ -233,6 +233,6 @@ class _Parser:
 
 
 def _unquoted(text: str) -> str:
-    """Take off the quotes; a backslash only escapes a quote, so patterns stay readable."""
+    """Remove the quotes; a backslash only escapes a quote, so patterns stay readable."""
     quote = text[0]
     return text[1:-1].replace(f"\\{quote}", quote)

@@ -1,4 +1,4 @@
-"""Apply LoRA adapters a sequence at a time, which a CPU does several times faster.
+"""Applies LoRA adapters sequence by sequence, which a CPU does several times faster.
 
 The published layers sort all tokens by their adapter and multiply them with `ragged_dot`, which
 has no fast form on a CPU: each token is multiplied with every slot. A sequence has one adapter,
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def repair_adapters() -> None:
-    """Apply this to the engine classes of this process. Call once."""
+    """Patch the engine classes of this process. Call once."""
     from skyrl.tx.layers.lora import LoRAMixin
     from skyrl.tx.utils.logits_processor import LogitsProcessorMixin
 
@@ -26,7 +26,7 @@ def _by_sequence(by_token: Callable[..., Any]) -> Callable[..., Any]:
     from skyrl.backends.jax import jnp
 
     def apply_lora(self: Any, x: Any, base_output: Any, adapter_indices: Any) -> Any:
-        # (batch, length, features) is what linear layers and embeddings give.
+        # (batch, length, features) is what linear layers and embeddings receive.
         if self.max_lora_adapters == 0 or adapter_indices is None or base_output.ndim != 3:
             return by_token(self, x, base_output, adapter_indices)
         if x.ndim == 2:  # token ids of an embedding
@@ -43,7 +43,7 @@ def _by_sequence(by_token: Callable[..., Any]) -> Callable[..., Any]:
 def _logprobs_by_sequence(
     self: Any, hidden_states: Any, target_ids: Any, chunk_size: int, adapter_indices: Any
 ) -> Any:
-    """Cut what the output layer does by sequences, each with one adapter, instead of by tokens."""
+    """Split the output layer's work by sequences, each with one adapter, instead of by tokens."""
     from skyrl.backends.jax import jax, jnp
 
     head = self.get_lm_head()

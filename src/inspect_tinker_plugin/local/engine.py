@@ -1,7 +1,7 @@
-"""What the published engine of SkyRL lacks, put in place inside the engine's process.
+"""Repairs of SkyRL's published engine, applied inside the engine's process.
 
 Written for SkyRL 0.2.0 (`settings.SUPPORTED_SKYRL`); each function says what it repairs, and
-can go when a later release behaves so by itself.
+can be removed when a later release no longer needs it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def repair_engine() -> None:
     )
 
 
-# Sampler weights in slots of their own
+# Separate slots for sampler weights
 #
 # The published engine loads saved sampler weights into the slot of the model that is being
 # trained. Sampling from anything but the newest weights (the cookbook's asynchronous mode, an
-# evaluation of an older checkpoint) thus sets the training back to them, without a word. Here
-# each set of weights gets a slot of its own, the least recently used one when all are taken.
+# evaluation of an older checkpoint) thus silently sets the training back to them. Here
+# each set of weights gets its own slot, the least recently used one when all are taken.
 
 _SAMPLER = "sampler:"
 
@@ -116,7 +116,7 @@ def _saved_lora(path: str) -> dict[str, Any]:
 
 
 def _make_room(backend: Any, in_use: AbstractSet[str] = frozenset()) -> None:
-    """Give up the least recently used sampler weights when every slot is taken."""
+    """Free the slot of the least recently used sampler weights when every slot is taken."""
     if len(backend.models) < backend.config.max_lora_adapters - 1:
         return
     for key in list(backend.models):
@@ -154,7 +154,7 @@ def _accept_saved_samplers(check: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _honour_optimizer_flag(process: Callable[..., Any]) -> Callable[..., Any]:
-    """Loading a state without its optimizer starts a new one; the engine always restores it.
+    """Start a new optimizer when a state is loaded without its own; the engine always restores it.
 
     The flag is not part of SkyRL's request, so `protocol` adds it to the stored one.
     """

@@ -1,4 +1,4 @@
-"""HTTP requests and answers as values, for a layer that rewrites both."""
+"""HTTP requests and answers as values, for the layer that rewrites both."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def call(app: App, scope: Scope, path: str, body: bytes) -> HttpAnswer:
     async def receive() -> dict[str, Any]:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # the client is still there, as far as SkyRL knows
+            await asyncio.Event().wait()  # to SkyRL, the client is still connected
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 

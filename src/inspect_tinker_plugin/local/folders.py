@@ -1,4 +1,4 @@
-"""Folders that are made once, whole or not at all, by whichever process is first."""
+"""Atomic creation of a shared folder."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def make_once(
     recipe: Mapping[str, Any],
     write: Callable[[Path], None],
 ) -> Path:
-    """Fill a folder, unless the same was made there before.
+    """Fill a folder, unless another call or process has already made the same one.
 
     Args:
         path: The folder; its parents are made too.
         marker: Name of a file that holds the recipe; written last, so a folder that has it is
             complete.
-        what: What the folder is called in errors.
+        what: Name of the folder's content in errors.
         recipe: What it is made from, as JSON.
-        write: Writes everything else into the folder that it gets.
+        write: Writes everything else into the folder that is passed to it.
 
     Returns:
         The folder's absolute path.
 
     Raises:
-        ConfigError: ``path`` holds something else, or the same of another recipe.
+        ConfigError: ``path`` holds something else, or was made from another recipe.
     """
     folder = Path(path).expanduser().absolute()
     wanted = json.loads(json.dumps(recipe))
@@ -51,7 +51,7 @@ def make_once(
         try:
             os.rename(scratch, folder)
         except OSError:
-            # Another process was first; what it made must be what was asked for here.
+            # Another process was first; its folder must be the one that was asked for here.
             _check_same(folder, marker, what, wanted)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

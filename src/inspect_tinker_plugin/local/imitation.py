@@ -1,4 +1,4 @@
-"""Teach a tiny model by imitation what a random one would never hit on, such as a tool call.
+"""Teaches a tiny model by imitation what a random one would never try, such as a tool call.
 
 Reinforcement needs behaviour to reinforce. This is what pretraining gives a large model: all
 weights are trained, with PyTorch in this process, on the tokens that a policy sampled.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Trajectory
 
 MARKER = "imitation.json"
-"""Holds what a model was taught from."""
+"""Name of the file that records what a model was taught from."""
 
 WEIGHTS = "model.safetensors"
 
@@ -35,16 +35,16 @@ class Imitation:
     steps: int = 600
     """Steps of AdamW."""
     batch_size: int = 16
-    """Sequences a step, drawn with replacement."""
+    """Sequences per step, drawn with replacement."""
     learning_rate: float = 3e-3
     """Highest learning rate: it rises for 20 steps and then falls to a twentieth."""
     seed: int = 0
-    """Seed of the drawing."""
+    """Seed of the random drawing."""
 
 
 @dataclass(frozen=True)
 class _Lesson:
-    """One sequence: inputs, what follows each, and whether the policy sampled that. Shape (T,)."""
+    """One sequence: inputs, next tokens, and whether the policy sampled them. Shape (T,)."""
 
     inputs: Sequence[int]
     targets: Sequence[int]
@@ -62,11 +62,11 @@ def imitate(
     """Write a model that has learned to sample what the policy of these trajectories did.
 
     Args:
-        model: Folder of the model to start from; it stays as it is.
-        path: Folder of the new model. When the same was made there before, nothing is done.
+        model: Folder of the model to start from; it is not changed.
+        path: Folder of the new model. If the same model was made there before, nothing is done.
         trajectories: Rollouts of any policy, e.g. of a scripted one.
         how: Steps, batch and learning rate.
-        say: Gets a line now and then: the step and the loss, in nats a sampled token.
+        say: Called now and then with the step and the loss, in nats per sampled token.
 
     Returns:
         The new folder's absolute path, which is the model's name for server and tokenizer.
@@ -121,7 +121,7 @@ def _train(
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=how.learning_rate, weight_decay=0.0)
-    # The caller's random numbers are its own.
+    # The caller's random state must not change.
     draw = torch.Generator().manual_seed(how.seed)
     for step in range(how.steps):
         for group in optimizer.param_groups:

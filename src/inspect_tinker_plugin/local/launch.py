@@ -1,7 +1,7 @@
-"""Entry of the server's processes: ``python -m inspect_tinker_plugin.local.launch api|engine``.
+"""Runs the server's processes: ``python -m inspect_tinker_plugin.local.launch api|engine``.
 
-The first is started by `server.LocalServer`, the second by the first. Both are members of one
-process group of their own, and both end with the process that started the server.
+The first is started by `server.LocalServer`, the second by the first. Both belong to the same
+separate process group, and both end with the process that started the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inspect_tinker_plugin.local.watchdog import end_with_parent
 
 MODULE = "inspect_tinker_plugin.local.launch"
 LIFELINE = 0
-"""Standard input is the pipe that closes with the starter; the engine inherits it."""
+"""Standard input is a pipe that closes with the starting process; the engine inherits it."""
 READY = "engine.ready"
 LOCK = "lock"
 
@@ -54,7 +54,7 @@ def _api(model: str, state: Path, report_to: int, settings: LocalSettings) -> in
         report.send(error=f"another local server is running on {state}; give each its own folder")
         return 1
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # A port that a server has just left is free, whatever the kernel still remembers of it.
+    # A port that a server has just left can be used, even if the kernel still remembers it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", settings.port))
@@ -80,7 +80,7 @@ def _application(model: str, state: Path, ready: Path, settings: LocalSettings) 
     from inspect_tinker_plugin.local.records import Records, keep_optimizer_flag
 
     def engine_command(_: object, config: Any) -> list[str]:
-        # SkyRL starts its engine through `uv run`; here it is the running interpreter.
+        # SkyRL starts its engine through `uv run`; here it uses the running interpreter.
         return [sys.executable, "-m", MODULE, "engine", str(ready), *config_to_argv(config)]
 
     api._build_uv_run_cmd_engine = engine_command
@@ -113,7 +113,7 @@ def _serve(app: Any, listener: socket.socket, settings: LocalSettings) -> None:
         log_level="info",
         access_log=False,
         lifespan="on",
-        # Requests for results are held open; they must not hold up the end.
+        # Requests for results are held open; they must not delay the end.
         timeout_graceful_shutdown=1,
     )
     uvicorn.Server(config).run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""Make the folder of a tiny Qwen3 model that a laptop's CPU can train."""
+"""Makes the folder of a tiny Qwen3 model that a laptop's CPU can train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENIZER_FOLDER = Path(__file__).resolve().parents[1] / "testing_data" / "token
 """The byte-level tokenizer that is shipped with the package (2048 tokens)."""
 
 MARKER = "tiny_model.json"
-"""Holds the shape that the model was made from."""
+"""Name of the file that records the shape of the model."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _write(folder: Path, shape: TinyModel) -> None:
         bos_token_id=None,
         dtype="float32",
     )
-    # The caller's random numbers are its own.
+    # The caller's random state must not change.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)
         model = Qwen3ForCausalLM(config).to(torch.float32)

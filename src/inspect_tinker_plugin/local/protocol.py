@@ -1,9 +1,9 @@
-"""The layer between the Tinker SDK and SkyRL's server: everything in which the two differ.
+"""The layer between the Tinker SDK and SkyRL's server, which handles all their differences.
 
 Written for SkyRL 0.2.0 (`settings.SUPPORTED_SKYRL`), whose published wheels speak JSON only,
 while `tinker >= 0.25` sends and expects protobuf. SkyRL's repository has protobuf since after
-0.3.0: with the first release that has it, `wire` and the parts marked *protobuf* can go; the
-rest of the table is to be checked then, one line at a time.
+0.3.0: with the first release that has it, `wire` and the parts marked *protobuf* can be removed;
+the rest of the table has to be checked then, line by line.
 
 ================================  ==================================================
 request                           what is changed
@@ -80,7 +80,7 @@ class TinkerProtocol:
     aliases: dict[str, str] = field(default_factory=dict)
     """Model ids that the SDK made up, with the ids that SkyRL gave."""
     causes: dict[str, str] = field(default_factory=dict)
-    """Requests that depend on an earlier one which the SDK does not know of."""
+    """Requests that depend on an earlier one that the SDK does not know of."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/api/v1/"):
@@ -88,7 +88,7 @@ class TinkerProtocol:
             return
         path = scope["path"].removeprefix("/api/v1")
         if scope["method"] == "GET" and path != "/healthz" and not path.startswith("/samplers/"):
-            # Passed on as it is, with its headers: some of these redirect or stream a file.
+            # Passed on unchanged, with its headers: some of these redirect or stream a file.
             await self.app({**scope, "path": self._without_aliases(scope["path"])}, receive, send)
             return
         request = Request(scope, await read_body(receive))
@@ -132,7 +132,7 @@ class TinkerProtocol:
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any] | None = None
     ) -> HttpAnswer:
-        """Let SkyRL answer, with model ids as it knows them."""
+        """Let SkyRL answer, with model ids translated to its own."""
         if body is None:
             body = request.json
         if body.get("model_id") in self.aliases:
@@ -204,7 +204,7 @@ class TinkerProtocol:
     async def _first_failure(
         self, request: Request, request_id: Any, failed: HttpAnswer
     ) -> HttpAnswer:
-        """The failure that led to this one, when the SDK's one request became several."""
+        """Return the failure that led to this one, if one request of the SDK became several."""
         if (cause := self.causes.get(request_id)) is None:
             return failed
         answer = await self._forward(request, "/retrieve_future", {"request_id": cause})
@@ -231,7 +231,7 @@ class TinkerProtocol:
         with restoring_optimizer(body.get("optimizer", True)):
             answer = await self._forward(request, "/load_weights", load)
         if created is not None and answer.ok:
-            # The engine works them off in this order, so there is no need to wait here.
+            # The engine handles them in this order, so there is no need to wait here.
             self.causes[answer.json["request_id"]] = created.json["request_id"]
         return answer
 

@@ -1,4 +1,4 @@
-"""Reads and small corrections of SkyRL's database, which its HTTP interface does not offer.
+"""Reads and corrects SkyRL's database where its HTTP interface offers no way to do so.
 
 Plain SQL on the SQLite file that `launch` chose; tables as in SkyRL 0.2.0.
 """
@@ -16,16 +16,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Records:
-    """One server's records. All methods block for a moment, and are safe in any thread."""
+    """One server's records. All methods block briefly, and are safe in any thread."""
 
     database: Path
     checkpoints: Path
 
     def forget_unfinished(self) -> None:
-        """Drop what an earlier server left undone. Call before the engine starts.
+        """Drop what an earlier server left unfinished. Call before the engine starts.
 
-        Its clients are gone or have seen it die; the engine would otherwise work it all off
-        first, and models that nobody uses would take up slots.
+        Its clients are gone or have seen it die; the engine would otherwise process all of it
+        first, and unused models would take up slots.
         """
         if not self.database.exists():
             return
@@ -38,7 +38,7 @@ class Records:
             )
 
     def sampler_weights(self, sampler_id: str) -> str | None:
-        """Path of the weights of a sampling session: "" for the base model, None if unknown."""
+        """Path of a sampling session's weights: "" for the base model, None if unknown."""
         with self._write() as sql:
             query = "SELECT model_path FROM sampling_sessions WHERE sampling_session_id = ?"
             row = sql.execute(query, (sampler_id,)).fetchone()

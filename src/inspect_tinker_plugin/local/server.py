@@ -38,7 +38,7 @@ class LocalServerError(InspectRLError):
 
     Attributes:
         log: the server's log file, or None if it never wrote one.
-        tail: the last lines of it.
+        tail: its last lines.
     """
 
     def __init__(self, message: str, *, log: Path | None = None) -> None:
@@ -143,7 +143,7 @@ class LocalServer:
     def stop(self, *, keep_state: bool = False) -> None:
         """Stop the server and all of its processes. May be called at any time, repeatedly."""
         if self._owner != os.getpid():
-            return  # a forked child that exits: the server is its parent's
+            return  # in a forked child that exits: the server belongs to its parent
         atexit.unregister(self.stop)
         process, self._process = self._process, None
         self._port = None
@@ -179,7 +179,7 @@ class LocalServer:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be interrupted, but its process can; then it gives up by itself.
+            # The thread cannot be interrupted, but its process can; then the thread ends by itself.
             await asyncio.to_thread(self.stop)
             await asyncio.gather(starting, return_exceptions=True)
             await asyncio.to_thread(self.stop)
@@ -260,7 +260,7 @@ class LocalServer:
 
 
 def _end_group(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """Ask for an orderly end, then kill whatever is left of the process group."""
+    """Ask for an orderly end, then kill the rest of the process group."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What can be set on a local server, and whether this installation can run one at all."""
+"""The settings of a local server, and the check whether this installation can run one."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class LocalSettings:
     """Port on 127.0.0.1; 0 takes a free one."""
     adapters: int = 16
     """LoRA slots: one is the base model, each training client and each set of sampler
-    weights in use holds one. Sampler weights give theirs up, least recently used first."""
+    weights in use holds one. The least recently used sampler weights are unloaded first."""
     max_lora_rank: int = 32
     """The highest LoRA rank that a client may ask for."""
     sample_batch: int = 32
-    """Sequences sampled together. Batches are padded to it, so that nothing is compiled anew
+    """Sequences sampled together. Batches are padded to it, so that nothing is compiled again
     from step to step: near the number of rollouts in a batch is best."""
     train_batch: int = 32
     """Sequences in one forward-backward pass; longer batches are cut into passes."""
@@ -65,7 +65,7 @@ class LocalSettings:
             )
 
     def to_json(self) -> str:
-        """For the command line of the server process."""
+        """Return the settings for the command line of the server process."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -75,7 +75,7 @@ class LocalSettings:
 
 
 def missing() -> str | None:
-    """Why a local server cannot run here, or None. Imports nothing heavy."""
+    """Return why a local server cannot run here, or None. Imports nothing heavy."""
     if sys.platform == "win32":
         return "the local server needs Linux or macOS"
     absent = [
@@ -109,7 +109,7 @@ def check_installation() -> None:
 
 
 def server_environ(settings: LocalSettings) -> dict[str, str]:
-    """The environment of the server's processes: this one's, with what the server needs."""
+    """Return the environment of the server's processes: this one's, with additions."""
     environ = dict(os.environ)
     # Settings of another SkyRL installation, which would override those given here.
     environ.pop("SKYRL_DATABASE_URL", None)

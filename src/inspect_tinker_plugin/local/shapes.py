@@ -1,6 +1,6 @@
-"""Keep the shapes that the engine compiles for few: a new one costs seconds, on the CPU.
+"""Limits the number of shapes that the engine compiles: each new one costs seconds on the CPU.
 
-The published engine compiles anew for each number of training sequences and for each
+The published engine compiles again for each number of training sequences and for each
 `max_tokens`. Both vary from step to step in real runs: groups without a spread of rewards are
 dropped, a conversation that was rewritten is trained in pieces, token budgets shrink with each
 turn. Written for SkyRL 0.2.0, like `engine`.
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PADDING = "padding:"
-"""Id of the sequences that fill up a training batch. They belong to slot 0, the base model,
+"""Id of the sequences that pad a training batch. They belong to slot 0, the base model,
 which is never trained, so they count in no gradient."""
 
 
 def repair_shapes() -> None:
-    """Apply all of this to the engine classes of this process. Call once."""
+    """Patch the engine classes of this process. Call once."""
     from skyrl.backends.jax import JaxBackendImpl
     from skyrl.tinker.engine import TinkerEngine
     from skyrl.tx.utils.generator import GeneratorMixin
@@ -32,7 +32,7 @@ def repair_shapes() -> None:
 
 
 def full_batch(count: int, limit: int) -> int:
-    """Number of sequences that ``count`` is filled up to, in passes of at most ``limit``.
+    """Return the number of sequences that ``count`` is padded to, in passes of at most ``limit``.
 
     The last pass gets the next power of two, so that at most log2(limit) + 1 sizes occur, and
     less than half of a pass is wasted.
@@ -42,7 +42,7 @@ def full_batch(count: int, limit: int) -> int:
 
 
 def round_limit(max_tokens: int) -> int:
-    """``max_tokens`` rounded up to a step of 16, 32 or 64, about an eighth of it at most."""
+    """Round ``max_tokens`` up to a step of 16, 32 or 64, by at most about an eighth."""
     step = 16 if max_tokens <= 64 else 32 if max_tokens <= 256 else 64
     return -(-max_tokens // step) * step
 
@@ -53,7 +53,7 @@ def _in_full_batches(model_pass: Callable[..., Any]) -> Callable[..., Any]:
         missing = full_batch(count, self.config.train_micro_batch_size) - count
         if missing == 0:
             return model_pass(self, batch, function)
-        # Copies of a real sequence, with no weight: of an empty one, attention has no value.
+        # Copies of a real sequence with weight zero: attention over an empty one has no value.
         for name in ("all_model_inputs", "all_targets", "all_loss_fns", "all_loss_fn_configs"):
             values = getattr(batch, name)
             values.extend([values[0]] * missing)

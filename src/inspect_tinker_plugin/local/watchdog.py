@@ -1,4 +1,4 @@
-"""End a server's processes when the process that started them has gone, however it went."""
+"""Ends a server's processes when the process that started them is gone, for whatever reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 
 PERIOD = 1.0
-"""Seconds between looks at the parent process."""
+"""Seconds between checks of the parent process."""
 
 
 def end_with_parent(lifeline: int, parent: int) -> None:

@@ -1,6 +1,6 @@
-"""Translate between the SDK's protobuf messages and the JSON that SkyRL speaks. Pure functions.
+"""Translates between the SDK's protobuf messages and the JSON that SkyRL speaks. Pure functions.
 
-Can go together with `protocol`, which says when.
+Can be removed together with `protocol`, which says when.
 """
 
 from __future__ import annotations

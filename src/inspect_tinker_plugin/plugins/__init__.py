@@ -1,6 +1,6 @@
-"""What plugins are made of: everything that a package with hooks imports, in one place.
+"""Everything that a package with hooks imports, in one place.
 
-The names are looked up when they are first used: a plugin that gives rewards loads no audit.
+The names are looked up when they are first used: a plugin with rewards does not load audits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The built-in plugin: what the package itself gives, through the hooks that anyone can use."""
+"""The built-in plugin: the package's own implementations, through the same hooks as others'."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from inspect_tinker_plugin.tools.contract import ToolExecutor
 
 @hookimpl
 def inspect_rl_reward_aggregators() -> Mapping[str, Callable[..., RewardAggregator]]:
-    """Give ``mean``, ``weighted``, ``length`` and the others."""
+    """Return ``mean``, ``weighted``, ``length`` and the others."""
     return REWARD_AGGREGATORS
 
 
 @hookimpl
 def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator]]:
-    """Give ``rank``, ``best_of``, ``pairwise`` and ``diversity``."""
+    """Return ``rank``, ``best_of``, ``pairwise`` and ``diversity``."""
     return GROUP_AGGREGATORS
 
 
 @hookimpl
 def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
-    """Give ``inspect``, ``cached``, ``limited``, ``scripted`` and ``route``."""
+    """Return ``inspect``, ``cached``, ``limited``, ``scripted`` and ``route``."""
     return TOOL_EXECUTORS
 
 
 @hookimpl
 def inspect_rl_sandbox_providers() -> Mapping[str, SandboxMapper]:
-    """Give ``docker_pool``; what else Inspect's registry knows needs no mapping."""
+    """Return ``docker_pool``; everything else in Inspect's registry needs no mapping."""
     return SANDBOX_PROVIDERS
 
 
 @hookimpl
 def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
-    """Give ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
+    """Return ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
     return AUDIT_PROBES

@@ -1,4 +1,4 @@
-"""What plugins give for samples and episodes: stages, and observers with their events."""
+"""The objects that plugins return for samples and episodes: stages, observers and their events."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from inspect_tinker_plugin.episode.types import Metrics
 
 @dataclass(frozen=True)
 class SampleStage:
-    """What one plugin does to the samples of a task: drop some, then change the rest."""
+    """How one plugin changes the samples of a task: it drops some, then transforms the rest."""
 
     keep: Callable[[Sample], bool] | None = None
-    """Says whether a sample stays; ``None`` keeps all. It means one pass over the dataset."""
+    """Decides whether a sample stays; ``None`` keeps all. It needs one pass over the dataset."""
 
     transform: Callable[[Sample], Sample] | None = None
-    """Gives the sample to use, from a copy of the task's; called when a sample is needed."""
+    """Returns the sample to use, from a copy of the task's; called when a sample is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ class TurnTaken:
     """A copy of the conversation that the policy saw."""
 
     output: ModelOutput | None
-    """A copy of what it answered; ``None`` when the call was ended with an error instead."""
+    """A copy of the policy's answer; ``None`` when the call was ended with an error instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeEnded:
-    """An episode has ended, well or not."""
+    """An episode has ended, with or without a failure."""
 
     episode: str
     """Id of the episode."""
@@ -84,25 +84,25 @@ class EpisodeEnded:
     """The reward; ``None`` when there is none."""
 
     limit: str | None
-    """Type of the limit that ended the episode, if one did."""
+    """Type of the limit that ended the episode, if there was one."""
 
     error: str | None
     """What failed, in words, if anything did."""
 
     cause: str | None
-    """Whose fault a failure is, as in ``on_error``."""
+    """The cause of a failure, as in ``on_error``."""
 
     turns: int
     """Model calls that the policy answered."""
 
     metrics: Metrics = field(default_factory=dict)
-    """Figures of the episode."""
+    """Metrics of the episode."""
 
 
 class EpisodeObserver:
-    """Base of observers: override what is of interest, plain or async.
+    """Base class of observers: override the methods of interest, plain or async.
 
-    Plain methods run inline and should be quick. What a method raises is logged once.
+    Plain methods run inline and should be quick. An exception in a method is logged once.
     """
 
     def on_episode_start(self, event: EpisodeStarted, /) -> Any:
@@ -112,4 +112,4 @@ class EpisodeObserver:
         """The policy has answered a model call."""
 
     def on_episode_end(self, event: EpisodeEnded, /) -> Any:
-        """An episode has ended, well or not."""
+        """An episode has ended, with or without a failure."""

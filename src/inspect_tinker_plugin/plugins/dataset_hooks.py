@@ -1,4 +1,4 @@
-"""What options and plugins put around the episodes of a dataset: executor, observers, scorers."""
+"""The hooks around a dataset's episodes: executor, observers and scorers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
 
 
 def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
-    """Give a task the scorers that plugins add; the same task when there are none.
+    """Return the task with the scorers that plugins add; the same task if there are none.
 
     Raises:
-        PluginError: a hook raised, or gave something that is no scorer.
+        PluginError: a hook raised, or returned something that is not a scorer.
     """
     added = plugin_scorers(task, plugins=plugins)
     if not added:
@@ -33,7 +33,7 @@ def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
 
 
 class DatasetHooks:
-    """What all episodes of a dataset share in one process.
+    """The hooks that all episodes of a dataset share in one process.
 
     Args:
         task: the task.
@@ -53,12 +53,12 @@ class DatasetHooks:
         self._memory: Memory = {}
 
     def group(self) -> GroupHooks:
-        """Make the hooks of one group: each ``make_envs()`` has its own."""
+        """Make the hooks of one group; each ``make_envs()`` gets its own."""
         return GroupHooks(self._task, self._executor, self._observers, self._memory)
 
 
 class GroupHooks:
-    """What the episodes of one group share."""
+    """The hooks that the episodes of one group share."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class GroupHooks:
 
 
 class EpisodeHooks:
-    """What happens around one episode; without executor and observers, next to nothing."""
+    """The hooks around one episode; almost free without executor and observers."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class EpisodeHooks:
             return await episode.start()
 
     async def turn(self, request: TurnRequest, output: object) -> None:
-        """Tell observers what a model call was answered with."""
+        """Tell observers the answer to a model call."""
         await self._observers.turn(episode=self._id, request=request, output=output)
 
     async def ended(self, result: EpisodeResult, reward: float | None) -> None:

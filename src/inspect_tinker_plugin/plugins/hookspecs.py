@@ -94,7 +94,7 @@ def inspect_rl_samples(task: Task) -> SampleStage | None:
         task: the task; its dataset must be left as it is.
 
     Returns:
-        A stage, or ``None`` for tasks that are none of this package's business.
+        A stage, or ``None`` for tasks that this plugin does not handle.
     """
     raise NotImplementedError
 
@@ -103,27 +103,27 @@ def inspect_rl_samples(task: Task) -> SampleStage | None:
 def inspect_rl_scorers(task: Task) -> Sequence[Scorer]:
     """Add scorers to a task: for rewards that need the live sandbox or a judge.
 
-    They run after the task's own, in the same way; their scores are there for every
-    aggregator under the scorers' names.
+    They run after the task's own, in the same way; every aggregator can use their scores
+    under the scorers' names.
 
     Args:
-        task: the task; leave it as it is.
+        task: the task; it must not be changed.
 
     Returns:
-        Scorers to add; none for tasks that are none of this package's business.
+        Scorers to add; none for tasks that this plugin does not handle.
     """
     raise NotImplementedError
 
 
 @hookspec
 def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
-    """Watch episodes start, take turns and end; what an observer does changes no outcome.
+    """Watch episodes start, take turns and end; an observer cannot change an outcome.
 
     Args:
         task: the task whose episodes will run.
 
     Returns:
-        Observers; none for tasks that are none of this package's business.
+        Observers; none for tasks that this plugin does not handle.
     """
     raise NotImplementedError
 
@@ -133,7 +133,7 @@ def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
     """Add probes that ``inspect rl audit`` runs, all of them or those that ``--probe`` names.
 
     Returns:
-        Factories by name, called with the arguments of the expression; without any when every
-        installed probe is run.
+        Factories by name, called with the arguments of the expression; without arguments when
+        every installed probe is run.
     """
     raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Finds installed plugins, checks them, and knows which package gives which name.
+"""Finds installed plugins, checks them, and knows which package provides which name.
 
 A plugin that cannot be loaded is kept as a record with its error; it never stops anything
-else. Asking for a name that nobody gives mentions it, since it may be what is missing.
+else. The error for an unknown name mentions it, since it may be what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGE = "inspect-tinker-plugin"
 _BUILT_IN = "inspect_tinker_plugin.plugins.builtin"
 _OURS = str(Path(__file__).parents[1])
 _NOT_THEIRS = {"importlib", "pluggy"}
-"""Folders of code that only calls a plugin's."""
+"""Folders whose code only calls a plugin's."""
 
 NAMING_HOOKS = (
     "inspect_rl_reward_aggregators",
@@ -37,7 +37,7 @@ NAMING_HOOKS = (
     "inspect_rl_sandbox_providers",
     "inspect_rl_audit_probes",
 )
-"""Hooks that give things by name, asked once when a plugin is loaded."""
+"""Hooks that provide objects by name, called once when a plugin is loaded."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_"))
 """Every hook, in the order of ``hookspecs.py``."""
@@ -45,7 +45,7 @@ HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_")
 
 @dataclass(frozen=True)
 class Plugin:
-    """One installed plugin: a working one with what it gives, or a broken one with its error."""
+    """One installed plugin: a working one with what it provides, or a broken one with its error."""
 
     name: str
     """Name of the entry point."""
@@ -57,7 +57,7 @@ class Plugin:
     """Version of the distribution."""
 
     hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Implemented hooks, with the names that each gives (none for hooks without names)."""
+    """Implemented hooks, with the names that each provides (none for hooks without names)."""
 
     error: str | None = None
     """Why it could not be loaded; ``None`` for one that works."""
@@ -70,10 +70,10 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Everything that the plugins give under one hook."""
+    """Everything that the plugins provide under one hook."""
 
     entries: Mapping[str, Callable[..., Any]]
-    """What can be used, by name."""
+    """The usable objects, by name."""
 
     clashes: Mapping[str, str]
     """Names that several packages claim, with an explanation."""
@@ -111,7 +111,7 @@ class Plugins:
         return tuple(self._plugins)
 
     def catalogue(self, hook: str) -> Catalogue:
-        """What can be used under one of the ``NAMING_HOOKS``."""
+        """Return everything that can be used under one of the ``NAMING_HOOKS``."""
         given = self._given[hook]
         return Catalogue(
             entries={name: givers[0][1] for name, givers in given.items() if len(givers) == 1},
@@ -137,10 +137,10 @@ class Plugins:
         """Call a hook of every working plugin that has it.
 
         Returns:
-            What each gave other than ``None``, with the plugin, in the order of `plugins`.
+            The results other than ``None``, each with its plugin, in the order of `plugins`.
 
         Raises:
-            PluginError: an implementation raised; names its package.
+            PluginError: an implementation raised; the message names its package.
         """
         answers: list[tuple[Plugin, Any]] = []
         for plugin in self._plugins:
@@ -162,7 +162,7 @@ class Plugins:
         return answers
 
     def _add(self, entry_point: EntryPoint) -> None:
-        """Load one plugin; whatever is wrong with it stays with it."""
+        """Load one plugin; its errors are kept with it."""
         plugin = Plugin(entry_point.name, _package(entry_point), _version(entry_point))
         loaded: object = None
         try:
@@ -199,7 +199,7 @@ class Plugins:
 
 @functools.cache
 def default_plugins() -> Plugins:
-    """The plugins of this process, loaded on first use."""
+    """Return the plugins of this process, loaded on first use."""
     return Plugins()
 
 
@@ -244,7 +244,7 @@ def _place(error: BaseException, loaded: object) -> str:
 
 
 def _trial(loaded: object) -> pluggy.PluginManager:
-    """Register a plugin alone; pluggy leaves one that fails half registered.
+    """Register a plugin alone, because pluggy leaves one that fails half registered.
 
     Raises:
         PluginError: it implements a hook that does not exist, or one with other arguments.
@@ -260,7 +260,7 @@ def _trial(loaded: object) -> pluggy.PluginManager:
 
 
 def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ...]:
-    """Names of the hooks that a plugin implements.
+    """Return the names of the hooks that a plugin implements.
 
     Raises:
         PluginError: it implements none, or a function is named like a hook but not marked so.
@@ -275,10 +275,10 @@ def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ..
 
 
 def _given_names(trial: pluggy.PluginManager, hook: str) -> Mapping[str, Callable[..., Any]]:
-    """Ask a plugin for what it gives by name.
+    """Ask a plugin for the objects that it provides by name.
 
     Raises:
-        PluginError: the answer is no mapping of names to things that can be called.
+        PluginError: the answer is not a mapping of names to callables.
     """
     answers = getattr(trial.hook, hook)()
     given = answers[0] if answers else None

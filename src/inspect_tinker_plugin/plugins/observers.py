@@ -1,4 +1,4 @@
-"""Observers watch episodes start, take turns and end; nothing that they do changes an outcome."""
+"""Observers watch episodes start, take turns and end; they cannot change an outcome."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 logger = getLogger(__name__)
 
 TIMEOUT = 10.0
-"""Seconds that an async observer may hold an episode up at one event."""
+"""Seconds that an async observer may delay an episode at one event."""
 
 
 class Observers:
-    """The observers of a task; without any, every call returns at once."""
+    """The observers of a task; without any, every call returns immediately."""
 
     def __init__(self, observers: Sequence[EpisodeObserver] = ()) -> None:
         self._observers = tuple(observers)
@@ -41,7 +41,7 @@ class Observers:
         return bool(self._observers)
 
     async def started(self, *, episode: str, task: str, sample: Sample, epoch: int) -> None:
-        """Tell that an episode is about to run."""
+        """Report that an episode is about to run."""
         if self._observers:
             await self._tell(
                 "on_episode_start",
@@ -51,7 +51,7 @@ class Observers:
             )
 
     async def turn(self, *, episode: str, request: TurnRequest, output: object) -> None:
-        """Tell that a model call was answered, with an output or an exception."""
+        """Report that a model call was answered, with an output or an exception."""
         if self._observers:
             answer = output if isinstance(output, ModelOutput) else None
             await self._tell(
@@ -65,12 +65,12 @@ class Observers:
             )
 
     async def ended(self, *, episode: str, result: EpisodeResult, reward: float | None) -> None:
-        """Tell that an episode has ended."""
+        """Report that an episode has ended."""
         if self._observers:
             await self._tell("on_episode_end", lambda: _ended(episode, result, reward))
 
     async def _tell(self, method: str, make_event: Callable[[], Any]) -> None:
-        """Call every observer with an event of its own, so that none can change another's."""
+        """Call every observer with its own event, so that none can change another's."""
         for observer in self._observers:
             try:
                 answer = getattr(observer, method)(make_event())
@@ -89,7 +89,7 @@ class Observers:
             return
         self._complained.add((id(observer), method))
         logger.warning(
-            "observer %s failed in %s, which changes nothing but what it saw; said once: %r",
+            "observer %s failed in %s; the episode is unaffected (reported once): %r",
             type(observer).__qualname__,
             method,
             ex,
@@ -98,10 +98,10 @@ class Observers:
 
 
 def episode_observers(task: Task, *, plugins: Plugins | None = None) -> Observers:
-    """Gather the observers that plugins attach to the episodes of a task.
+    """Collect the observers that plugins attach to the episodes of a task.
 
     Raises:
-        PluginError: a hook raised, or gave something that is no observer.
+        PluginError: a hook raised, or returned something that is not an observer.
     """
     found: list[EpisodeObserver] = []
     hook = "inspect_rl_episode_observers"

@@ -13,10 +13,10 @@ from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 
 
 def plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> list[Scorer]:
-    """Gather the scorers that plugins add to a task, to be run after its own.
+    """Collect the scorers that plugins add to a task, to be run after its own.
 
     Raises:
-        PluginError: a hook raised, or gave something that cannot be called.
+        PluginError: a hook raised, or returned something that cannot be called.
     """
     added: list[Scorer] = []
     for plugin, scorers in (plugins or default_plugins()).call("inspect_rl_scorers", task=task):

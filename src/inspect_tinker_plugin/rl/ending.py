@@ -100,7 +100,7 @@ class Outcomes:
             logger.warning(
                 "%s. The episode gets a reward of %g instead of an error: a policy that can make "
                 "sandbox operations fail could have its bad episodes run again. If the task is at "
-                'fault, on_error={"inside_sandbox": "raise"} raises. Said once; the metric '
+                'fault, on_error={"inside_sandbox": "raise"} raises. Reported once; the metric '
                 "error/inside_sandbox counts all of them",
                 error,
                 penalty,

@@ -1,4 +1,4 @@
-"""The former home of ``prewarm``: it is in ``inspect_tinker_plugin.sandboxes``."""
+"""Former module of ``prewarm``, which is now in ``inspect_tinker_plugin.sandboxes``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test kit: scripted models, and the check that an episode does what an eval does."""
+"""The test kit: scripted models, and the check that an episode matches an eval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parity cases: a task, a script, and what must have happened for the case to mean something."""
+"""Parity cases: a task, a script, and what a run must show for the case to be meaningful."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from inspect_tinker_plugin.testing.record import Trace
 class Expect:
     """What a run under ``inspect_ai.eval`` must show.
 
-    Two sides that both fail to start agree perfectly. Each case therefore says what it is
-    there to exercise, and a run that does not show it is a fault of the case.
+    Two sides that both fail to start agree perfectly. Each case therefore states what it is
+    meant to exercise, and a run that does not show it is a fault of the case.
     """
 
     turns: int
@@ -45,7 +45,7 @@ class Expect:
     """Anything else."""
 
     def faults(self, trace: Trace) -> list[str]:
-        """What the run did not show; empty when the case did its work."""
+        """Return what the run did not show; empty when the case served its purpose."""
         told = _Faults()
         told.equal("turns", len(trace.requests), self.turns)
         told.equal(

@@ -1,4 +1,4 @@
-"""Finds where two traces differ, by path, and says it in one line each."""
+"""Finds where two traces differ, by path, and describes each difference in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Difference:
 def compare_traces(
     eval_side: Trace, episode_side: Trace, *, same_tokens: bool = True
 ) -> list[Difference]:
-    """All differences between two traces, in the order of the run.
+    """Return all differences between two traces, in the order of the run.
 
     Args:
         eval_side: The run under ``inspect_ai.eval``.
@@ -59,7 +59,7 @@ def _without_count(limit: Json) -> Json:
 
 
 def differences(left: Json, right: Json, path: str = "") -> Iterator[Difference]:
-    """Walk two JSON values at once; numbers agree only within their type, NaN equals NaN."""
+    """Compare two JSON values recursively; numbers agree only within their type, NaN equals NaN."""
     if isinstance(left, dict) and isinstance(right, dict):
         for key in [*left, *(key for key in right if key not in left)]:
             where = f"{path}.{key}" if path else str(key)

@@ -45,13 +45,13 @@ class ParityReport:
     faults: Sequence[str] = ()
     """Why the run shows less than it should: a script that does not fit, an unmet expectation."""
     both_failed: str | None = None
-    """What both sides failed with, where nobody said that they should: type and message."""
+    """The error that both sides failed with, if it was not expected: type and message."""
     eval_side: Trace | None = None
     episode_side: Trace | None = None
 
     @property
     def agrees(self) -> bool:
-        """Whether the sides agree on a run that did what it was meant to do."""
+        """Whether the sides agree on a run that served its purpose."""
         return self.verdict == "agrees"
 
     @property
@@ -70,9 +70,9 @@ class ParityReport:
 
     @property
     def uncalled_tools(self) -> list[str]:
-        """Tools that were on offer and that no reply called, ``submit`` left out.
+        """Tools that were offered but that no reply called, except ``submit``.
 
-        What they do was not compared; a script that calls them compares it.
+        Their effects were not compared; a script that calls them compares them.
         """
         if self.eval_side is None:
             return []
@@ -105,7 +105,7 @@ async def check_parity_async(
         ordered: ``False`` for solvers that call the model from several coroutines at once.
         side: How the episode is played; ``tokens`` takes Qwen3's renderer over the shipped
             tokenizer.
-        overrides: What replaces parts of the task on both sides.
+        overrides: Replacements for parts of the task, on both sides.
         allow_errors: Let samples agree that fail in the same way on both sides.
         timeout: Seconds that one run of a sample may take.
 
@@ -147,7 +147,7 @@ def _id_of(sample: int | Sample, run: Trace | Exception) -> int | str | None:
 
 
 async def _attempt(side: Awaitable[Trace]) -> Trace | Exception:
-    """Run a side; what keeps it from running, or from ending, is part of what is compared."""
+    """Run a side; an exception that keeps it from running or ending is part of the comparison."""
     try:
         return await side
     except StuckError:
@@ -226,7 +226,7 @@ def check_parity(
     options: EpisodeOptions | None = None,
     allow_errors: bool = False,
 ) -> list[ParityReport]:
-    """As :func:`check_parity_async`, and fails when the sides disagree: for tests of a task.
+    """Run :func:`check_parity_async` and fail when the sides disagree: for tests of a task.
 
     Raises:
         AssertionError: Lists the differences by sample.
@@ -250,7 +250,7 @@ async def check_case(
     Args:
         case: The case.
         side: How the episode is played.
-        expected: The case's trace under ``inspect_ai.eval``, when it is there already.
+        expected: The case's trace under ``inspect_ai.eval``, if already known.
     """
     if expected is None:
         expected = await eval_trace(case)
@@ -272,7 +272,7 @@ async def check_case(
 
 
 async def eval_trace(case: ParityCase) -> Trace:
-    """The trace of a case under ``inspect_ai.eval``."""
+    """Return the trace of a case under ``inspect_ai.eval``."""
     return await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
 
 
@@ -293,7 +293,7 @@ async def _play(
 
 
 def describe(report: ParityReport, *, failure: bool = True) -> list[str]:
-    """The lines that say what is wrong with a report; with ``failure``, why both sides failed."""
+    """Return the lines that describe a report; with ``failure``, also why both sides failed."""
     shown = [f"  {difference}" for difference in report.differences[:8]]
     hidden = len(report.differences) - len(shown)
     more = [f"  … and {hidden} more differences"] if hidden > 0 else []

@@ -1,4 +1,4 @@
-"""What one side of a parity check did, as plain JSON with only chance removed."""
+"""Records what one side of a parity check did, as plain JSON with only random values removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = Any
 """A JSON value."""
 
 # How calls reach the server, not what is asked of the model: a parked policy call has
-# connection limits of its own.
+# its own connection limits.
 _TRANSPORT_OPTIONS = {
     "max_connections",
     "adaptive_connections",
@@ -85,18 +85,18 @@ class Names:
         self._places: dict[str, int] = {}
 
     def __call__(self, name: str) -> str:
-        """The stand-in of an id."""
+        """Return the stand-in for an id."""
         return f"id{self.place(name)}"
 
     def place(self, name: str) -> int:
-        """When an id first appeared, counted from 1."""
+        """Return when an id first appeared, counted from 1."""
         return self._places.setdefault(name, len(self._places) + 1)
 
 
 def jsonable(value: Any) -> Json:
-    """A value as it looks after a round trip through a log file.
+    """Convert a value as a round trip through a log file would.
 
-    As there, what JSON cannot say (an object, a function) is ``None``, and half a surrogate
+    As there, what JSON cannot express (an object, a function) is ``None``, and half a surrogate
     pair is spelt out.
     """
     plain = to_jsonable_python(
@@ -117,12 +117,12 @@ def _spelt_out(value: Json) -> Json:
 
 
 def dump_message(message: ChatMessage, names: Names) -> Json:
-    """A message with its generated ids renamed and the model's name left out."""
+    """Convert a message; generated ids are renamed and the model's name is left out."""
     return _renamed(jsonable(message), names)
 
 
 def dump_value(value: Any, names: Names) -> Json:
-    """Any other value; messages inside it (a grader's conversation, say) as everywhere."""
+    """Convert any other value; messages inside it (a grader's conversation, say) as elsewhere."""
     return _renamed(jsonable(value), names)
 
 
@@ -149,7 +149,7 @@ def _renamed(value: Json, names: Names) -> Json:
 
 
 def dump_request(request: TurnRequest, names: Names) -> Json:
-    """A model call as it is compared."""
+    """Convert a model call to its compared form."""
     options = jsonable(request.config)
     return {
         "messages": [dump_message(message, names) for message in request.messages],
@@ -160,7 +160,7 @@ def dump_request(request: TurnRequest, names: Names) -> Json:
 
 
 def dump_requests(requests: Sequence[TurnRequest], names: Names, *, ordered: bool) -> list[Json]:
-    """All calls of a model; those of a concurrent solver are sorted by what they say."""
+    """Convert all calls of a model; those of a concurrent solver are sorted by content."""
     if not ordered:
         requests = sorted(
             requests, key=lambda request: [(m.role, m.text) for m in request.messages]
@@ -169,7 +169,7 @@ def dump_requests(requests: Sequence[TurnRequest], names: Names, *, ordered: boo
 
 
 def dump_output(output: ModelOutput, names: Names) -> Json:
-    """The final output without model name, timing and usage."""
+    """Convert the final output, without model name, timing and usage."""
     return {
         "choices": [
             {"message": dump_message(choice.message, names), "stop_reason": choice.stop_reason}
@@ -180,24 +180,24 @@ def dump_output(output: ModelOutput, names: Names) -> Json:
 
 
 def dump_scores(scores: Mapping[str, Score] | None, names: Names) -> Json:
-    """Scores by name: value, answer, explanation, metadata, reason, edit history."""
+    """Convert scores, by name: value, answer, explanation, metadata, reason, edit history."""
     return {name: dump_value(score, names) for name, score in (scores or {}).items()}
 
 
 def dump_limit(limit: EvalSampleLimit | None) -> Json:
-    """Type, value and reason of a limit."""
+    """Return type, value and reason of a limit."""
     return None if limit is None else jsonable(limit)
 
 
 def dump_exception(error: BaseException | None) -> Json:
-    """An exception's type and message, as :func:`dump_logged_error` reads them from a log."""
+    """Return an exception's type and message, as :func:`dump_logged_error` reads a log's."""
     if error is None:
         return None
     return {"type": type(error).__name__, "message": getattr(error, "message", repr(error))}
 
 
 def dump_logged_error(error: EvalError | None) -> Json:
-    """A logged error's type and message.
+    """Return a logged error's type and message.
 
     The type is in the traceback: the first line after the last frames that is not indented.
     """
@@ -210,7 +210,7 @@ def dump_logged_error(error: EvalError | None) -> Json:
 
 
 def dump_tool_events(sample: EvalSample, names: Names, *, ordered: bool) -> Json:
-    """The tool calls in a sample's transcript, in the order in which the model made them."""
+    """Return the tool calls in a sample's transcript, in the order in which the model made them."""
     events = [event for event in sample.events if isinstance(event, ToolEvent)]
     dumped = [
         {
@@ -226,7 +226,7 @@ def dump_tool_events(sample: EvalSample, names: Names, *, ordered: bool) -> Json
 
 
 def script_faults(players: Mapping[str, Player]) -> list[str]:
-    """What is wrong with scripts that were played: too short, or too long."""
+    """Return what is wrong with scripts that were played: too short, or too long."""
     faults = []
     for name, player in players.items():
         if player.exhausted:
@@ -244,7 +244,7 @@ def trace_of_result(
     others: Mapping[str, Player],
     ordered: bool = True,
 ) -> Trace:
-    """The trace of an episode; only its tool events come from the log that it can build."""
+    """Return the trace of an episode; only its tool events come from the log that it can build."""
     names = Names()
     log = None if result.build_log is None else result.build_log()
     state = result.state
@@ -275,7 +275,7 @@ def trace_of_log(
     others: Mapping[str, Player],
     ordered: bool = True,
 ) -> Trace:
-    """The trace of a sample that Inspect logged."""
+    """Return the trace of a sample that Inspect logged."""
     names = Names()
     requests = dump_requests(policy.requests, names, ordered=ordered)
     return Trace(

@@ -36,20 +36,20 @@ TIMEOUT = 600.0
 """Seconds that one run of a sample may take."""
 
 GRACE = 20.0
-"""Seconds that a run which is cancelled has for its clean-up."""
+"""Seconds for the clean-up of a run that is cancelled."""
 
 
 class ParityError(RuntimeError):
-    """A side could not be run, or not to its end, so that there is nothing to compare."""
+    """A side could not be run to its end, so there is nothing to compare."""
 
 
 class StuckError(ParityError):
-    """A run did not even end when it was cancelled; it still runs, and holds what it holds."""
+    """A run did not even end when it was cancelled; it still runs and keeps its resources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """What replaces parts of the task on both sides, as the options of ``eval`` do."""
+    """Replacements for parts of the task on both sides, as the options of ``eval``."""
 
     solver: Callable[[], Solver] | None = None
     """Makes the solver, anew for each run: solvers may keep state."""
@@ -62,14 +62,14 @@ NO_OVERRIDES = Overrides()
 
 
 def make_task(source: TaskSource) -> Task:
-    """The task itself, or a new one when there is a factory."""
+    """Return the task itself, or a new one if there is a factory."""
     return source if isinstance(source, Task) else source()
 
 
 def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
-    """A task whose only sample is the chosen one; the original is left as it is.
+    """Return a task whose only sample is the chosen one; the original is not changed.
 
-    Both sides get the very same sample, also of a task whose dataset is in another order
+    Both sides get the very same sample, even if the task's dataset is in another order
     each time that it is made.
     """
     task = make_task(source)
@@ -117,7 +117,7 @@ async def run_eval(
     overrides: Overrides = NO_OVERRIDES,
     timeout: float | None = TIMEOUT,
 ) -> Trace:
-    """One sample, one epoch of it, through ``inspect_ai.eval``, its log written and read back.
+    """Run one sample, for one epoch, through ``inspect_ai.eval``; its log is written and read back.
 
     Args:
         source: The task.
@@ -125,7 +125,7 @@ async def run_eval(
         sample: The sample, or its position in the task's dataset.
         options: The same options that the episode gets, as ``eval`` arguments.
         ordered: Whether the model calls come in a fixed order.
-        overrides: What replaces parts of the task.
+        overrides: Replacements for parts of the task.
         timeout: Seconds that it may take.
 
     Raises:
@@ -189,7 +189,7 @@ async def run_episode(
     overrides: Overrides = NO_OVERRIDES,
     timeout: float | None = TIMEOUT,
 ) -> Trace:
-    """One sample as an episode, its model calls answered with messages (no tokens).
+    """Run one sample as an episode, its model calls answered with messages (no tokens).
 
     Args:
         source: The task.
@@ -197,7 +197,7 @@ async def run_episode(
         sample: The sample, or its position in the task's dataset.
         options: How the episode is run.
         ordered: Whether the model calls come in a fixed order.
-        overrides: What replaces parts of the task.
+        overrides: Replacements for parts of the task.
         timeout: Seconds that it may take.
 
     Raises:
@@ -213,11 +213,11 @@ async def run_episode(
 
 
 async def bounded(work: Coroutine[Any, Any, T], player: Player, *, timeout: float | None) -> T:
-    """Wait for a run, unless it takes too long or goes on asking when its script ran out.
+    """Wait for a run; cancel it if it takes too long or goes on asking when its script ran out.
 
     Raises:
         ParityError: It was cancelled for that.
-        StuckError: It went on although it was cancelled.
+        StuckError: It continued although it was cancelled.
     """
     run = asyncio.ensure_future(work)
     overrun = asyncio.ensure_future(player.overrun.wait())

@@ -1,8 +1,8 @@
 """A few parity cases that take seconds: does an untried release do what the tested ones do?
 
 ``python -m inspect_tinker_plugin.testing.smoke`` ends with 0 when episodes agree with evals, with 1
-and the first difference when they do not, and with 2 when this machine is to blame. Each case leans
-on much of Inspect at once; what the pieces do on their own is the matter of ``tests/parity``.
+and the first difference when they do not, and with 2 when this machine is to blame. Each case
+exercises much of Inspect at once; ``tests/parity`` tests the parts separately.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ CASES = [
 
 
 async def first_difference() -> str | None:
-    """Play all cases; the first line that says what is wrong, or ``None``."""
+    """Play all cases; return the first line that describes a difference, or ``None``."""
     for case in CASES:
         expected = await eval_trace(case)
         sides: list[Side] = ["messages"] if case.tokens else ["messages", "tokens"]

@@ -1,4 +1,4 @@
-"""Runs a corpus and prints its table: a line a case, and how many agree."""
+"""Runs a corpus and prints its table: one line per case, and how many agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def check_corpus(
 
     Args:
         cases: The cases, those of a theme together.
-        sides: How episodes are played; each is held against one eval of the case.
+        sides: How episodes are played; each is compared with one eval of the case.
         show: Prints a line.
 
     Returns:
@@ -77,7 +77,7 @@ def _verdict(report: ParityReport | None) -> str:
 
 
 async def _check(case: ParityCase, sides: Sequence[Side]) -> dict[Side, ParityReport]:
-    """Check one case on each side that it can be played on; an error is a fault."""
+    """Check one case on each side that it can be played on; an error counts as a fault."""
     chosen = [side for side in sides if side == "messages" or not case.tokens]
     reports: dict[Side, ParityReport] = {}
     try:

@@ -40,7 +40,7 @@ async def run_rollout_side(
     overrides: Overrides = NO_OVERRIDES,
     timeout: float | None = TIMEOUT,
 ) -> Trace:
-    """One sample through the env and the cookbook's rollout runner, the script in tokens.
+    """Run one sample through the env and the cookbook's rollout runner, with the script in tokens.
 
     Args:
         source: The task.
@@ -78,7 +78,7 @@ async def _roll(
     from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
     class RecordingTokens(EpisodeTokens):
-        """Notes each request as it is rendered, before the solver goes on to change it."""
+        """Records each request as it is rendered, before the solver changes it."""
 
         def prompt(self, request: TurnRequest) -> Any:
             seen = [message.model_copy(deep=True) for message in request.messages]
@@ -100,7 +100,7 @@ async def _roll(
         if env.ending is None:
             raise
     except ScriptExhausted:
-        # what there is can still be compared; the report says that the script ran out
+        # the part so far can still be compared; the report says that the script ran out
         await env.settle()
     finally:
         player.exhausted = policy.exhausted

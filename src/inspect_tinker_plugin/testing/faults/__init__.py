@@ -1,7 +1,7 @@
-"""The fault campaign: thousands of episodes with a random fault each, and nothing goes wrong.
+"""The fault campaign: runs thousands of episodes with a random fault each.
 
-A group of the cookbook's own strategies either has exactly the rewards of a clean run, or its
-failures are marked with their cause; and when all is over nothing is left. Run it with
+A group under the cookbook's own strategies must either have exactly the rewards of a clean run,
+or mark its failures with their cause; afterwards nothing may be left behind. Run it with
 ``python -m inspect_tinker_plugin.testing.faults`` (``make faults``).
 """
 

@@ -1,4 +1,4 @@
-"""Runs groups of episodes with a fault in each, and looks at what comes out and what is left."""
+"""Runs groups of episodes with a fault in each, and checks the results and what is left behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings:
     """Groups that run at once."""
 
     places: int = 48
-    """``max_sandboxes``: fewer than the agents that run at once may want."""
+    """``max_sandboxes``: fewer than the concurrent agents may want."""
 
     patience: float = 8.0
     """Seconds that a rollout may take before it is timed out."""
@@ -64,30 +64,30 @@ class Settings:
 
 @dataclass
 class Report:
-    """What came of a campaign."""
+    """The result of a campaign."""
 
     settings: Settings
     episodes: int = 0
     """Episodes that were given a fault."""
 
     struck: int = 0
-    """Those whose fault has come."""
+    """Those whose fault occurred."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     """Rollouts by outcome."""
 
     faults: Counter[str] = field(default_factory=Counter)
-    """Faults that have come, by kind and point."""
+    """Faults that occurred, by kind and point."""
 
     wrong: list[str] = field(default_factory=list)
-    """What must not happen, with how to see it again."""
+    """What must not happen, with how to reproduce it."""
 
     left: list[str] = field(default_factory=list)
-    """What was left when all was over."""
+    """What was left at the end."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing went wrong but the faults."""
+        """Whether nothing went wrong except the faults."""
         return not self.wrong and not self.left
 
 
@@ -98,7 +98,7 @@ async def run_campaign(
 
     Args:
         settings: How.
-        progress: Is told how many episodes are done.
+        progress: Called with the number of finished episodes.
     """
     report = Report(settings)
     count = settings.episodes // settings.group_size
@@ -129,7 +129,7 @@ class _Campaign:
         self._dataset = cache(self._make_dataset)
 
     async def warm_up(self) -> None:
-        """Pay for what the first rollouts of a process load, before time-outs count."""
+        """Load what the first rollouts of a process load, before time-outs count."""
         from tinker_cookbook.rl.rollouts import do_group_rollout
 
         for agent in (False, True):
@@ -137,7 +137,7 @@ class _Campaign:
             await do_group_rollout(builder, _policy())
 
     async def run_case(self, case: Case) -> None:
-        """Run one group, and judge what comes out."""
+        """Run one group, and check its results."""
         from tinker_cookbook.exceptions import AllTrajectoriesFailedError
         from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -174,15 +174,15 @@ class _Campaign:
             self._report.faults[str(running.fault(epoch))] += 1
 
     def complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Note what the event loop reports, but for rollouts that the cookbook has abandoned."""
+        """Record what the event loop reports, except for rollouts abandoned by the cookbook."""
         if not isinstance(context.get("future"), asyncio.Task):
             self._report.wrong.append(f"the event loop reports {context}")
 
     def _check_causes(self, running: Running, causes: Sequence[str]) -> None:
-        """A failure must be laid to what was struck, or to the time that it took."""
+        """Check that a failure is attributed to the part that was struck, or to its time."""
         case = running.case
         allowed = {"unscored", "sandbox"} if case.agent else {"unscored"}
-        if running.late:  # laid to whatever ran when time was up
+        if running.late:  # attributed to the part that ran when time was up
             self._report.outcomes["of them, not ended in time"] += len(causes)
             allowed |= {"solver", "scorer", "sandbox"}
         for epoch in running.struck:
@@ -201,7 +201,7 @@ class _Campaign:
             for transition in trajectory.transitions:
                 metrics.update(transition.metrics)
             causes = sorted(k.removeprefix("error/") for k in metrics if k.startswith("error/"))
-            # what the policy can provoke in its sandbox is priced at zero, and says so
+            # faults that the policy can provoke in its sandbox have penalty zero, and say so
             expected = PENALTY if case.priced else 0.0 if causes == ["inside_sandbox"] else None
             if causes and total == expected:
                 self._report.outcomes[f"priced: {', '.join(causes)}"] += 1
@@ -294,9 +294,9 @@ def _policy() -> Any:
 
 @contextmanager
 def _short_waits() -> Iterator[str]:
-    """Make what waits for seconds or minutes wait for less, and say nothing of each fault.
+    """Shorten all waits of seconds or minutes, and do not log each fault.
 
-    Gives the folder in which all temporary files are made meanwhile.
+    Yields the folder for all temporary files made in the meantime.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-campaign-"))
@@ -311,7 +311,7 @@ def _short_waits() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Footprint:
-    """What a process holds: nothing may be added to it by episodes that are over."""
+    """A process's resources: episodes that are over must not have added to them."""
 
     folder: str
     names: frozenset[str]
@@ -330,7 +330,7 @@ class _Footprint:
         )
 
     async def compare(self) -> list[str]:
-        """Say what is left, once what may still be on its way has had time to end."""
+        """Return what is left, after a delay in which things may still end."""
         for _ in range(100):
             now = _Footprint.take(self.folder)
             if now.tasks <= self.tasks and not running_episodes:

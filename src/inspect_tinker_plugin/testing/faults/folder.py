@@ -1,6 +1,6 @@
-"""The sandbox of a fault campaign: a folder, in a module of its own.
+"""The sandbox of a fault campaign: a folder, in its own module.
 
-A failure is laid to a sandbox when its provider's module is in the traceback.
+A failure is attributed to a sandbox when its provider's module is in the traceback.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from inspect_tinker_plugin.testing.faults.plan import Point
 from inspect_tinker_plugin.testing.faults.strikes import strike_here
 
 PROVIDER = "rl_faults"
-"""Its name, and that of the judge's model provider."""
+"""Its name, also that of the judge's model provider."""
 
 
 @sandboxenv(name=PROVIDER)
 class Folder(SandboxEnvironment):
-    """A folder, which must not be left behind."""
+    """A folder, which must be removed in the end."""
 
     def __init__(self) -> None:
         super().__init__()

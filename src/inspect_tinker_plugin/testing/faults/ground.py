@@ -27,18 +27,18 @@ from inspect_tinker_plugin.testing.faults.strikes import running_cases, strike, 
 
 
 def clean_reward(number: int) -> float:
-    """What an episode of a case earns when nothing goes wrong; never zero."""
+    """Return the reward of a case when nothing goes wrong; never zero."""
     return (number % 97 + 1) / 128
 
 
 def answer(number: int) -> str:
-    """What the policy says in the end."""
+    """Return the policy's final answer."""
     return f"ANSWER {number}."
 
 
 @solver
 def asking() -> Solver:
-    """One question, or the tool loop."""
+    """Ask one question, or run the tool loop."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         await strike(Point.SOLVER_BEFORE, state.sample_id, state.epoch)
@@ -61,7 +61,7 @@ def look() -> Tool:
 
 @scorer(metrics=[mean()])
 def graded() -> Scorer:
-    """The clean reward for the right answer; no score at all without one, and never a zero."""
+    """Give the clean reward for the right answer; no score without an answer, never a zero."""
 
     async def score(state: TaskState, target: Target) -> Score:
         await strike(Point.SCORER, state.sample_id, state.epoch)
@@ -114,7 +114,7 @@ class Watching(EpisodeObserver):
 
 
 async def reward(result: EpisodeResult) -> float:
-    """The score, which may be struck on its way."""
+    """Return the score; can be struck."""
     await strike(Point.REWARD, result.sample.id, result.epoch)
     scored = result.scores.get("graded")
     value = math.nan if scored is None else float(scored.score.as_float())

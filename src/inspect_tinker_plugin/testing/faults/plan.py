@@ -1,4 +1,4 @@
-"""What goes wrong in a fault campaign, where and how: drawn from a seed, the same every time."""
+"""The plan of a fault campaign: which faults, where and how; reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point(StrEnum):
 
 
 class Kind(StrEnum):
-    """How it is struck."""
+    """How an episode is struck."""
 
     RAISE = "raise"
     """A `RuntimeError`."""
@@ -67,14 +67,14 @@ CAUSES: dict[Point, frozenset[str]] = {
     Point.OBSERVER_END: frozenset(),
     Point.REWARD: frozenset({"reward"}),
 }
-"""Causes that a fault may be laid to; where it takes a rollout's time, also that of no score."""
+"""Causes that a fault may be attributed to; if it uses up the time, also that of no score."""
 
 STRATEGIES = ("FailFast", "RetryOnFailure", "MinViableGroup")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong in one episode."""
+    """One fault in one episode."""
 
     point: Point
     kind: Kind

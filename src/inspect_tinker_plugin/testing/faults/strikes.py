@@ -11,12 +11,12 @@ from inspect_tinker_plugin.testing.faults.plan import Case, Fault, Kind, Point
 
 
 class Struck(RuntimeError):
-    """What a fault raises."""
+    """The exception that a fault raises."""
 
 
 @dataclass
 class Running:
-    """A case while it runs: what strikes it, and whom a kill cancels."""
+    """A case while it runs: its faults, and the task that a kill cancels."""
 
     case: Case
     group: asyncio.Task[Any] | None = None
@@ -26,7 +26,7 @@ class Running:
     """Whether an episode had not ended in time after it was stopped."""
 
     def fault(self, epoch: int) -> Fault | None:
-        """The fault of a member; those that a retry makes have none."""
+        """Return the fault of a member; members that a retry adds have none."""
         faults = self.case.faults
         return faults[epoch - 1] if epoch <= len(faults) else None
 
@@ -35,7 +35,7 @@ running_cases: dict[int, Running] = {}
 
 
 async def strike(point: Point, sample_id: int | str | None, epoch: int) -> None:
-    """Do what the fault of an episode says, when this is its point, once."""
+    """Carry out the fault of an episode, once, when it has reached the fault's point."""
     running = running_cases.get(int(sample_id or 0))
     fault = None if running is None else running.fault(epoch)
     if running is None or fault is None or fault.point is not point or epoch in running.struck:
