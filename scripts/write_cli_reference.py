@@ -23,28 +23,28 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results.md"
 
 RESULT_CLASSES = (
-    ("episode.types", "EpisodeResult", "What a reward aggregator is given."),
-    ("episode.types", "TurnRequest", "What a script that is a function is asked with."),
-    ("rewards.contract", "Reward", "What a reward aggregator gives."),
-    ("rewards.contract", "GroupMember", "What a group aggregator is given for each episode."),
-    ("tools.contract", "ToolInvocation", "What a tool executor is given."),
+    ("episode.types", "EpisodeResult", "What a reward aggregator receives."),
+    ("episode.types", "TurnRequest", "What a script receives if it is a function."),
+    ("rewards.contract", "Reward", "What a reward aggregator returns."),
+    ("rewards.contract", "GroupMember", "What a group aggregator receives for each episode."),
+    ("tools.contract", "ToolInvocation", "What a tool executor receives."),
     ("tools.contract", "ToolScope", "`ToolInvocation.scope`."),
-    ("plugins.contracts", "SampleStage", "What `inspect_rl_samples` gives."),
-    ("plugins.contracts", "EpisodeStarted", "What `on_episode_start` is given."),
-    ("plugins.contracts", "TurnTaken", "What `on_turn` is given."),
-    ("plugins.contracts", "EpisodeEnded", "What `on_episode_end` is given."),
+    ("plugins.contracts", "SampleStage", "What `inspect_rl_samples` returns."),
+    ("plugins.contracts", "EpisodeStarted", "What `on_episode_start` receives."),
+    ("plugins.contracts", "TurnTaken", "What `on_turn` receives."),
+    ("plugins.contracts", "EpisodeEnded", "What `on_episode_end` receives."),
     ("cli.report", "RolloutReport", "What `inspect rl rollout --json` prints."),
-    ("testing.parity", "ParityReport", "What `check_parity` gives for each sample."),
-    ("export.pipeline", "ExportReport", "What `export_task` gives."),
-    ("train.run", "TrainResult", "What `train` gives."),
+    ("testing.parity", "ParityReport", "What `check_parity` returns for each sample."),
+    ("export.pipeline", "ExportReport", "What `export_task` returns."),
+    ("train.run", "TrainResult", "What `train` returns."),
 )
 """Classes of ``docs/results.md``: module, name, and where a user meets it."""
 
 RESULTS_HEAD = """\
 # Results
 
-The fields of what functions and hooks are given and give back. Absent, failed and zero are three
-different values: `None` is never a zero. This page is made from the classes by
+The fields of the objects that functions and hooks receive and return. Absent, failed and zero are
+three different values: `None` is never a zero. This page is generated from the classes by
 `scripts/write_cli_reference.py`.
 """
 
@@ -59,10 +59,10 @@ HEAD = """\
 also be set by a variable, in the environment or in a `.env` file: `--limit` of
 `inspect rl export` is `INSPECT_RL_EXPORT_LIMIT`.
 
-What goes wrong is one line on stderr. Exit codes: 0 done, 1 nothing useful came out, 2 the
-command line is wrong, 3 done but for some samples, 130 stopped by Ctrl-C.
+Errors are one line on stderr. Exit codes: 0 done, 1 no useful result, 2 the
+command line is wrong, 3 done except for some samples, 130 stopped by Ctrl-C.
 
-This page is made from the commands by `scripts/write_cli_reference.py`.
+This page is generated from the commands by `scripts/write_cli_reference.py`.
 """
 
 

@@ -19,7 +19,7 @@ from inspect_tinker_plugin.plugins import (
 
 @dataclass(frozen=True)
 class Brevity:
-    """Another reward, times the share of its words that an answer stays below a limit."""
+    """Another reward, scaled down when the answer has more words than a limit."""
 
     reward: RewardAggregator = field(default_factory=Mean)
     words: int = 50
@@ -33,7 +33,7 @@ class Brevity:
 
 @dataclass(frozen=True)
 class Consensus:
-    """The share of the group that ends with the same answer; needs no target at all."""
+    """The share of the group that ends with the same answer; needs no target."""
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         answers = [

@@ -1,7 +1,7 @@
 """Every option of a dataset, declared once: name, type, default, help, and commands that have it.
 
-What Python, the command line, ``rl.train.Config`` and the documentation say about an option comes
-from here. A field is declared with :func:`option`; a test holds the rest in step.
+Python, the command line, ``rl.train.Config`` and the documentation take all facts about an option
+from here. A field is declared with :func:`option`; a test keeps the rest consistent.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def option(default: T, help: str, *commands: str, factory: Callable[[], T] | Non
 
     Args:
         default: Its default.
-        help: One sentence: what it does, in all surfaces.
+        help: One sentence: what it does; used everywhere.
         commands: Commands of ``inspect rl`` that have it; Python has all of them.
-        factory: Makes the default, where it is an object that can change.
+        factory: Makes the default, if it is a mutable object.
     """
     about = {"help": help, "commands": commands}
     if factory is not None:
@@ -60,19 +60,19 @@ class EpisodeOptions:
 
     max_turns: int | None = option(
         None,
-        "Model calls an episode may make; it is then scored as it stands.",
+        "Maximum model calls per episode; then its state is scored.",
         "rollout",
         "train",
     )
-    message_limit: int | None = option(None, "Messages a conversation may have.", *RUNNING)
+    message_limit: int | None = option(None, "Maximum messages per conversation.", *RUNNING)
     token_limit: int | None = option(
         None,
-        "Tokens an episode may use, those of all models counted together.",
+        "Maximum tokens per episode, over all models.",
         *RUNNING,
     )
     time_limit: int | None = option(
         None,
-        "Seconds of wall-clock time an episode may take, sampling included.",
+        "Maximum seconds of wall-clock time per episode, including sampling.",
         "bench",
         "check",
         "export",
@@ -81,18 +81,18 @@ class EpisodeOptions:
     )
     working_limit: int | None = option(
         None,
-        "Seconds of working time an episode may take, waiting for models and retries excluded.",
+        "Maximum seconds of working time per episode, without waiting for models and retries.",
         *RUNNING,
     )
     cost_limit: float | None = option(
-        None, "US dollars an episode may cost, as Inspect counts them.", *RUNNING
+        None, "Maximum cost per episode in US dollars, as Inspect counts it.", *RUNNING
     )
     score_on_error: bool = option(
         False, "Score the state of an episode whose solver raised an error.", *RUNNING
     )
     max_sandboxes: int | None = option(
         None,
-        "Sandboxes (per provider and process) that may run in parallel.",
+        "Maximum sandboxes in parallel (per provider and process).",
         "audit",
         "export",
         "rollout",
@@ -100,7 +100,7 @@ class EpisodeOptions:
     )
     stop_timeout: float = option(
         300.0,
-        "Seconds that scorers and clean-up may take after the trainer stopped stepping an episode.",
+        "Seconds for scorers and clean-up after the trainer stopped stepping an episode.",
         *ROLLING,
     )
     model_roles: Mapping[str, str | Model | list[str | Model]] = option(
@@ -112,7 +112,7 @@ class EpisodeOptions:
 class DatasetOptions(EpisodeOptions):
     """How a task becomes batches of groups of episodes.
 
-    ``P`` is the number of groups in a batch and ``G`` the number of episodes in a group, as
+    ``P`` is the number of groups per batch and ``G`` the number of episodes per group, as
     in the cookbook.
 
     Raises:
@@ -134,7 +134,7 @@ class DatasetOptions(EpisodeOptions):
     batch_size: int = option(1, "Groups per batch (P).", "train")
     group_size: int = option(1, "Episodes per group (G), all of the same sample.", *ROLLING)
     epochs: int = option(1, "Passes over the samples.", "train")
-    shuffle: bool = option(False, "Visit the samples in another order in every epoch.", "train")
+    shuffle: bool = option(False, "Visit the samples in a different order in every epoch.", "train")
     seed: int | None = option(None, "Seed of the order of the epochs.", "train")
     solver: SolverLike | None = option(None, "Replaces the task's solver.", *COMMANDS)
     sandbox: SandboxEnvironmentType | Mapping[str, str] | None = option(
@@ -174,7 +174,7 @@ class DatasetOptions(EpisodeOptions):
 
     @property
     def selection(self) -> Selection:
-        """Which samples are used.
+        """The choice of samples.
 
         Raises:
             ConfigError: Two of the choices exclude each other, or one chooses nothing.
@@ -192,7 +192,7 @@ class DatasetOptions(EpisodeOptions):
 class DatasetKeywords(TypedDict, total=False):
     """The options as keywords, for type checkers and editors; :class:`DatasetOptions` has the rest.
 
-    A test holds the two in step.
+    A test keeps the two consistent.
     """
 
     max_turns: int | None
@@ -268,8 +268,8 @@ def read_keywords(
     """Check the names of keywords, and replace old names with a warning.
 
     Args:
-        keywords: What the caller gave.
-        function: What it called, for messages.
+        keywords: The caller's keywords.
+        function: The called function, for messages.
 
     Raises:
         TypeError: There is no option of this name; a close one is suggested.

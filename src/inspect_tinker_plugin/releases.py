@@ -1,10 +1,10 @@
-"""Releases of Inspect and of the cookbook that nobody has tried: they are tried here, once.
+"""Tries releases of Inspect and of the cookbook that are newer than the tested ones, once each.
 
-The package's own metadata allows what is newer than the releases that its tests ran against. With
+The package's own metadata allows releases newer than those that its tests ran against. With
 such a release, the first task that is made ready for episodes starts a parity smoke test
-(``testing/smoke.py``) in a process of its own, which takes a few seconds. What it found is
+(``testing/smoke.py``) in a separate process, which takes a few seconds. The verdict is
 remembered for this pair of releases, in the user's cache folder. Names that Inspect no longer has
-are found before, on import (``inspect_internals.py``).
+are detected earlier, on import (``inspect_internals.py``).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ UNCHECKED = "INSPECT_RL_UNCHECKED"
 PACKAGE = "inspect-tinker-plugin"
 SMOKE_TEST = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin.testing.smoke"]
 DIFFERS = 1
-"""Its exit code for a difference, and Python's own for what cannot be imported or called."""
+"""Its exit code for a difference, and Python's own for failing imports or calls."""
 
 TIMEOUT = 300
-"""Seconds after which a smoke test says nothing about a release; it takes a few."""
+"""Seconds after which a smoke test is inconclusive; it normally takes a few."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a smoke test found; it agreed when there is no reason."""
+    """The result of a smoke test; there is a reason if episodes and evals disagreed."""
 
     reason: str | None = None
 
 
 def require_tried() -> None:
-    """Make sure that the installed releases do what ours were tested with.
+    """Check that the installed releases behave like the tested ones.
 
     Raises:
         VersionError: A release that is not among the tested ones behaves differently.
@@ -62,13 +62,13 @@ def require_tried() -> None:
         if reason is not None:
             raise VersionError(
                 f"{_shown(names)} was not there when {PACKAGE} {_version(PACKAGE)} was tested, and "
-                f"episodes are not what an eval is with it: {reason}. Install {_tested(names)}, or "
-                f"set {UNCHECKED}=1 to go on."
+                f"with it, episodes differ from evals: {reason}. Install {_tested(names)}, or "
+                f"set {UNCHECKED}=1 to continue."
             )
 
 
 def _untried() -> list[str]:
-    """The dependencies that are outside the tested releases."""
+    """Return the dependencies that are outside the tested releases."""
     return [
         name
         for name, (oldest, newest) in TRIED.items()
@@ -94,7 +94,7 @@ def _tested(names: list[str]) -> str:
 
 @functools.cache
 def _verdict() -> Verdict:
-    """What is remembered of the installed releases, or what a smoke test says now."""
+    """Return the remembered verdict on the installed releases, or run a smoke test."""
     file = user_cache_path("inspect-tinker-plugin") / "releases.json"
     key = " ".join(_identity(name) for name in (*TRIED, PACKAGE))
     remembered = _read(file)
@@ -114,7 +114,7 @@ def _verdict() -> Verdict:
 
 
 def _identity(name: str) -> str:
-    """Name, version and, for copies and development trees, where it is and how old it is."""
+    """Return name and version; for copies and development trees also place and time of change."""
     try:
         folder = Path(str(distribution(name).locate_file("")))
     except PackageNotFoundError:
@@ -128,7 +128,7 @@ def _smoke_test() -> tuple[Verdict, bool]:
     """Run the smoke test.
 
     Returns:
-        What it found, and whether another run would find the same.
+        The verdict, and whether another run would give the same.
     """
     environment = {
         **os.environ,
@@ -151,7 +151,7 @@ def _smoke_test() -> tuple[Verdict, bool]:
             return Verdict(f"the comparison did not end within {TIMEOUT} seconds"), False
     if done.returncode == 0:
         return Verdict(), True
-    # The first difference; or, when it could not be looked for, the last line of a traceback.
+    # The first difference; or, if the comparison failed, the last line of a traceback.
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()
     reason = said[-1].strip() if said else f"the comparison ended with {done.returncode}"
     return Verdict(reason), done.returncode == DIFFERS
@@ -161,7 +161,7 @@ def _read(file: Path) -> dict[str, Verdict]:
     try:
         return {key: Verdict(**found) for key, found in json.loads(file.read_text("utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        return {}  # not there, or written by another release: try again
+        return {}  # missing, or written by another release: try again
 
 
 def _write(file: Path, remembered: dict[str, Verdict]) -> None:

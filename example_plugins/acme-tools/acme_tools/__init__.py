@@ -1,4 +1,4 @@
-"""Hooks of acme-tools: each only says what there is; the work is in the modules beside it."""
+"""Hooks of acme-tools: each only names its objects; the implementations are in the other modules."""
 
 from __future__ import annotations
 

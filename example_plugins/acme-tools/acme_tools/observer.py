@@ -1,4 +1,4 @@
-"""An observer that writes a line an event to the file in ``ACME_EPISODES``."""
+"""An observer that writes one line per event to the file in ``ACME_EPISODES``."""
 
 from __future__ import annotations
 

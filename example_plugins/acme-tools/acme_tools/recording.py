@@ -16,7 +16,7 @@ class RecordedExecutor:
     """Runs a call once in the lifetime of its file, whatever process asks for it."""
 
     file: str
-    """Path of a JSONL file; it is made when it is not there."""
+    """Path of a JSONL file; created if missing."""
 
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         key = [invocation.tool, json.dumps(invocation.call.arguments, sort_keys=True)]

@@ -1,4 +1,4 @@
-"""Audits: is a task fit to train on? Probes run real episodes of it and say what they found."""
+"""Audits whether a task is fit to train on: probes run real episodes and report what they find."""
 
 from __future__ import annotations
 

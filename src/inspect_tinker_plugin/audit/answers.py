@@ -1,4 +1,4 @@
-"""How a scripted policy gives an answer: as text, through ``submit``, as the letter of a choice."""
+"""The ways in which a scripted policy answers: as text, through ``submit``, or by letter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
 UNKNOWING = "I do not know."
-"""What an honest policy says that has no answer: the measure of everything else."""
+"""The reply of an honest policy without an answer: the baseline for everything else."""
 
 FORMS: Mapping[str, Callable[[str], str]] = {
     "ANSWER": lambda text: f"ANSWER: {text}",
@@ -38,7 +38,7 @@ _SHOWN_CHOICE = re.compile(r"^\s*[(\[]?([A-Za-z])[)\].:]\s+(.+?)\s*$", re.MULTIL
 
 
 def submit_tool(tools: Sequence[ToolInfo]) -> tuple[str, str] | None:
-    """The tool that takes the answer, with the name of its parameter."""
+    """Return the tool that takes the answer, with the name of its parameter."""
     for tool in tools:
         texts = [n for n, p in tool.parameters.properties.items() if p.type in ("string", None)]
         if _SUBMIT.search(tool.name) and len(texts) == 1:
@@ -47,7 +47,7 @@ def submit_tool(tools: Sequence[ToolInfo]) -> tuple[str, str] | None:
 
 
 def give(text: str, request: TurnRequest) -> ModelOutput:
-    """Say a text, through the tool that takes answers where there is one."""
+    """Say a text, through the tool that takes answers if there is one."""
     taker = submit_tool(request.tools)
     if taker is None:
         return say(text)
@@ -55,7 +55,7 @@ def give(text: str, request: TurnRequest) -> ModelOutput:
 
 
 def always(text: str | Callable[[TurnRequest], str]) -> Reply:
-    """Give one answer, and again if asked again, until the solver seems to be going round."""
+    """Give one answer, and repeat it if asked again, until the solver seems to loop."""
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
         said = notes.setdefault("said", 0)
@@ -68,13 +68,13 @@ def always(text: str | Callable[[TurnRequest], str]) -> Reply:
 
 
 def targets(sample: Sample) -> list[str]:
-    """The targets of a sample, each as text; empty ones left out."""
+    """Return the targets of a sample, each as text; empty ones are left out."""
     given = [sample.target] if isinstance(sample.target, str) else list(sample.target)
     return [target for target in given if target.strip()]
 
 
 def choice_texts(sample: Sample) -> list[str] | None:
-    """The texts of the right choices; ``None`` when a target names no choice."""
+    """Return the texts of the right choices; ``None`` when a target names no choice."""
     choices = sample.choices or []
     found = []
     for target in targets(sample):
@@ -92,7 +92,7 @@ def choice_texts(sample: Sample) -> list[str] | None:
 
 
 def _several(text: str, choices: Sequence[str]) -> list[str]:
-    """Choices named by letters in one target, as ``A,C`` or ``AC``."""
+    """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
     letters = re.sub(r"[ ,]", "", text).upper()
     places = [ord(letter) - ord("A") for letter in letters]
     if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
@@ -101,12 +101,12 @@ def _several(text: str, choices: Sequence[str]) -> list[str]:
 
 
 def letters_shown(prompt: str) -> dict[str, str]:
-    """The letter that the prompt gives each choice, by its text."""
+    """Return the letter that the prompt gives each choice, by the choice's text."""
     return {text.strip(): letter.upper() for letter, text in _SHOWN_CHOICE.findall(prompt)}
 
 
 def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) -> str:
-    """The right answer as this prompt wants it: letters where choices have letters.
+    """Return the right answer as this prompt wants it: letters if choices have letters.
 
     Args:
         sample: The sample.
@@ -137,7 +137,7 @@ def gold_reply(sample: Sample, form: str, gold: str | None = None) -> Reply:
 
 
 def made_up(tool: ToolInfo) -> dict[str, Any]:
-    """Arguments that a tool's schema allows, made up without thinking."""
+    """Make up arguments that a tool's schema allows, without regard to their meaning."""
     wanted = tool.parameters.required or list(tool.parameters.properties)
     return {name: _value(tool.parameters.properties[name]) for name in wanted}
 
@@ -161,11 +161,11 @@ def _value(schema: Any) -> Any:
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers of a text, in lower case."""
+    """Return the words and numbers of a text, in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 def holds(text: str, part: str) -> bool:
-    """Whether a text has a part with word borders around it, whatever the case."""
+    """Whether a text contains another one, with word borders around it, in any case."""
     pattern = rf"(?<!\w){re.escape(part.strip())}(?!\w)"
     return bool(part.strip()) and re.search(pattern, text, re.IGNORECASE) is not None

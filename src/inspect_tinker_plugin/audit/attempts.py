@@ -21,7 +21,7 @@ class Attempt:
 
     sample: int | str
     group: str
-    """Log and sample: the attempts that are compared with each other."""
+    """Log and sample: attempts with the same group are compared with each other."""
     reward: float | None
     stop: str
     turns: int
@@ -29,7 +29,7 @@ class Attempt:
     output_tokens: int
     cached_tokens: int
     trained_tokens: int | None
-    """Tokens of the training sequences, where they were counted."""
+    """Tokens of the training sequences, if they were counted."""
     seconds: float
     sandbox_seconds: float
     failed: bool
@@ -122,7 +122,7 @@ def _stop(sample: EvalSample) -> str:
 
 
 def _mean(scores: Mapping[str, Score]) -> float | None:
-    """The mean of all scores, as the default reward."""
+    """Return the mean of all scores, as the default reward does."""
     convert = value_to_float()
     values: list[float] = []
     for score in scores.values():

@@ -1,4 +1,4 @@
-"""Shows a scorer's own modules another time of day, while nothing else notices."""
+"""Shows a scorer's own modules another time of day; nothing else is affected."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inspect_tinker_plugin.audit.scorer_code import functions_of
 
 @contextmanager
 def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
-    """Move the time that the scorers' modules see; nothing else in the process notices.
+    """Shift the time that the scorers' modules see; nothing else in the process is affected.
 
     Names in a module that stand for `time`, `datetime` or their functions are replaced for the
-    while: what a scorer reads through another package keeps the real time.
+    duration; what a scorer reads through another package keeps the real time.
     """
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
@@ -35,7 +35,7 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
 
 
 def _shifted(value: object, seconds: float) -> object:
-    """A stand-in for a clock that goes wrong by so many seconds; ``None`` for anything else."""
+    """Return a stand-in for a clock that is this many seconds off; ``None`` for anything else."""
     if value is time:
         return _Module(time, {"time": lambda: time.time() + seconds, **_structs(seconds)})
     if value is dates:

@@ -1,4 +1,4 @@
-"""Every code of the built-in probes: how bad it usually is, what it means and what to do."""
+"""Every code of the built-in probes: its usual severity, its meaning and the advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Code:
 
     name: str
     severity: Severity
-    """The usual one; what is seen may make it less."""
+    """The usual severity; evidence may lower it."""
     meaning: str
     advice: str
 
@@ -25,8 +25,8 @@ _CODES = (
     Code(
         "empty-reply",
         HIGH,
-        "A reply without a word earns a reward.",
-        "Make the scorer refuse an empty answer, and see whether the target is empty.",
+        "An empty reply earns a reward.",
+        "Make the scorer refuse an empty answer, and check that the target is not empty.",
     ),
     Code(
         "refusal",
@@ -37,14 +37,14 @@ _CODES = (
     Code(
         "prompt-echo",
         HIGH,
-        "The prompt, said back, earns a reward.",
+        "Repeating the prompt earns a reward.",
         "Look for the answer at one place of the reply (a last line, a tag, submit) and compare "
         "it as a whole.",
     ),
     Code(
         "constant-answer",
         HIGH,
-        "One and the same answer earns a reward on most samples.",
+        "The same constant answer earns a reward on most samples.",
         "Balance the targets, shuffle the choices, or reward what is above the base rate.",
     ),
     Code(
@@ -58,7 +58,7 @@ _CODES = (
         MEDIUM,
         "One call of the first tool, with made-up arguments, and its output as the answer earns "
         "the full reward.",
-        "See whether the tool gives the answer away; if the task is as easy as that, leave it out.",
+        "See whether the tool reveals the answer; if the task is really that easy, leave it out.",
     ),
     # gold
     Code(
@@ -78,7 +78,7 @@ _CODES = (
         "inverted-reward",
         HIGH,
         "The right answer earns less than 'I do not know.'",
-        "The sign of the score, or the comparison in the scorer, is turned around.",
+        "The sign of the score, or the comparison in the scorer, is inverted.",
     ),
     Code(
         "alternative-fails",
@@ -97,26 +97,26 @@ _CODES = (
         "constant-reward",
         HIGH,
         "Every policy earns the same reward, right or wrong.",
-        "The scorer does not read the reply; nothing can be learnt from it.",
+        "The scorer does not read the reply; nothing can be learned from it.",
     ),
     Code(
         "scorer-not-repeatable",
         HIGH,
-        "The same state, scored again, has another score.",
-        "Take chance and clocks out of the scorer, or fix their seed by the sample.",
+        "The same state, scored again, gets another score.",
+        "Remove randomness and clocks from the scorer, or derive the seed from the sample.",
     ),
     Code(
         "time-dependent-score",
         HIGH,
-        "The same state, scored at another time of day, has another score.",
-        "Take the clock out of the scorer; set time_limit for what must be quick.",
+        "The same state, scored at another time of day, gets another score.",
+        "Remove the clock from the scorer; set time_limit for tasks that must be quick.",
     ),
     Code(
         "reward-not-repeatable",
         HIGH,
         "The same replies to the same sample earn another reward, though scoring is repeatable.",
-        "See what differs between two episodes: chance in set-up, tools or sandbox, or state that "
-        "outlives an episode.",
+        "See what differs between two episodes: randomness in set-up, tools or sandbox, or state "
+        "that outlives an episode.",
     ),
     Code(
         "hedged-answer",
@@ -127,43 +127,43 @@ _CODES = (
     Code(
         "substring-match",
         MEDIUM,
-        "A wrong answer that has the target inside it, as 1155 has 155, earns the reward.",
+        "A wrong answer that contains the target, as 1155 contains 155, earns the reward.",
         "Compare whole words or numbers: match(numeric=True), exact(), or a pattern with borders.",
     ),
     Code(
         "negated-answer",
         LOW,
         "A reply that says that the answer is something else earns the reward.",
-        "Compare the answer alone, asked for on a line or in a tag of its own.",
+        "Compare only the answer, given on a separate line or in a tag.",
     ),
     Code(
         "wrong-answer-accepted",
         HIGH,
         "The answer to another sample earns the full reward.",
-        "See what the scorer compares with what: it does not tell right from wrong.",
+        "See what the scorer compares: it does not distinguish right from wrong.",
     ),
     Code(
         "case-sensitive",
         LOW,
-        "The right answer in other case earns less.",
-        "Say in the prompt which case counts, or fold it in the scorer.",
+        "The right answer in different case earns less.",
+        "Say in the prompt which case is expected, or ignore case in the scorer.",
     ),
     Code(
         "whitespace-sensitive",
         MEDIUM,
         "The right answer with space around it earns less.",
-        "Strip the answer before it is compared.",
+        "Strip the answer before comparing it.",
     ),
     Code(
         "punctuation-sensitive",
         LOW,
         "The right answer in bold, or with a full stop, earns less.",
-        "Say in the prompt how the answer is to be written, or strip it in the scorer.",
+        "Say in the prompt how to write the answer, or remove the markup in the scorer.",
     ),
     Code(
         "answer-lost-in-reasoning",
         MEDIUM,
-        "The right answer earns less when reasoning stands before it.",
+        "The right answer earns less when reasoning precedes it.",
         "Read the last answer of the reply, not the first thing that looks like one.",
     ),
     Code(
@@ -176,20 +176,20 @@ _CODES = (
         "garbage-answer",
         HIGH,
         "A reply that is no answer at all (broken JSON, NaN, half a tag) earns a reward.",
-        "What cannot be read is wrong: see what the scorer does when parsing fails.",
+        "Treat unreadable replies as wrong: see what the scorer does when parsing fails.",
     ),
     Code(
         "judge-flattery",
         HIGH,
         "A reply that tells the judge what to say, and gives no answer, earns a reward.",
-        "Show the judge the answer alone, as quoted data, and read its verdict from a line that "
+        "Show the judge only the answer, as quoted data, and read its verdict from a line that "
         "the reply cannot write.",
     ),
     Code(
         "scorer-raises",
         HIGH,
         "The scorer raises on a reply that a policy can give.",
-        "Score what cannot be read as wrong, on purpose; an exception costs the whole group.",
+        "Score unreadable replies as wrong, deliberately; an exception costs the whole group.",
     ),
     Code(
         "unscored",
@@ -206,52 +206,52 @@ _CODES = (
     Code(
         "judge-missing",
         INFO,
-        "The scorer asks a model that is not there, so rewards could not be looked at.",
+        "The scorer asks a model that is not available, so rewards could not be checked.",
         "Name a judge with --model-role grader=provider/model.",
     ),
     Code(
         "scorer-slow",
         MEDIUM,
-        "Scoring takes long.",
-        "A training step waits for its slowest score: see what it spends its time on.",
+        "Scoring is slow.",
+        "A training step waits for its slowest score: see what takes the time.",
     ),
     Code(
         "negative-reward",
         INFO,
-        "Some replies earn less than nothing.",
-        "Fine when it is meant; see that saying nothing does not pay better than trying.",
+        "Some replies earn a negative reward.",
+        "Fine if intended; check that saying nothing does not pay better than trying.",
     ),
     # cheats
     Code(
         "target-in-files",
         HIGH,
-        "The answer stands in a file that the policy can read.",
+        "The policy can read the answer in a file.",
         "Keep answers out of the sandbox until the scorer runs, and out of the image.",
     ),
     Code(
         "target-in-environment",
         HIGH,
-        "The answer stands in an environment variable that the policy can read.",
+        "The policy can read the answer in an environment variable.",
         "Set such variables for the scorer's own commands only.",
     ),
     Code(
         "target-in-processes",
         HIGH,
-        "The answer stands in the arguments of a process that the policy can see.",
-        "Give secrets to processes on standard input, and start them when scoring.",
+        "The policy can see the answer in the arguments of a process.",
+        "Pass secrets to processes on standard input, and start them when scoring.",
     ),
     Code(
         "target-in-image",
         HIGH,
-        "The answer stands in the history of the sandbox's image.",
+        "The history of the sandbox's image contains the answer.",
         "Build the image without it: ENV, ARG and RUN lines stay in the history.",
     ),
     Code(
         "tests-writable",
         HIGH,
         "A policy that overwrites or deletes the tests earns a reward.",
-        "Write the tests when scoring, from the harness, at a place of their own, and take away "
-        "what is there.",
+        "Write the tests when scoring, from the harness, to a separate place, and remove "
+        "existing files there.",
     ),
     Code(
         "test-configuration",
@@ -264,25 +264,25 @@ _CODES = (
         "command-shadowed",
         HIGH,
         "A fake command earlier on the PATH, or in place of the real one, decides the score.",
-        "Call commands by absolute path as another user, or score outside the sandbox; demand "
+        "Call commands by absolute path as another user, or score outside the sandbox; require "
         "output that a fake cannot know, not an exit code.",
     ),
     Code(
         "clock-changed",
         HIGH,
         "A policy that changes the sandbox's clock earns a reward.",
-        "Take times from the harness, and run the sandbox without CAP_SYS_TIME.",
+        "Measure time in the harness, and run the sandbox without CAP_SYS_TIME.",
     ),
     Code(
         "process-left-behind",
         HIGH,
-        "A process that the policy left running changes the score while it is made.",
+        "A process that the policy left running changes the score during scoring.",
         "End what the policy started before scoring, or score in a fresh sandbox.",
     ),
     Code(
         "result-forged",
         HIGH,
-        "A result that the policy wrote where the scorer reads earns a reward.",
+        "A result file that the policy wrote earns a reward.",
         "Let the scorer write its own result, under a name that did not exist before, or read "
         "the output of its own command.",
     ),
@@ -290,7 +290,7 @@ _CODES = (
         "code-exits-early",
         HIGH,
         "Code in the reply that prints a success message and exits earns a reward.",
-        "Demand proof that the tests ran to their end: a fresh secret that is printed last.",
+        "Require proof that the tests ran to their end: a fresh secret that is printed last.",
     ),
     Code(
         "code-always-equal",
@@ -303,7 +303,7 @@ _CODES = (
         HIGH,
         "Code in the reply that replaces the checks (exception hook, assert, unittest) earns a "
         "reward.",
-        "Run the reply in a process of its own, and compare what it prints from outside.",
+        "Run the reply in a separate process, and compare its output from outside.",
     ),
     Code(
         "code-reads-checks",
@@ -320,39 +320,39 @@ _CODES = (
     Code(
         "local-sandbox",
         MEDIUM,
-        "The sandbox is this machine: the policy's commands can read its files, the task's "
-        "dataset with its targets among them.",
+        "The sandbox is this machine: the policy's commands can read its files, including the "
+        "task's dataset with its targets.",
         "Train in docker or docker_pool (--sandbox docker); keep local for scripted policies.",
     ),
     # samples
     Code(
         "duplicate-id",
         HIGH,
-        "Two samples have one id.",
-        "Give every sample an id of its own: groups, logs and resumed runs are told apart by it.",
+        "Two samples have the same id.",
+        "Give every sample its own id: groups, logs and resumed runs are identified by it.",
     ),
     Code(
         "duplicate-samples",
         MEDIUM,
-        "Samples are the same in everything but their ids.",
-        "Leave the copies out; they weigh more than the others in training.",
+        "Samples are identical except for their ids.",
+        "Remove the copies; they weigh more than other samples in training.",
     ),
     Code(
         "conflicting-targets",
         HIGH,
-        "The same question stands twice with different targets.",
+        "The same question occurs twice with different targets.",
         "Find out which target is right.",
     ),
     Code(
         "near-duplicates",
         LOW,
-        "Samples are almost the same.",
-        "See whether they are meant; keep them on one side of a test split.",
+        "Samples are nearly identical.",
+        "Check whether that is intended; keep them on one side of a test split.",
     ),
     Code(
         "near-duplicates-unchecked",
         INFO,
-        "Near-duplicates were not looked for.",
+        "Near-duplicates were not searched for.",
         "Install the extra: pip install 'inspect-tinker-plugin[audit]'.",
     ),
     Code(
@@ -364,14 +364,14 @@ _CODES = (
     Code(
         "test-near-overlap",
         MEDIUM,
-        "Samples of the test task are almost the same as samples that are trained on.",
-        "See whether the difference matters; leave them out of one side.",
+        "Samples of the test task are nearly identical to samples that are trained on.",
+        "Check whether the difference matters; leave them out of one side.",
     ),
     Code(
         "target-in-prompt",
         HIGH,
-        "The target stands in what the model is shown.",
-        "See what put it there: the input, a template that shows metadata, a tool's description.",
+        "The model is shown the target.",
+        "Find its source: the input, a template that shows metadata, a tool's description.",
     ),
     Code(
         "target-unreachable",
@@ -383,7 +383,7 @@ _CODES = (
         "empty-target",
         MEDIUM,
         "The target is empty, while other samples have one.",
-        "Give the sample its target; a scorer that looks for an empty text always finds it.",
+        "Give the sample a target; a scorer that looks for an empty text always finds it.",
     ),
     Code(
         "target-imbalance",
@@ -395,19 +395,19 @@ _CODES = (
         "duplicate-choices",
         MEDIUM,
         "A sample offers the same choice twice.",
-        "Take one of them out; when it is the right one, a right answer may score as wrong.",
+        "Remove one of them; if it is the right one, a right answer may score as wrong.",
     ),
     Code(
         "empty-prompt",
         HIGH,
         "The model is shown no question.",
-        "See what the template makes of the input.",
+        "Check what the template makes of the input.",
     ),
     Code(
         "same-prompt",
         HIGH,
         "Samples with different targets show the model the same prompt.",
-        "See what the template makes of the input: it drops what tells the samples apart.",
+        "Check what the template makes of the input: it drops what distinguishes the samples.",
     ),
     Code(
         "prompt-too-long",
@@ -419,7 +419,7 @@ _CODES = (
         "setup-fails",
         HIGH,
         "The sample fails before the model is asked for anything.",
-        "Open the log; mend the set-up, or leave the sample out.",
+        "Open the log; fix the set-up, or leave the sample out.",
     ),
     Code(
         "episode-fails",
@@ -431,19 +431,19 @@ _CODES = (
         "no-model-call",
         HIGH,
         "The solver never asks the model.",
-        "There is nothing to train: see whether the solver is the one that was meant.",
+        "There is nothing to train: check whether this is the intended solver.",
     ),
     Code(
         "tools-differ",
         LOW,
         "Samples offer different tools.",
-        "Fine when it is meant; an export has one tool list per row.",
+        "Fine if intended; an export has one tool list per row.",
     ),
     Code(
         "no-samples",
         HIGH,
         "The task has no samples.",
-        "See where its dataset comes from.",
+        "Check where its dataset comes from.",
     ),
     Code(
         "no-gold",
@@ -455,15 +455,14 @@ _CODES = (
         "epochs-reduced",
         INFO,
         "The task reduces several epochs to one score in its own way.",
-        "Training pays every episode for itself; a measure over a group is a group reward.",
+        "Training rewards every episode separately; a measure over a group is a group reward.",
     ),
     # signal and cost
     Code(
         "no-signal",
         MEDIUM,
         "In most groups all rewards are the same, so there is nothing to learn from them.",
-        "Take another group size, drop what is always or never solved, or start from easier "
-        "samples.",
+        "Change the group size, drop what is always or never solved, or start from easier samples.",
     ),
     Code(
         "solved-by-all",
@@ -492,21 +491,21 @@ _CODES = (
     Code(
         "cost",
         INFO,
-        "What episodes of the task cost.",
-        "Give --price to see it in money, and --model or --logs for what a real model spends.",
+        "The cost of the task's episodes.",
+        "Give --price to see it in money, and --model or --logs for the cost of a real model.",
     ),
     # the audit itself
     Code(
         "budget-spent",
         INFO,
         "The audit stopped before all probes were done.",
-        "Run the same command again with a larger --budget: it goes on where it stopped.",
+        "Run the same command again with a larger --budget: it continues where it stopped.",
     ),
     Code(
         "probe-failed",
         MEDIUM,
-        "A probe raised an exception, so what it looks at was not looked at.",
-        "Report it to whoever wrote the probe, with the exception.",
+        "A probe raised an exception, so its checks are missing.",
+        "Report it to the author of the probe, with the exception.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What a probe is, and what it is given: the task, its samples, and a stage for episodes."""
+"""The contract of probes: what a probe is, and the context that it receives."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Stage
 
 TINY = 1e-6
-"""Rewards closer than this are one reward."""
+"""Rewards closer than this count as equal."""
 
 SHOWN = 12
-"""Findings of one code that name a sample each; further samples share one finding."""
+"""Findings with the same code that name one sample each; further samples share one finding."""
 
 
 @runtime_checkable
 class Probe(Protocol):
-    """Looks at one side of a task and says what is wrong with it.
+    """Examines one aspect of a task and reports its problems.
 
-    A probe runs episodes on the stage of its `AuditContext`, looks at the samples, or reads
-    logs. It is called once per audit; an audit that goes on calls it again, and the stage then
-    gives the episodes that were run before from its journal.
+    A probe runs episodes on the stage of its `AuditContext`, examines the samples, or reads
+    logs. It is called once per audit; an audit that is continued calls it again, and the stage
+    then returns the earlier episodes from its journal.
     """
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        """Look, and return the findings."""
+        """Examine the task and return the findings."""
         ...
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What an honest policy earns: without an answer, and with the right one."""
+    """The rewards of honest policies: without an answer, and with the right one."""
 
     null: Mapping[int | str, EpisodeRecord]
     """By sample: "I do not know."."""
@@ -47,20 +47,20 @@ class Reference:
     """By sample: the right answer in the form that pays best; samples without one are absent."""
 
     form: str
-    """The form of the right answer that pays on most samples."""
+    """The form of the right answer that earns a reward on most samples."""
 
     full: float
-    """The full reward: 1, or what the right answer earns where that is more."""
+    """The full reward: 1, or what the right answer earns if that is more."""
 
     @property
     def scored(self) -> bool:
-        """Whether episodes come as far as their scores; those fail when a judge is missing."""
+        """Whether episodes reach their scores; they do not when a judge is missing."""
         causes = {record.cause for record in self.null.values()}
         return bool(causes - {"judge", "sandbox", "solver", "tool", "policy"})
 
     @property
     def judge_missing(self) -> bool:
-        """Whether every score asks a model that is not there."""
+        """Whether every score asks a model that is not available."""
         return {record.cause for record in self.null.values()} == {"judge"}
 
     @property
@@ -69,11 +69,11 @@ class Reference:
         return any(self.is_full(record.reward) for record in self.gold.values())
 
     def null_of(self, sample: Sample) -> EpisodeRecord | None:
-        """The episode of the policy without an answer."""
+        """Return the episode of the policy without an answer."""
         return None if sample.id is None else self.null.get(sample.id)
 
     def gold_of(self, sample: Sample) -> EpisodeRecord | None:
-        """The episode with the right answer."""
+        """Return the episode with the right answer."""
         return None if sample.id is None else self.gold.get(sample.id)
 
     def pays(self, sample: Sample) -> bool:
@@ -96,45 +96,45 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditContext:
-    """What every probe of an audit is given."""
+    """What every probe of an audit receives."""
 
     task: Task
-    """The task; leave it as it is."""
+    """The task; it must not be changed."""
 
     samples: Sequence[Sample]
     """Its samples, filtered and transformed as for training, each with an id."""
 
     chosen: Sequence[Sample]
-    """A few of them, spread over the dataset: for what needs an episode per sample."""
+    """A few of them, spread over the dataset: for checks that need many episodes per sample."""
 
     wide: Sequence[Sample]
-    """More of them, ``chosen`` included: for what is worth an episode on every sample."""
+    """More of them, including ``chosen``: for checks with one or two episodes per sample."""
 
     stage: Stage
-    """Where episodes run."""
+    """Runs episodes."""
 
     reference: Reference
-    """What honest policies earn."""
+    """The rewards of honest policies."""
 
     folder: Path
-    """The audit's folder; a probe may write files of its own below it."""
+    """The audit's folder; a probe may write its own files below it."""
 
     options: Any = None
     """The `AuditOptions` of this audit."""
 
     figures: dict[str, Any] = field(default_factory=dict)
-    """Numbers for the summary; a probe adds its own under a name of its own."""
+    """Numbers for the summary; a probe adds its own under its own name."""
 
     say: Callable[[str], None] = lambda line: None
     """Shows a line of progress."""
 
     @property
     def judged(self) -> bool:
-        """Whether rewards can be looked at: not when no judge is there, or no episode runs."""
+        """Whether rewards can be checked: not if a judge is missing, or no episode runs."""
         return bool(self.task.scorer) and self.reference.scored
 
     def gold_of(self, sample: Sample) -> str | None:
-        """The answer that ``--gold`` names; ``None`` when it is the target."""
+        """Return the answer that ``--gold`` names; ``None`` if that is the target."""
         return self.options.gold_of(sample) if self.options is not None else None
 
 
@@ -147,7 +147,7 @@ def finding(
     evidence: Mapping[str, Any] | None = None,
     advice: str | None = None,
 ) -> Finding:
-    """A finding with one of the built-in codes; severity and advice are the code's if not given."""
+    """Make a finding with a built-in code; severity and advice default to the code's."""
     known = CODES[code]
     return Finding(
         code=code,
@@ -165,7 +165,7 @@ def per_sample(
     *,
     severity: Severity | None = None,
 ) -> list[Finding]:
-    """A finding for each of the first samples, and one for all others together.
+    """Make a finding for each of the first samples, and one for all others together.
 
     Args:
         code: One of the built-in codes.
@@ -178,7 +178,7 @@ def per_sample(
         for id in ids[:SHOWN]
     ]
     if rest := ids[SHOWN:]:
-        message = f"{CODES[code].meaning} So it is with {len(rest)} more samples."
+        message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
         found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
     return found
 

@@ -1,4 +1,4 @@
-"""What an audit finds: a code, how bad it is, where, the evidence, and what to do."""
+"""The findings of an audit: code, severity, place, evidence and advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class Severity(StrEnum):
-    """How bad a finding is, the worst first."""
+    """The severity of a finding, the worst first."""
 
     HIGH = "high"
     """Training on this task teaches the wrong thing, or nothing."""
@@ -21,7 +21,7 @@ class Severity(StrEnum):
     LOW = "low"
     """Worth knowing before a long run."""
     INFO = "info"
-    """What was not looked at and why, and figures."""
+    """Checks that were skipped and why, and figures."""
 
     @property
     def rank(self) -> int:
@@ -29,13 +29,13 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
     def at_least(self, other: Severity) -> bool:
-        """Whether this is as bad as ``other``, or worse."""
+        """Whether this is as severe as ``other``, or more."""
         return self.rank <= other.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with a task, or worth knowing about it."""
+    """One problem of a task, or a fact worth knowing about it."""
 
     code: str
     """Stable name of the kind of finding, as ``docs/audit.md`` lists it: ``empty-reply``."""
@@ -50,11 +50,11 @@ class Finding:
     """Id of the sample; ``None`` when the finding is about the task, or about many samples."""
 
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What shows it, as JSON: ``log`` (an ``.eval`` file), ``sample`` and ``epoch`` in it,
+    """The evidence, as JSON: ``log`` (an ``.eval`` file), ``sample`` and ``epoch`` in it,
     ``policy``, ``reward``, ``samples``, ``excerpt`` …"""
 
     advice: str = ""
-    """What to do about it; that of the code when empty."""
+    """What to do about it; the code's advice if empty."""
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -62,5 +62,5 @@ class Finding:
 
 
 def ordered(findings: list[Finding]) -> list[Finding]:
-    """The worst first, then by code and sample."""
+    """Sort findings: the worst first, then by code and sample."""
     return sorted(findings, key=lambda f: (f.severity.rank, f.code, str(f.sample or "")))

@@ -1,4 +1,4 @@
-"""Near-duplicates among texts: MinHash, through `datasketch`."""
+"""Finds near-duplicates among texts: MinHash, through `datasketch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIMILAR = 0.8
 """Share of word triples that near-duplicates have in common."""
 
 _LEAST = 8
-"""Words that a text needs; shorter ones are alike by chance."""
+"""Minimum number of words of a text; shorter ones are similar by chance."""
 
 _PERMUTATIONS = 64
 
@@ -20,14 +20,14 @@ class NotInstalled(Exception):
 
 
 def near_pairs(texts: Sequence[str], others: Sequence[str] | None = None) -> list[tuple[int, int]]:
-    """Pairs of positions whose texts are almost the same.
+    """Return pairs of positions whose texts are nearly identical.
 
     Args:
         texts: The texts.
         others: Compare with these instead of among themselves.
 
     Returns:
-        Pairs, each once; equal texts are among them.
+        Pairs, each once; identical texts are included.
 
     Raises:
         NotInstalled: `datasketch` is not installed.
@@ -67,7 +67,7 @@ def near_pairs(texts: Sequence[str], others: Sequence[str] | None = None) -> lis
 
 
 def _grams(text: str) -> set[bytes]:
-    """Runs of three words; none for a text that is too short to tell."""
+    """Return runs of three words; none for a text that is too short to compare."""
     found = words(text)
     if len(found) < _LEAST:
         return set()
@@ -75,5 +75,5 @@ def _grams(text: str) -> set[bytes]:
 
 
 def _alike(one: set[bytes], other: set[bytes]) -> bool:
-    """What the sketches guess, counted."""
+    """Count the exact overlap, which the sketches only estimate."""
     return len(one & other) >= SIMILAR * len(one | other)

@@ -1,4 +1,4 @@
-"""What an audit is asked to do, and the budget of one run."""
+"""The options of an audit, and the budget of one run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from inspect_tinker_plugin.rewards import RewardSpec
 from inspect_tinker_plugin.tasks.selection import Selection
 
 SAMPLES = 8
-"""Samples that the dear probes look at."""
+"""Number of samples for the expensive probes."""
 
 WIDE = 200
-"""Samples that are looked at with one or two episodes each."""
+"""Number of samples that are examined with one or two episodes each."""
 
 WIDE_IN_SANDBOX = 40
 """The same for tasks whose samples need a sandbox each."""
@@ -44,7 +44,7 @@ class AuditOptions:
     """Samples of the task that are audited."""
 
     samples: int = SAMPLES
-    """Samples that the dear probes look at."""
+    """Number of samples for the expensive probes."""
 
     wide: int | None = None
     """Samples that are played once with and once without the answer; `WIDE` if not given."""
@@ -62,10 +62,10 @@ class AuditOptions:
     """Episodes at once."""
 
     prompt_tokens: int | None = None
-    """Tokens that a prompt may have."""
+    """Maximum tokens of a prompt."""
 
     group_size: int = 8
-    """Episodes per group, for the plan of costs."""
+    """Episodes per group, for the cost plan."""
 
     prices: Mapping[str, float] | None = None
     """Prices, see `plan.PRICES`."""
@@ -83,12 +83,12 @@ class AuditOptions:
     """Fields of `EpisodeOptions`: model_roles, max_sandboxes …"""
 
     def gold_of(self, sample: Sample) -> str | None:
-        """The answer that ``gold`` names; ``None`` when it is the target."""
+        """Return the answer that ``gold`` names; ``None`` if that is the target."""
         return Gold(self.gold).of(sample)
 
 
 def read_budget(parts: Sequence[str]) -> Budget:
-    """Read what ``--budget`` says.
+    """Read the values of ``--budget``.
 
     Raises:
         ConfigError: It is neither a number of episodes nor a time.

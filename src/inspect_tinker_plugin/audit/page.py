@@ -1,4 +1,4 @@
-"""Writes ``audit.html``: one self-contained page that says what was found and shows it."""
+"""Writes ``audit.html``: one self-contained page with the findings and their evidence."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
 
 
 def place_of(evidence: Mapping[str, Any]) -> str | None:
-    """Where the episode of a finding is: log, sample and epoch; ``None`` when it has none."""
+    """Return the place of a finding's episode: log, sample and epoch; ``None`` if it has none."""
     if not evidence.get("log"):
         return None
     return json.dumps([evidence["log"], evidence.get("sample"), evidence.get("epoch", 1)])

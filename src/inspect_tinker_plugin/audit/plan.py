@@ -1,4 +1,4 @@
-"""What a run costs before it is run: tokens, sandbox seconds, and money where prices are known."""
+"""Plans the cost of a run: tokens, sandbox seconds, and money where prices are known."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PRICES = ("prefill", "cached", "sample", "train", "sandbox_hour")
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeCost:
-    """What one episode costs on average."""
+    """The average cost of one episode."""
 
     turns: float
     prefilled: float
-    """Prompt tokens that are read anew: each prompt less what the turn before has read."""
+    """Prompt tokens that are read anew: each prompt without what the turn before has read."""
     cached: float
-    """Prompt tokens that the turns before have read."""
+    """Prompt tokens that earlier turns have read."""
     sampled: float
     trained: float
     """Tokens of the training sequences."""
@@ -32,7 +32,7 @@ class EpisodeCost:
     """Whether a real model's tokens were counted; else they are estimated from characters."""
 
     def times(self, episodes: int) -> EpisodeCost:
-        """The cost of so many episodes."""
+        """Return the cost of this many episodes."""
         scaled = {
             name: value * episodes for name, value in asdict(self).items() if name not in ("exact",)
         }
@@ -62,7 +62,7 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 def money(cost: EpisodeCost, prices: Mapping[str, float]) -> float:
-    """What a cost is in money; kinds without a price cost nothing."""
+    """Return a cost in money; kinds without a price cost nothing."""
     tokens = {
         "prefill": cost.prefilled,
         "cached": cost.cached,
@@ -81,7 +81,7 @@ def plan_of(
     epochs: int = 1,
     prices: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The plan of passes over a task, as plain numbers."""
+    """Plan the cost of passes over a task, as plain numbers."""
     episodes = samples * group_size * epochs
     whole = cost.times(episodes)
     plan: dict[str, Any] = {
@@ -108,7 +108,7 @@ def _rounded(cost: EpisodeCost) -> dict[str, float]:
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """A plan as lines of text."""
+    """Return a plan as lines of text."""
     one, whole = plan["per_episode"], plan["in_all"]
     kind = "counted" if plan["exact"] else "estimated from characters"
     lines = [

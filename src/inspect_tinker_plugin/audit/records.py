@@ -1,4 +1,4 @@
-"""What an audit keeps of an episode, and the journal that lets an audit go on."""
+"""The record that an audit keeps of an episode, and the journal for continuing an audit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from inspect_tinker_plugin.errors import ConfigError
 
 JOURNAL = "journal.jsonl"
-"""Episodes of an audit that is not done; the next one goes on with it."""
+"""Episodes of an unfinished audit; the next run continues with it."""
 
 FINISHED = "episodes.jsonl"
-"""Episodes of an audit that is done."""
+"""Episodes of a finished audit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class EpisodeRecord:
     """Id of the sample."""
 
     repeat: int = 1
-    """Number of this episode among equal ones, from 1."""
+    """Number of this episode among identical ones, from 1."""
 
     reward: float | None = None
     """The reward; ``None`` when the episode failed or was not scored."""
@@ -41,16 +41,16 @@ class EpisodeRecord:
     """What failed."""
 
     cause: str | None = None
-    """Whose fault that was, as in ``Cause``."""
+    """The cause of the error, as in ``Cause``."""
 
     limit: str | None = None
-    """Limit of the task that ended it."""
+    """The task's limit that ended it."""
 
     turns: int = 0
     """Model calls that were answered."""
 
     tools: tuple[str, ...] = ()
-    """Names of the tools on offer at the first call."""
+    """Names of the tools offered at the first call."""
 
     input_tokens: int = 0
     """Prompt tokens of all calls together, estimated."""
@@ -62,13 +62,13 @@ class EpisodeRecord:
     """Tokens of all other models."""
 
     seconds: float = 0.0
-    """From start to end."""
+    """Seconds from start to end."""
 
     scoring_seconds: float = 0.0
-    """Of these, in the scorers."""
+    """Of these, seconds in the scorers."""
 
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy and its moves noted: the first prompt, what was found, …"""
+    """Notes of the policy and its moves: the first prompt, what was found, …"""
 
     log: str | None = None
     """The ``.eval`` file that holds the episode, below the audit's folder."""
@@ -78,11 +78,11 @@ class EpisodeRecord:
 
     @property
     def key(self) -> str:
-        """What tells this episode from the others of an audit."""
+        """Key of this episode within its audit."""
         return episode_key(self.policy, self.sample, self.repeat)
 
     def evidence(self, **more: Any) -> dict[str, Any]:
-        """What a finding says about where to look."""
+        """Return the part of a finding that says where to look."""
         given = {
             "log": self.log,
             "sample": self.sample,
@@ -95,16 +95,16 @@ class EpisodeRecord:
 
 
 def episode_key(policy: str, sample: int | str, repeat: int) -> str:
-    """Name an episode within an audit; 7 and "7" are two samples."""
+    """Return an episode's key within an audit; 7 and "7" are two samples."""
     return json.dumps([policy, sample, repeat])
 
 
 class Journal:
-    """The episodes of an audit that are done, a line each; the first line says which audit it is.
+    """The finished episodes of an audit, one per line; the first line identifies the audit.
 
     Args:
         folder: Folder of the audit; it is created.
-        identity: What is audited and how; another one's journal is not continued.
+        identity: What is audited and how; another audit's journal is not continued.
 
     Raises:
         ConfigError: The folder holds another audit, or cannot be written.
@@ -121,7 +121,7 @@ class Journal:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
 
     def finish(self) -> None:
-        """Note that nothing is left to do: the next audit in this folder starts anew."""
+        """Record that nothing is left to do: the next audit in this folder starts anew."""
         os.replace(self._path, self._path.with_name(FINISHED))
 
     def _read_or_start(self) -> None:
@@ -155,14 +155,14 @@ class Journal:
         os.replace(temporary, self._path)
 
     def add(self, records: list[EpisodeRecord]) -> None:
-        """Note episodes whose log is on the disk."""
+        """Record episodes whose log is on disk."""
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(_line(record) + "\n" for record in records)
         self.records.update({record.key: record for record in records})
 
 
 def start_again(folder: Path) -> None:
-    """Forget the audit of a folder; its logs stay until they are removed by hand."""
+    """Forget the audit in a folder; its logs stay until they are removed by hand."""
     (folder / JOURNAL).unlink(missing_ok=True)
 
 

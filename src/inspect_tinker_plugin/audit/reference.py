@@ -1,4 +1,4 @@
-"""What honest policies earn: without an answer, and with the right one in the form that pays."""
+"""The reference of an audit: what honest policies earn, without and with the right answer."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _FIELDS = ("solution", "canonical_solution", "answer", "gold", "gold_answer", "r
 
 @dataclass(frozen=True)
 class Gold:
-    """Where the right answers are: the targets, a field of the metadata, or a script."""
+    """The source of the right answers: the targets, a field of the metadata, or a script."""
 
     source: str | None = None
     """A field of the metadata, or a shell script that solves the sample in its sandbox."""
 
     @property
     def script(self) -> Path | None:
-        """The script, when that is what was named."""
+        """The script, if one was named."""
         path = Path(self.source) if self.source else None
         return path if path is not None and path.suffix == ".sh" and path.is_file() else None
 
     def of(self, sample: Sample) -> str | None:
-        """The answer that was named; ``None`` when it is the target."""
+        """Return the named answer; ``None`` if it is the target."""
         if self.source is None or self.script is not None:
             return None
         value = (sample.metadata or {}).get(self.source)
@@ -58,10 +58,10 @@ async def learn_reference(
     """Play the honest policies.
 
     Args:
-        stage: Where episodes run.
+        stage: Runs the episodes.
         chosen: Samples on which every form of an answer is tried.
-        wide: Samples on which the best form is played, and others where it does not pay.
-        gold: Where the right answers are.
+        wide: Samples on which the best form is played, and other forms if it does not pay.
+        gold: The source of the right answers.
     """
     null = await _unknowing(stage, chosen)
     if any(record.error is None or record.cause == "judge" for record in null.values()):
@@ -118,7 +118,7 @@ async def _play(
     best: dict[int | str, EpisodeRecord],
     mark: str = "",
 ) -> list[EpisodeRecord]:
-    """Play one form, and keep what pays better than what was kept."""
+    """Play one form, and keep the episodes that pay better than those kept so far."""
     records = await stage.run([gold_play(sample, form, gold, mark) for sample in samples])
     played = [record for record in records if record is not None]
     for record in played:
@@ -129,7 +129,7 @@ async def _play(
 
 
 def gold_play(sample: Sample, form: str, gold: Gold, mark: str = "") -> Play:
-    """The right answer to a sample, as a play."""
+    """Return a play of the right answer to a sample."""
     policy = f"gold:{form}{mark}"
     if gold.script is not None:
         return _script_play(sample, gold.script)
@@ -137,7 +137,7 @@ def gold_play(sample: Sample, form: str, gold: Gold, mark: str = "") -> Play:
 
 
 def _script_play(sample: Sample, script: Path) -> Play:
-    """Run a solution script in the sandbox: through a tool where there is one."""
+    """Return a play that runs a solution script in the sandbox, with a tool if there is one."""
     packed = base64.b64encode(script.read_bytes()).decode()
     shell = f"echo {packed} | base64 -d > .solution.sh; sh .solution.sh; rm -f .solution.sh"
     answer = ", ".join(targets(sample)) or "Done."

@@ -1,4 +1,4 @@
-"""Turns names of probes into probes: all that are installed, or those that an audit names."""
+"""Turns probe expressions into probes: the named ones, or all that are installed."""
 
 from __future__ import annotations
 

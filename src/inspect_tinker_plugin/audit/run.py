@@ -1,4 +1,4 @@
-"""Runs an audit: the honest policies first, then every probe, and writes what they found."""
+"""Runs an audit: the honest policies first, then every probe; then writes the findings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TRANSCRIPTS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     task: str
     """Name of the task."""
@@ -57,7 +57,7 @@ class AuditReport:
     """Counts and figures, as JSON."""
 
     def as_json(self) -> dict[str, Any]:
-        """The report as ``--json`` prints it."""
+        """Return the report as ``--json`` prints it."""
         return {
             "task": self.task,
             "findings": [
@@ -81,7 +81,7 @@ class AuditReport:
 T = TypeVar("T")
 
 Progress = Callable[[str, int | None], object]
-"""Told the probe at work, with a number of episodes planned, or ``None`` after each of them."""
+"""Called with the current probe, and a number of planned episodes or ``None`` after each one."""
 
 
 async def run_audit(
@@ -94,14 +94,14 @@ async def run_audit(
 ) -> AuditReport:
     """Audit a task, and leave ``audit.html``, ``audit.json`` and logs in the output folder.
 
-    The same call on the same folder goes on where an earlier one stopped.
+    The same call on the same folder continues where an earlier one stopped.
 
     Args:
         task: The task.
         options: What to do.
-        name: What the task is called in the report and the journal; its own name if not given.
+        name: The task's name in the report and the journal; its own name if not given.
         plugins: Where probes and hooks are looked up; the installed plugins when not given.
-        progress: Shows how far it is.
+        progress: Shows how far the audit is.
 
     Raises:
         ConfigError: An option cannot be used, or the folder holds another audit.
@@ -167,7 +167,7 @@ async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Fin
                 raise TypeError(f"it gave {each!r:.80}, not a Finding")
         return found
     except Exception as error:
-        # the boundary of one probe: the others still have their say
+        # the boundary of one probe: the others must still run
         message = f"The probe {name!r} raised {type(error).__name__}: {error}"
         return [finding("probe-failed", message[:600], evidence={"probe": name})]
 
@@ -180,14 +180,14 @@ async def _wide(stage: Stage, chosen: Sequence[Sample], options: AuditOptions) -
 
 
 def spread(samples: Sequence[T], count: int) -> list[T]:
-    """So many samples, evenly over the dataset, the first among them."""
+    """Return this many samples, spread evenly over the dataset, including the first."""
     if len(samples) <= count:
         return list(samples)
     return [samples[n * len(samples) // count] for n in range(count)]
 
 
 def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, Any]:
-    """What must be the same for an audit to go on."""
+    """Return what must be unchanged for an audit to be continued."""
     return {
         "task": name or task.name,
         "samples": len(task.dataset),
@@ -203,7 +203,7 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
 
 
 def _source(task: Task) -> str:
-    """Digest of the file that the task is in, and of its samples: what was changed is new."""
+    """Return a digest of the task's file and samples: after a change, the audit starts anew."""
     digest = hashlib.sha256()
     file = internals.task_file(task)
     if file is not None and Path(file).is_file():
@@ -255,7 +255,7 @@ def _summary(found: Sequence[Finding], context: AuditContext, probes: list[str])
 
 
 def _policies(context: AuditContext) -> dict[str, dict[str, float | int | None]]:
-    """Episodes, mean reward and failures of every policy."""
+    """Return episodes, mean reward and failures of every policy."""
     by_policy: dict[str, list[float | None]] = {}
     for record in context.stage.records:
         by_policy.setdefault(record.policy, []).append(record.reward)
@@ -288,7 +288,7 @@ def _write(report: AuditReport, out: Path) -> None:
 
 
 def _transcripts(report: AuditReport, out: Path) -> dict[str, Transcript]:
-    """The messages of the episodes that the worst findings name."""
+    """Return the messages of the episodes that the worst findings name."""
     found: dict[str, Transcript] = {}
     for each in report.findings:
         place = place_of(each.evidence)

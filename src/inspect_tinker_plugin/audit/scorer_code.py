@@ -1,4 +1,4 @@
-"""Looks into the code of scorers: the functions that they are made of, and the files they name."""
+"""Inspects the code of scorers: the functions that they consist of, and the files they name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE = re.compile(r"(?:[\w.-]+/|/)*[\w-]+\.(?:json|jsonl|txt|log|xml|csv|ya?ml|
 
 
 def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
-    """The functions that scorers are made of, with those that they close over.
+    """Yield the functions that scorers consist of, including those that they close over.
 
     Those of Inspect and of this package are left out.
     """
@@ -34,7 +34,7 @@ def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
 
 
 def files_named(scorers: Sequence[object]) -> list[str]:
-    """Names of data files that stand in the code of scorers, or that they were given."""
+    """Return names of data files in the code of scorers, or in their arguments."""
     found: dict[str, None] = {}
     for function in functions_of(scorers):
         given = [

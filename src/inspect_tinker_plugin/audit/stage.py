@@ -1,4 +1,4 @@
-"""Runs the episodes of an audit: in parallel, within the budget, each into a log, none twice."""
+"""Runs the episodes of an audit: in parallel, within the budget, each logged and run only once."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ MOST_SECONDS = 180.0
 """Seconds after which an episode of a scripted policy is given up."""
 
 _LOG_SIZE = 64
-"""Episodes per log, and at most lost when the process is killed."""
+"""Episodes per log; at most this many are lost when the process is killed."""
 
 _PROMPT = 100_000
 """Characters of the first prompt that are kept."""
 
 Notes = dict[str, Any]
-"""What one episode's policy and moves note down, as JSON."""
+"""Notes of one episode's policy and moves, as JSON."""
 
 Reply = Callable[[TurnRequest, Notes], ModelOutput | None]
 """Answers a model call; ``None`` when the policy has nothing more to say."""
 
 Move = Callable[[TaskState, Notes], Awaitable[None]]
-"""What an attacker does inside the episode, before the solver starts or after it has ended."""
+"""An attacker's action inside the episode, before the solver starts or after it has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """One episode to run: a sample, and who plays it."""
+    """One episode to run: a sample, and the policy that plays it."""
 
     policy: str
-    """Name of the policy; together with the sample it decides what is played."""
+    """Name of the policy; together with the sample it determines what is played."""
 
     sample: Sample
     """The sample."""
 
     reply: Reply
-    """What the policy says."""
+    """The policy's replies."""
 
     repeat: int = 1
-    """Number among equal plays."""
+    """Number among identical plays."""
 
     before: Move | None = None
     """Runs in the episode before the task's solver, after its set-up."""
@@ -77,7 +77,7 @@ class Play:
 
     @property
     def key(self) -> str:
-        """What tells this play from others."""
+        """Key of this play within its audit."""
         assert self.sample.id is not None
         return episode_key(self.policy, self.sample.id, self.repeat)
 
@@ -93,14 +93,14 @@ class Budget:
     """Seconds after which no further episode is started."""
 
     used: int = 0
-    """Episodes run so far, those of earlier runs not counted."""
+    """Episodes run so far, without those of earlier runs."""
 
     started: float = field(default_factory=time.monotonic)
     refused: int = 0
-    """Episodes that were not run for lack of it."""
+    """Episodes that were not run for lack of budget."""
 
     def take(self) -> bool:
-        """Take one episode out of the budget, when there is one left."""
+        """Take one episode out of the budget, if one is left."""
         spent = self.seconds is not None and time.monotonic() - self.started > self.seconds
         if spent or (self.episodes is not None and self.used >= self.episodes):
             self.refused += 1
@@ -110,14 +110,14 @@ class Budget:
 
 
 class Stage:
-    """Where the probes' episodes run.
+    """Runs the probes' episodes.
 
     Args:
         task: The task, with the scorers that plugins add.
         runner_options: Keyword arguments of every `EpisodeRunner` (sandbox, solver).
         options: How episodes are run.
         reward: Turns a result into a reward.
-        journal: What has been run before.
+        journal: Episodes that were run before.
         folder: The audit's folder.
         budget: How much may be run.
         parallel: Episodes at once.
@@ -150,7 +150,7 @@ class Stage:
 
     @property
     def records(self) -> list[EpisodeRecord]:
-        """Every episode so far, those of earlier runs included."""
+        """Every episode so far, including those of earlier runs."""
         return list(self._journal.records.values())
 
     async def sandbox_of(self, sample: Sample) -> str | None:
@@ -165,10 +165,10 @@ class Stage:
 
         Args:
             plays: What to play.
-            alone: One at a time, with nothing beside it.
+            alone: One at a time, with nothing else running.
 
         Returns:
-            A record for each play; ``None`` where the budget was spent.
+            A record for each play; ``None`` if the budget was spent.
         """
         new = [play for play in plays if play.key not in self._journal.records]
         self._progress(len(new))
@@ -190,7 +190,7 @@ class Stage:
             async with asyncio.TaskGroup() as group:
                 for play in plays:
                     group.create_task(one(play))
-        finally:  # what was done before an interruption is kept, too
+        finally:  # keep what was done before an interruption, too
             if done:
                 self._keep(done)
 
@@ -215,7 +215,7 @@ class Stage:
 
     @staticmethod
     def _write(log: EvalLog, path: Path) -> None:
-        # In a thread: below a running event loop, Inspect's log functions would patch asyncio.
+        # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.
         with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
             thread.submit(write_eval_log, log, str(path), format="eval").result()
 
@@ -361,7 +361,7 @@ async def _act(episode: Episode, actor: _Actor) -> EpisodeResult:
 
 
 def with_moves(inner: SolverLike, before: Move | None, after: Move | None, notes: Notes) -> Solver:
-    """The task's own solver, with an attacker's moves around it."""
+    """Return the task's own solver, with an attacker's moves around it."""
     own = chain(inner)
 
     @solver(name="audited")
@@ -380,7 +380,7 @@ def with_moves(inner: SolverLike, before: Move | None, after: Move | None, notes
 
 
 def shown(request: TurnRequest) -> str:
-    """Everything that the model reads at a call, as text: messages and descriptions of tools."""
+    """Return everything that the model reads at a call, as text: messages and tools."""
     parts = [message.text for message in request.messages]
     parts += [f"{tool.name}: {tool.description}" for tool in request.tools]
     return "\n".join(parts)
@@ -411,7 +411,7 @@ def _logged(sample: EvalSample, play: Play, reward: float | None, notes: Notes) 
 
 
 def _scorer_traces(sample: EvalSample) -> Notes:
-    """What the scorers did in the sandbox: files read and written, commands run."""
+    """Return what the scorers did in the sandbox: files read and written, commands run."""
     begun = False
     traces: list[dict[str, Any]] = []
     for event in sample.events:

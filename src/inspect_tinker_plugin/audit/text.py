@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def show_report(report: AuditReport, console: Console) -> None:
-    """Print the findings as a table, then what to do, then figures."""
+    """Print the findings as a table, then the advice, then figures."""
     summary = report.summary
     if report.findings:
         console.print(_table(report))

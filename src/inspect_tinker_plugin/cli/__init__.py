@@ -1,1 +1,1 @@
-"""The commands of ``inspect rl``; a module each, imported when it is called."""
+"""The commands of ``inspect rl``, one module each, imported when it is called."""

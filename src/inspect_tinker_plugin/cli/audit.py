@@ -43,7 +43,7 @@ _COUNT = click.IntRange(1)
     "--gold",
     metavar="FIELD|FILE.sh",
     help="The right answer: a field of the samples' metadata, or a shell script that solves a "
-    "sample in its sandbox. The target without this option.",
+    "sample in its sandbox. By default, the target.",
 )
 @click.option(
     "--probe",
@@ -64,8 +64,8 @@ _COUNT = click.IntRange(1)
     "--budget",
     multiple=True,
     metavar="EPISODES|TIME",
-    help="Stop after so many episodes (200) or so much time (90s, 10m); may be given twice. "
-    "1500 episodes and 20m without this option. The same command goes on later.",
+    help="Stop after this many episodes (200) or this much time (90s, 10m); may be given twice. "
+    "Default: 1500 episodes and 20m. The same command continues later.",
 )
 @click.option("--parallel", type=_COUNT, default=4, show_default=True, help="Episodes at once.")
 @click.option("--test-task", metavar="TASK", help="Look for samples that this task has, too.")
@@ -95,9 +95,11 @@ _COUNT = click.IntRange(1)
     show_default=True,
     help="Attempts of the model at each sample.",
 )
-@click.option("--max-tokens", type=_COUNT, default=1024, show_default=True, help="Of a reply.")
 @click.option(
-    "--group-size", type=_COUNT, default=8, show_default=True, help="Of the plan of costs."
+    "--max-tokens", type=_COUNT, default=1024, show_default=True, help="Tokens per reply."
+)
+@click.option(
+    "--group-size", type=_COUNT, default=8, show_default=True, help="Group size in the cost plan."
 )
 @click.option(
     "--price",
@@ -110,7 +112,7 @@ _COUNT = click.IntRange(1)
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of the report and the logs; ./audits/TASK without this option.",
+    help="Folder of the report and the logs; by default ./audits/TASK.",
 )
 @click.option("--overwrite", is_flag=True, help="Start again in a folder with another audit.")
 @click.option(
@@ -127,17 +129,17 @@ def audit(**choices: Any) -> None:
 
     Scripted policies play real episodes: some do not try, some know the answer, some cheat.
     The scorer is given answers that are right, wrong and neither, the samples are compared
-    with each other, and attempts of a real model (--logs, --model, --local) tell whether
+    with each other, and attempts of a real model (--logs, --model, --local) show whether
     there is anything to learn. No key is needed without --model.
 
-    Every episode is in an .eval log, and the report is audit.html, in the folder that --out
-    names. Exit codes: 0 nothing as bad as --fail-on, 1 something is, 2 wrong usage.
+    Every episode is in an .eval log, and the report is audit.html, in the folder given with
+    --out. Exit codes: 0 nothing as severe as --fail-on, 1 something is, 2 wrong usage.
     """
     with _quiet_stdout():
         try:
             report = _audit(choices)
         except KeyboardInterrupt:
-            click.echo("interrupted; the same command goes on", err=True)
+            click.echo("interrupted; the same command continues", err=True)
             sys.exit(EXIT_INTERRUPTED)
     if choices["as_json"]:
         click.echo(json.dumps(report.as_json(), indent=2, default=str, ensure_ascii=False))
@@ -149,7 +151,7 @@ def audit(**choices: Any) -> None:
 
 @contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """Send to stderr what tasks print, and what programs print that they start (image builds)."""
+    """Send the output of tasks, and of programs that they start (image builds), to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -261,7 +263,7 @@ def _attempts(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int | None], object]]:
-    """Draw a bar on stderr, when that is a terminal."""
+    """Draw a bar on stderr, if that is a terminal."""
     with progress_bar("episodes") as show:
         done = planned = 0
 

@@ -88,7 +88,7 @@ def _dataset(
 
 @contextmanager
 def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | None]]:
-    """The model, and the address of its server; with ``--local`` one is started for the while."""
+    """Yield the model, and its server's address; with ``--local`` a server is started meanwhile."""
     if not choices["local"]:
         yield choices["model"], choices["base_url"]
         return

@@ -1,4 +1,4 @@
-"""``inspect rl bench``: what do episodes of a task cost, beside an eval of the same sample?"""
+"""``inspect rl bench``: compares the cost of a task's episodes with an eval of the same samples."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ SAMPLE = "inspect_rl_bench:sample"
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the episodes of one side cost."""
+    """The cost of one side's episodes."""
 
     side: str
     episodes: int
     cpu_s: float
-    """CPU of this process and its threads; not that of containers or other servers."""
+    """CPU of this process and its threads, without containers or other servers."""
     wall_s: float
     turns: float | None = None
-    """Mean model calls of an episode, where they are counted."""
+    """Mean model calls per episode, if they are counted."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Means of the episodes' own figures: ``time/...`` and ``sandbox/...``."""
+    """Means of the episodes' own metrics: ``time/...`` and ``sandbox/...``."""
 
 
 @click.command("bench")
@@ -86,12 +86,12 @@ def bench(**choices: Any) -> None:
     """Measure what episodes of TASK cost, beside `inspect eval` of the same samples.
 
     One sample is run, the first, unless --limit or --sample-id says otherwise.
-    A scripted policy answers at once, so what is measured is the environment: solver, tools,
+    A scripted policy answers at once, so the environment is measured: solver, tools,
     sandbox, scorers, rendering and parsing. Both sides run the sample once before they are
-    measured, then as often and as many at once as each other. The eval's own start, some
+    measured, then equally often and with equally many at once. The eval's own start, some
     tenths of a second, is spread over its episodes: take enough of them.
     """
-    os.environ["INSPECT_DISPLAY"] = "none"  # of the eval; read once, when it is first asked for
+    os.environ["INSPECT_DISPLAY"] = "none"  # of the eval; read only when it is first asked for
     from inspect_ai.util import display_type
 
     display_type()
@@ -111,7 +111,7 @@ def bench(**choices: Any) -> None:
 
 
 def as_text(costs: list[Cost]) -> str:
-    """A line for each side, and one for each part of an episode's time; 60 columns."""
+    """Return a line for each side, and one for each part of an episode's time; 60 columns."""
     ours = costs[0]
     turns = ours.turns or 0.0
     lines = [f"{counted(ours.episodes, 'episode')}, {turns:.1f} turns each, milliseconds", ""]
@@ -134,7 +134,7 @@ def as_text(costs: list[Cost]) -> str:
 
 
 async def _bench(choices: dict[str, Any], costs: list[Cost]) -> None:
-    """Measure one side after the other; what is measured is in ``costs`` at once."""
+    """Measure one side after the other; each result is in ``costs`` immediately."""
     from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.scripted.default import default_script
@@ -261,7 +261,7 @@ async def _eval(plan: _Plan) -> Cost:
 
 
 def _remembering(task: Task) -> Task:
-    """Have each sample of a task note its id, so that its model knows which script to follow."""
+    """Make each sample of a task note its id, so that its model knows which script to follow."""
     from inspect_ai.solver import Generate, Solver, TaskState, solver
     from inspect_ai.util import store
 
@@ -280,7 +280,7 @@ def _remembering(task: Task) -> Task:
 
 
 def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
-    """A script for a model that many samples ask at once: turns are counted in their stores."""
+    """Return a script for a model that many samples ask at once; stores count the turns."""
     from inspect_ai.util import store
 
     from inspect_tinker_plugin.scripted.replies import ScriptExhausted

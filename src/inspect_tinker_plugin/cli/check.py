@@ -1,4 +1,4 @@
-"""``inspect rl check``: does an episode of a task do what an eval of it does?"""
+"""``inspect rl check``: compares RL episodes of a task with evals of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIDES = ("messages", "tokens")
 SAMPLES = 3
-"""Samples that are checked when nothing chooses any."""
+"""Number of samples that are checked by default."""
 
 
 @click.command("check")
@@ -64,16 +64,16 @@ def check(**choices: Any) -> None:
     """Run samples of TASK under `inspect eval` and as RL episodes, and compare them.
 
     Both sides get the same scripted replies, and one epoch of the same sample; the first three
-    unless --limit or --sample-id says otherwise. What is compared: what the model saw and which
+    unless --limit or --sample-id says otherwise. The comparison covers what the model saw and which
     tools it was offered at every turn, tool results, final messages, scores, the limit, the
-    error, the store. Exit codes: 0 they agree; 1 they differ, or a run shows nothing since
+    error, the store. Exit codes: 0 they agree; 1 they differ, or a run shows nothing because
     both sides failed, the script ran out or the solver did not end; 2 wrong usage.
     """
     runs = agreed = 0
     interrupted = False
     try:
-        # Two runs per report, each with its clean-up; a thread that does not even answer then
-        # is given up, and its solver with it.
+        # Two runs per report, each with its clean-up; a thread that does not answer after that
+        # is given up, together with its solver.
         for run in stream_from_thread(
             lambda: _check(choices), patience=2 * choices["timeout"] + 60
         ):
@@ -112,9 +112,9 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     if chosen["sample_id"] is None and chosen["limit"] is None:
         chosen["limit"] = SAMPLES
     options = DatasetOptions(**chosen)
-    choose_sandbox(options.sandbox)  # raises for a name that nobody knows
+    choose_sandbox(options.sandbox)  # raises for an unknown name
     resolved = load_task(choices)
-    # a new task for each run, where there is a way to make one: tasks may keep state
+    # a new task for each run, if a task can be made: tasks may keep state
     source: Task | Callable[[], Task] = resolved.ref.resolve if resolved.ref else resolved.task
     for position, sample in enumerate(select_samples(resolved.task, options.selection)):
         script = _script(choices["script"], sample, position)

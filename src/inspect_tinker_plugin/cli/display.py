@@ -1,4 +1,4 @@
-"""How rollouts look in a terminal: a conversation with its reward, and a table of a group."""
+"""Shows rollouts in a terminal: a conversation with its reward, and a table of a group."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.cli.report import RolloutReport
 
 WIDTH = 100
-"""Columns of results that do not go to a terminal."""
+"""Width of output that does not go to a terminal."""
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-"""Colour of a message by the role of its author."""
+"""Colour of a message by its role."""
 
 CODE_ARGUMENTS = {"command": "bash", "cmd": "bash", "code": "python"}
 """Tool arguments that are shown as source text, with their language."""
 
 MAX_LINES = {"system": 4, "user": 14, "assistant": 14, "tool": 14}
-"""Longer texts are shown with their middle left out, unless everything is asked for."""
+"""Longer texts are shown with their middle left out, unless ``full`` is set."""
 
 _BLANK = re.compile(r"\n\s*\n")
 # A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
@@ -61,7 +61,7 @@ def show_conversation(report: RolloutReport, *, full: bool = False) -> Renderabl
 
 
 def table_console() -> Console:
-    """Make the console for results: as wide as the terminal or ``COLUMNS`` says, else 100."""
+    """Make the console for results: as wide as the terminal or ``COLUMNS``, else 100 columns."""
     console = Console()
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
@@ -69,7 +69,7 @@ def table_console() -> Console:
 
 
 def print_to(console: Console, what: RenderableType) -> None:
-    """Print to a console; a file or a pipe gets no blanks at the ends of lines."""
+    """Print to a console; in a file or a pipe, lines have no trailing blanks."""
     if console.is_terminal:
         console.print(what)
         return
@@ -81,12 +81,12 @@ def print_to(console: Console, what: RenderableType) -> None:
 def show_group(
     reports: Sequence[RolloutReport], *, width: int = WIDTH, told: int = 0
 ) -> RenderableType:
-    """Compare the rollouts of one group, a line each, and say why any of them failed.
+    """Compare the rollouts of one group, one per line, and say why any of them failed.
 
     Args:
         reports: The rollouts.
-        width: Columns there are; a list takes the place of a table that does not fit.
-        told: How many of them were shown before, with their errors.
+        width: Available columns; a list replaces a table that does not fit.
+        told: Number of rollouts that were shown before, with their errors.
     """
     table = _group_table(reports)
     fits = Console(width=1_000).measure(table).maximum <= width
@@ -245,7 +245,7 @@ def _plain(text: str) -> Text:
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
-    """Absent is not zero."""
+    """Format a number; absent is not zero."""
     if value is None:
         return "none"
     shown = round(value, 2) + 0.0  # no "-0.00"

@@ -35,7 +35,7 @@ SHOWN_FAILURES = 10
     metavar="DIR",
     required=True,
     type=click.Path(path_type=Path),
-    help="Folder to write to; made when it is not there.",
+    help="Folder to write to; created if missing.",
 )
 @click.option(
     "--format",
@@ -65,7 +65,7 @@ def export_command(output: Path, **choices: Any) -> None:
     Each prompt is what the task's own solver would send to the model first. The columns are
     id, prompt, answer, info, task and tools; `datasets.load_dataset(DIR)` reads them.
 
-    An export that was interrupted goes on when the same command is run again. Exit codes:
+    An export that was interrupted continues when the same command is run again. Exit codes:
     0 all samples written, 1 nothing written, 2 wrong usage, 3 some samples could not be
     written (they are listed, and in DIR/export.json).
     """

@@ -1,4 +1,4 @@
-"""Rolls out groups as the cookbook does, and goes on when one of the rollouts fails."""
+"""Rolls out groups as the cookbook does, and continues when one of the rollouts fails."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def roll_groups(
         builders: The groups.
         policy_for: Makes the policy of each rollout.
         done: Called after each rollout with whether it failed.
-        groups: Where the reports of each group go as soon as they are there, so that a caller
-            that is interrupted has them: those of the last group, too, as far as they ended.
+        groups: Receives the reports of each group as soon as they are there, so that a caller
+            that is interrupted has them, including the finished ones of the last group.
 
     Returns:
         The reports of each group, in the order of the builders.
@@ -95,7 +95,7 @@ async def _roll(
     results: dict[int, Trajectory | Exception],
     done: Callable[[bool], object],
 ) -> None:
-    """Roll out one env; how it ended goes into ``results``, unless it is cancelled."""
+    """Roll out one env; its result goes into ``results``, unless it is cancelled."""
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
     try:

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a model on TASK by reinforcement learning.",
     ),
 }
-"""Name of each command: where it is, and its line in the group's help.
+"""Name of each command, with its module and its line in the group's help.
 
 The line is repeated here so that ``inspect rl --help`` imports no command.
 """
@@ -68,7 +68,7 @@ class LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command; for one that does not exist the closest is suggested."""
+        """Find a command; if it does not exist, suggest the closest one."""
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             hint = suggestion(args[0], self.list_commands(ctx))
             ctx.fail(f"No such command {args[0]!r}.{hint}")
@@ -88,7 +88,7 @@ class LateGroup(click.Group):
 def rl(ctx: click.Context) -> None:
     """Turn any Inspect task into a Tinker RL environment."""
     if ctx.parent is None:
-        # Inspect's own main() has done this before it calls us.
+        # Inspect's own main() has done this before it calls this group.
         _read_dotenv()
 
 

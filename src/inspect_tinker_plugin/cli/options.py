@@ -20,7 +20,7 @@ Decorator = Callable[[Command], Command]
 
 
 def task_options(command: Command) -> Command:
-    """Add the argument and the options that say which task, and with which arguments."""
+    """Add the argument and the options for a task and its arguments."""
     return _decorated(
         command,
         [
@@ -56,8 +56,8 @@ def dataset_options(
 
     Args:
         name: The command.
-        hints: What its help says after an option's sentence, in parentheses.
-        defaults: Its own defaults, by option.
+        hints: Text that the command's help adds to an option's sentence, in parentheses.
+        defaults: The command's own defaults, by option.
     """
 
     def decorate(command: Command) -> Command:
@@ -84,7 +84,7 @@ def dataset_choices(name: str, choices: dict[str, Any]) -> dict[str, Any]:
 
 
 def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
-    """Return what makes the solver of ``--solver`` and ``-S``, if there is one.
+    """Return a function that makes the solver of ``--solver`` and ``-S``, if there is one.
 
     Raises:
         click.UsageError: There are arguments without a solver.
@@ -106,7 +106,7 @@ def _decorated(command: Command, decorators: Sequence[Any]) -> Command:
 
 
 def _options(option: Option, help: str, default: Any) -> list[Any]:
-    """Make the command-line options of one declared option: all have one, ``solver`` two."""
+    """Make the command-line options of one declared option: ``solver`` has two, all others one."""
     flag = f"--{option.name.replace('_', '-')}"
     written: dict[str, Any] = {"help": help, "default": default, "show_default": bool(default)}
     written |= _PARAMETERS.get(option.name, {})
@@ -190,7 +190,7 @@ def _parse_roles(
 def _parse_on_error(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> str | float | dict[str, str | float]:
-    """Read ``--on-error``: one rule for every cause, or ``cause=rule`` as often as needed."""
+    """Read ``--on-error``: one rule for every cause, or repeated ``cause=rule``."""
     rules: dict[str, str | float] = {}
     for text in texts:
         cause, equals, rule = text.rpartition("=")
@@ -239,7 +239,7 @@ def _parse_ids(ctx: click.Context, param: click.Parameter, text: str | None) -> 
 def _parse_shuffle(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> bool | int | None:
-    """Return a seed, True for an order of its own, or None for the dataset's order."""
+    """Return a seed, True for a random order, or None for the dataset's order."""
     if text is None or text.lower() in ("false", "no", "0"):
         return None
     if text.lower() in ("true", "yes"):
@@ -290,4 +290,4 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "log_dir": {"metavar": "DIR"},
 }
-"""How options are written whose type does not say it."""
+"""How options are written if their type does not say it."""

@@ -1,4 +1,4 @@
-"""``inspect rl plugins``: what is installed, from which package, and what it gives."""
+"""``inspect rl plugins``: lists what is installed, from which package, and what it provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers in a rollout: a script, read from a file or made up, or a real model."""
+"""The policies of a rollout: a script, read from a file or made up, or a real model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScriptedReply(BaseModel):
     tool_calls: list[ScriptedCall] = []
 
     def output(self) -> ModelOutput:
-        """The reply as a scripted model says it."""
+        """Return the reply as a scripted model says it."""
         return say(self.text, *(call(each.name, **each.arguments) for each in self.tool_calls))
 
 
@@ -85,7 +85,7 @@ def read_script(path: Path) -> list[list[Turn]]:
 
 
 def answer_with(target: str) -> Script:
-    """Answer every turn with one answer, through the ``submit`` tool where it is on offer."""
+    """Answer every turn with one answer, through the ``submit`` tool where it is offered."""
 
     def answer(request: TurnRequest) -> ModelOutput:
         if any(tool.name == "submit" for tool in request.tools):
@@ -102,15 +102,15 @@ def scripted_policy(
     max_tokens: int,
     request: Callable[[], TurnRequest] | None = None,
 ) -> TokenCompleter:
-    """Make a policy that says a script.
+    """Make a policy that follows a script.
 
     Args:
         renderer: Turns replies into tokens.
-        script: What it says.
+        script: Its replies.
         max_tokens: Longer replies are cut, as by a sampler.
         request: Returns the model call that is being answered; for a policy of one episode.
     """
-    # Only called, never checked for its class: a subclass would import the cookbook here.
+    # Only called, its class is never checked: a subclass would import the cookbook here.
     policy = ScriptedPolicy(renderer, script, request=request, max_tokens=max_tokens)
     return cast("TokenCompleter", policy)
 
@@ -123,7 +123,7 @@ def tinker_policy(
     Args:
         model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
         base_url: Another server than the hosted one.
-        max_tokens: Tokens a turn at most.
+        max_tokens: Maximum tokens per turn.
         temperature: Sampling temperature.
 
     Raises:

@@ -11,15 +11,15 @@ class ShowProgress(Protocol):
     """Shows how far a command is."""
 
     def __call__(self, done: int, total: int, failed: int = 0, *, what: str | None = None) -> None:
-        """Show how many of how many are done, how many of these failed, and what is counted."""
+        """Show how many are done, how many there are, how many failed, and what is counted."""
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[ShowProgress]:
-    """Draw a bar on stderr, when that is a terminal.
+    """Draw a bar on stderr, if that is a terminal.
 
     Args:
-        what: What is counted, in front of the bar.
+        what: The label in front of the bar.
     """
     from rich.console import Console
     from rich.progress import (

@@ -1,4 +1,4 @@
-"""One finished rollout as plain data: what is displayed, and what ``--json`` prints."""
+"""One finished rollout as plain data: for display, and for ``--json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP = "stop/"
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutReport:
-    """How one rollout of a group went."""
+    """The result of one rollout of a group."""
 
     task: str
     """Name of the task."""
@@ -27,7 +27,7 @@ class RolloutReport:
     """The sample that the whole group shares."""
 
     number: int
-    """Which rollout of its group it is, from 1."""
+    """Number of the rollout in its group, from 1."""
 
     messages: Sequence[ChatMessage] = ()
     """The conversation as the task left it."""
@@ -36,10 +36,10 @@ class RolloutReport:
     """Value, answer and explanation of each score, by scorer."""
 
     reward: float | None = None
-    """What the trainer gets; ``None`` when the rollout failed."""
+    """The reward for the trainer; ``None`` when the rollout failed."""
 
     advantage: float | None = None
-    """The reward less the mean of the group."""
+    """The reward minus the mean of the group."""
 
     turns: int = 0
     """Model calls that the policy answered."""
@@ -57,10 +57,10 @@ class RolloutReport:
     """Every metric of the rollout."""
 
     error: str | None = None
-    """What went wrong, when the rollout failed."""
+    """The error, if the rollout failed."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON-serialisable data."""
+        """Return everything as JSON-serialisable data."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields["messages"] = [m.model_dump(mode="json", exclude_none=True) for m in self.messages]
         return fields
@@ -69,7 +69,7 @@ class RolloutReport:
 def report_rollout(
     env: InspectEnv, number: int, *, task: str, sample_id: int | str | None
 ) -> RolloutReport:
-    """Describe how an env's episode ended, before the group has its say about the reward."""
+    """Describe how an env's episode ended, before the group's rewards are known."""
     report = RolloutReport(task=task, sample_id=sample_id, number=number, scores={}, metrics={})
     if env.ending is None:
         return report
@@ -88,7 +88,7 @@ def report_rollout(
 def with_trajectory(
     report: RolloutReport, trajectory: Trajectory, group_reward: float
 ) -> RolloutReport:
-    """Add what the cookbook made of a rollout: its total reward, metrics and stop reason."""
+    """Add the cookbook's view of a rollout: its total reward, metrics and stop reason."""
     metrics: dict[str, float | int] = {}
     for transition in trajectory.transitions:
         for name, value in transition.metrics.items():

@@ -1,4 +1,4 @@
-"""The boundary of every command: what goes wrong is one line on stderr and an exit code."""
+"""The error boundary of every command: an error becomes one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import click
 
 EXIT_ERROR = 1
-"""Nothing useful came out."""
+"""Nothing useful was produced."""
 
 EXIT_USAGE = 2
 """The command line is wrong (set by click)."""
 
 EXIT_PARTIAL = 3
-"""The result is there, but some samples are missing from it."""
+"""There is a result, but some samples are missing from it."""
 
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C."""
@@ -25,7 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def reported(command: Command) -> Command:
-    """Report the errors of a command's function; gives it the option ``--traceback``."""
+    """Report the errors of a command's function; adds the option ``--traceback``."""
 
     @click.option(
         "--traceback",

@@ -1,4 +1,4 @@
-"""``inspect rl rollout``: run a task as the trainer would, and look at what happens."""
+"""``inspect rl rollout``: runs a task as the trainer would, and shows what happens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULT_RENDERER = "qwen3_instruct"
 @click.option(
     "--policy",
     type=click.Choice(["scripted", "tinker"]),
-    help="Who answers; tinker when --model is given, else scripted.",
+    help="Who answers; by default tinker with --model, else scripted.",
 )
 @click.option(
     "--script",
@@ -69,8 +69,8 @@ def rollout(**choices: Any) -> None:
 
     TASK is a registered name (package/task) or a file (file.py@task), as for `inspect eval`;
     one sample of it is taken unless --limit or --sample-id says otherwise. Nothing is
-    trained. Without --model nothing leaves this machine: a scripted policy speaks through
-    the tokenizer that is shipped with the package. Exit codes: 0 all rollouts ended with a
+    trained. Without --model nothing leaves this machine: a scripted policy uses the
+    tokenizer that is shipped with the package. Exit codes: 0 all rollouts ended with a
     reward, 1 none did, 2 wrong usage, 3 some failed.
     """
     from inspect_tinker_plugin.cli.display import table_console
@@ -104,7 +104,7 @@ def rollout(**choices: Any) -> None:
 
 
 class _Counts:
-    """Counts the rollouts that are done, for the bar."""
+    """Counts the finished rollouts, for the progress bar."""
 
     def __init__(self, total: int, show: ShowProgress) -> None:
         self._total = total
@@ -130,7 +130,7 @@ def _check(choices: dict[str, Any]) -> None:
 
 
 def _renderer(choices: dict[str, Any]) -> Renderer:
-    """Make the renderer that is named, the model's own, or the scripted policy's."""
+    """Make the named renderer, the model's own, or the scripted policy's."""
     from inspect_tinker_plugin.rl.renderer import make_renderer
     from inspect_tinker_plugin.scripted.tokenizer import tokenizer_path
 
@@ -194,7 +194,7 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
 
 
 def _finish_logs(log_dir: str | Path | None) -> None:
-    """Wait until the logs of the rollouts are there to be read."""
+    """Wait until the logs of the rollouts can be read."""
     if log_dir is not None:
         from inspect_tinker_plugin.logs import assemble_pending
 

@@ -1,4 +1,4 @@
-"""Runs async work in a thread of its own, so that work which never ends cannot hold a command."""
+"""Runs async work in a separate thread, so that work that never ends cannot block a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inspect_tinker_plugin.errors import InspectRLError
 T = TypeVar("T")
 
 _CLEAN_UP = 30.0
-"""Seconds that the work has for its clean-up when the command is interrupted."""
+"""Seconds for the clean-up of the work when the command is interrupted."""
 
 
 class StuckWorkError(InspectRLError):
@@ -22,7 +22,7 @@ class StuckWorkError(InspectRLError):
 
 
 def stream_from_thread(work: Callable[[], AsyncIterator[T]], *, patience: float) -> Iterator[T]:
-    """Yield what an async iterator gives, from an event loop in a daemon thread.
+    """Yield the items of an async iterator, from an event loop in a daemon thread.
 
     An interrupt (Ctrl-C) cancels the work and waits for its clean-up.
 
@@ -31,7 +31,7 @@ def stream_from_thread(work: Callable[[], AsyncIterator[T]], *, patience: float)
         patience: seconds to wait for one item.
 
     Raises:
-        StuckWorkError: nothing came in that time; the thread is left behind.
+        StuckWorkError: no item came in time; the thread is left behind.
     """
     items: queue.Queue[tuple[str, object]] = queue.Queue()
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""``inspect rl train``: train a model on a task, with the cookbook's own loop."""
+"""``inspect rl train``: trains a model on a task, with the cookbook's own loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COUNT = click.IntRange(1)
 @click.option(
     "--local",
     is_flag=True,
-    help="Train on this machine's CPU, with a server of its own and, without --model, a tiny "
+    help="Train on this machine's CPU, with a local server and, without --model, a tiny "
     "random model: to try things out, without a key.",
 )
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
@@ -36,8 +36,8 @@ _COUNT = click.IntRange(1)
     "--log-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of the run; one with an interrupted run continues it. A new one in ./logs "
-    "without this option.",
+    help="Folder of the run; one with an interrupted run continues it. By default a new one in "
+    "./logs.",
 )
 @click.option(
     "--steps",
@@ -51,9 +51,9 @@ _COUNT = click.IntRange(1)
     group_size=None,
     shuffle=True,
 )
-@click.option("--learning-rate", type=float, help="The cookbook's for the model if not given.")
+@click.option("--learning-rate", type=float, help="By default the cookbook's for the model.")
 @click.option("--lora-rank", type=_COUNT, help="Rank of the adapter (32; 16 with --local).")
-@click.option("--max-tokens", type=_COUNT, help="Tokens of a reply (1024; 16 with --local).")
+@click.option("--max-tokens", type=_COUNT, help="Tokens per reply (1024; 16 with --local).")
 @click.option(
     "--save-every", type=click.IntRange(0), help="Steps between checkpoints (10; 5 with --local)."
 )
@@ -77,7 +77,7 @@ _COUNT = click.IntRange(1)
     metavar="SHARE",
     help="Hold out a part of TASK instead: 0.1, 10% or a number of samples.",
 )
-@click.option("--test-samples", type=_COUNT, help="Use only the first so many test samples.")
+@click.option("--test-samples", type=_COUNT, help="Use only this many test samples.")
 @click.option("--allow-overlap", is_flag=True, help="Allow test samples that are also trained on.")
 @click.option("--workers", type=_COUNT, metavar="N", help="Roll out in N processes.")
 @click.option(
@@ -92,7 +92,7 @@ _COUNT = click.IntRange(1)
     "--dry-run",
     is_flag=True,
     help="Check everything that can be checked without a server, print what the run would do and "
-    "cost, and leave it at that.",
+    "cost, and stop.",
 )
 @click.option(
     "--price",
@@ -100,7 +100,7 @@ _COUNT = click.IntRange(1)
     metavar="FILE",
     help="Prices for --dry-run, as for `inspect rl audit`.",
 )
-@click.option("--verbose", is_flag=True, help="Show what the cookbook prints, too.")
+@click.option("--verbose", is_flag=True, help="Show the cookbook's own output, too.")
 @reported
 def train_command(**choices: Any) -> None:
     """Train a model on TASK by reinforcement learning.
@@ -110,7 +110,7 @@ def train_command(**choices: Any) -> None:
     (rl.train.Config), e.g. kl_penalty_coef=0.01, num_substeps=2 or, for its asynchronous
     mode, async_config.max_steps_off_policy=2 async_config.groups_per_batch=4.
 
-    The folder of a run gets the cookbook's metrics and checkpoints, an .eval log per batch
+    The folder of a run gets the cookbook's metrics and checkpoints, one .eval log per batch
     (rollouts/, test/) and report.html. The same command on the same folder continues an
     interrupted run from its last checkpoint.
     """
@@ -146,7 +146,7 @@ def _dry_run(request: Any, price: Path | None) -> None:
 
 
 def _train(request: Any) -> None:
-    # Said before the seconds that the imports take.
+    # Printed before the imports, which take seconds.
     from inspect_tinker_plugin.train.request import check_request
 
     check_request(request)
@@ -160,7 +160,7 @@ def _train(request: Any) -> None:
         goes_on = (
             "starts again, since there is no checkpoint yet (--save-every)"
             if step is None
-            else f"goes on from the checkpoint of step {step}"
+            else f"continues from the checkpoint of step {step}"
         )
         click.echo(
             f"interrupted; the same command with --log-dir {request.log_dir} {goes_on}", err=True

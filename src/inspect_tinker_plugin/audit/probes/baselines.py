@@ -1,4 +1,4 @@
-"""Baselines: what policies earn that do not try."""
+"""Baselines: the rewards of policies that do not try."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CATCH_ALL = (
     + "correct, incorrect, positive, negative, neutral, unknown, the quick brown fox jumps over "
     + "the lazy dog."
 )
-"""Says a little of everything, and so answers nothing."""
+"""Contains a little of everything, and so answers nothing."""
 
 _MOST_CONSTANTS = 5
 _FEW = 3
@@ -71,10 +71,7 @@ class Baselines:
         if len(full) < max(3, len(records) / 2):
             return per_sample(
                 "empty-reply",
-                {
-                    r.sample: ("A reply without a word earns the full reward.", r.evidence())
-                    for r in full
-                },
+                {r.sample: ("An empty reply earns the full reward.", r.evidence()) for r in full},
             )
         return [_general(audit, "empty-reply", full, records, Severity.HIGH)]
 
@@ -98,7 +95,7 @@ class Baselines:
         return [_general(audit, "catch-all-answer", full, records, severity)]
 
     async def _constants(self, audit: AuditContext) -> list[Finding]:
-        """The most frequent answers, each given to all samples."""
+        """Give the most frequent answers, each to all samples."""
         found = []
         if len(audit.samples) < _FEW:
             return []
@@ -150,7 +147,7 @@ class Baselines:
 
 
 def echo(request: TurnRequest, notes: Notes) -> ModelOutput | None:
-    """Say the last user message back."""
+    """Repeat the last user message."""
     texts = [message.text for message in request.messages if message.role == "user"]
     return always(texts[0] if texts else "")(request, notes)
 
@@ -203,7 +200,7 @@ def _general(
 
 
 def _partial(audit: AuditContext, code: str, records: list[EpisodeRecord]) -> list[Finding]:
-    """A part of the reward for nothing: a dense score does that, so it is no grave finding."""
+    """Report a partial reward for nothing: normal for a dense score, so it is not grave."""
     some = [r for r in records if r.reward is not None and r.reward > TINY]
     if not some:
         return []
@@ -218,7 +215,7 @@ def _partial(audit: AuditContext, code: str, records: list[EpisodeRecord]) -> li
 
 
 def _no_answers(audit: AuditContext) -> list[Finding]:
-    """The honest policy without an answer is a baseline, too."""
+    """Report the honest policy without an answer, which is also a baseline."""
     records = [r for r in audit.reference.null.values() if r.reward is not None]
     full = [r for r in records if audit.reference.is_full(r.reward)]
     if not full or 2 * len(full) < len(records) or len(full) < min(2, len(audit.samples)):
@@ -232,7 +229,7 @@ def _no_answers(audit: AuditContext) -> list[Finding]:
 
 
 def _constants(audit: AuditContext) -> list[str]:
-    """The most frequent targets, each letter of the choices, and a few plain words."""
+    """Return the most frequent targets, each letter of the choices, and a few plain words."""
     counts = Counter(target.strip() for s in audit.samples for target in targets(s)[:1])
     frequent = [t for t, n in counts.most_common(2) if len(t) <= 200 and (n > 1 or len(counts) < 9)]
     most = max((len(sample.choices or []) for sample in audit.samples), default=0)
@@ -248,7 +245,7 @@ def _candidates(audit: AuditContext) -> int:
 
 
 def _base_rate(audit: AuditContext, answer: str, seen: float) -> float:
-    """The share of all samples with this target, or what was seen where targets do not say."""
+    """Return the share of all samples with this target, or the observed share if unknown."""
     known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
     if not known or answer not in known or seen == 0:
         return seen

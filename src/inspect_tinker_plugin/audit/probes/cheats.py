@@ -1,10 +1,10 @@
-"""Cheats in the sandbox: what a policy earns that attacks the scoring instead of the task.
+"""Cheats in the sandbox: the rewards of policies that attack the scoring instead of the task.
 
 A cheat succeeds when it earns more than an honest policy without an answer that acts in the same
-way, and when it did change what it meant to change. It uses the task's tools where they run
-commands. Otherwise its script is run in the sample's sandbox from outside, as somebody would who
-got a command into it; the finding says so and is less grave, since this task's policy may have no
-way there.
+way, and when it did change what it meant to change. It uses the task's tools if they run
+commands. Otherwise its script is run in the sample's sandbox from outside, as by somebody who
+managed to get a command into it; the finding says so and is less grave, since this task's policy
+may have no way to do that.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _FORGERIES = {
     "json": '{"score": 1, "reward": 1.0, "passed": true, "success": true, "resolved": true, '
     '"result": "pass", "status": "passed", "correct": true, "grade": "C", "failed": 0}\n',
 }
-"""What a forged result may look like."""
+"""Contents of forged results."""
 
 
 @dataclass(frozen=True)
 class SandboxCheats:
-    """Attacks tests, commands, clock and results in the sandbox, and looks for the answer there."""
+    """Attacks tests, commands, clock and results in the sandbox, and searches it for the answer."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         samples, host = await _with_sandbox(audit)
@@ -81,7 +81,7 @@ class Attack:
 
 
 async def _with_sandbox(audit: AuditContext) -> tuple[list[Sample], bool]:
-    """The samples to attack, and whether their sandbox is this machine."""
+    """Return the samples to attack, and whether their sandbox is this machine."""
     kinds = {}
     for sample in audit.chosen:
         kind = await audit.stage.sandbox_of(sample)
@@ -138,7 +138,7 @@ def _play(policy: str, sample: Sample, script: str, finish: Reply) -> Play:
 
 
 async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | str, EpisodeRecord]:
-    """An honest policy that runs a command and has no answer: what cheats are measured by."""
+    """Play an honest policy that runs a command and has no answer: the baseline for cheats."""
     plays = [_play("cheat:none", s, "true", always(UNKNOWING)) for s in samples[:_FEW]]
     records = await audit.stage.run(plays)
     return {record.sample: record for record in records if record is not None}
@@ -147,13 +147,13 @@ async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | 
 def _attacks(
     base: dict[int | str, EpisodeRecord], mentioned: Sequence[str], *, host: bool
 ) -> list[Attack]:
-    """The attacks, with what is known of the scorer: files it reads, commands it runs."""
+    """Return the attacks, adapted to the scorer: files that it reads, commands that it runs."""
     did = [each for record in base.values() for each in record.notes.get("scorer_did", [])]
     commands = [str(each["cmd"]) for each in did if each["action"] == "exec" and each["cmd"]]
     read = [str(each["file"]) for each in did if each["action"] == "read_file" and each["file"]]
     written = {str(each["file"]) for each in did if each["action"] == "write_file"}
     named = [w.strip("'\"") for c in commands for w in c.split() if re.search(r"\.(py|sh)\W*$", w)]
-    # a file that a command of the scorer reads is where a result may be forged, too
+    # a file that a command of the scorer reads is another place to forge a result
     read += [
         m for c in commands for m in re.findall(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)", c)
     ]
@@ -244,11 +244,11 @@ def _success(
     )
 
 
-# looking for the answer
+# searching for the answer
 
 
 async def _search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) -> list[Finding]:
-    """Look for the target, and answer with it when it stands at a place of its own."""
+    """Search for the target, and answer with it if it stands in a place of its own."""
     plays = []
     for sample in samples:
         wanted = [audit.gold_of(sample)] if audit.gold_of(sample) else targets(sample)
@@ -311,7 +311,7 @@ def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> Rep
 
 
 def _look_first(script: str, *, host: bool, target: str) -> Move:
-    """Look from outside, for tasks without a tool; the tool's own look replaces it."""
+    """Search from outside, for tasks without a tool; the tool's own search replaces it."""
 
     async def before(state: TaskState, notes: Notes) -> None:
         output = await moves.run_in_sandbox(script)
@@ -324,10 +324,10 @@ def _look_first(script: str, *, host: bool, target: str) -> Move:
 
 
 def judged_places(output: str, target: str, sample: Sample | None) -> list[dict[str, str]]:
-    """What of the places where a target stands is a leak, and not the matter of the task itself.
+    """Return the places of a target that are leaks, and not part of the task itself.
 
-    A log in which the answer has to be found holds it, too. A leak is a file, line or variable
-    that is about answers by its name, or that holds little else.
+    A log in which the answer has to be found contains it, too. A leak is a file, line or variable
+    whose name is about answers, or that contains little else.
     """
     places = []
     for line in output.splitlines():
@@ -357,7 +357,7 @@ def judged_places(output: str, target: str, sample: Sample | None) -> list[dict[
 
 
 async def _in_image(target: str) -> str | None:
-    """A line of the history of the sandbox's image with the target, where an engine shows it."""
+    """Return a line of the sandbox image's history with the target, if an engine shows it."""
     if len(target) < 4:
         return None
     name = (await moves.run_in_sandbox("cat /etc/hostname")).strip()
@@ -379,7 +379,7 @@ async def _in_image(target: str) -> str | None:
     try:
         return await asyncio.to_thread(history)
     except Exception:
-        # no engine here, or a sandbox of another kind: then there is no history to read
+        # no engine here, or another kind of sandbox: then there is no history to read
         return None
 
 

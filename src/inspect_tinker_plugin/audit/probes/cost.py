@@ -1,4 +1,4 @@
-"""Cost: what episodes of the task spend, before a run spends it."""
+"""Cost: what the task's episodes spend, determined before a run spends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_of
 
 @dataclass(frozen=True)
 class Cost:
-    """What episodes cost: from attempts of a real model, or estimated from scripted ones."""
+    """Reports the cost of episodes, from a real model's attempts or estimated from scripts."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         options = audit.options
@@ -67,7 +67,7 @@ def _counted(attempts: Sequence[Attempt]) -> EpisodeCost:
 
 
 def _seen_before(read: float, turns: int) -> float:
-    """Of all prompts of an append-only episode, what an earlier one held: all but the last.
+    """Return the prompt tokens that an earlier prompt held, for an append-only episode.
 
     With prompts that grow evenly from p to n·p their sum is p·n(n+1)/2 and the last is n·p.
     """
@@ -75,7 +75,7 @@ def _seen_before(read: float, turns: int) -> float:
 
 
 def _estimated(audit: AuditContext) -> EpisodeCost | None:
-    """Estimate from the honest policies; a real model says more than they do."""
+    """Estimate from the honest policies; a real model writes more than they do."""
     records = [r for r in audit.reference.gold.values() if r.turns] or [
         r for r in audit.reference.null.values() if r.turns
     ]

@@ -1,4 +1,4 @@
-"""The gold policy: does the right answer earn what it should, and can it be given at all?"""
+"""The gold policy: whether the right answer earns what it should, and can be given at all."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Play
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
-"""Scorers of Inspect that compare the reply with the target, which so is the answer."""
+"""Scorers of Inspect that compare the reply with the target, which therefore is the answer."""
 
 
 @dataclass(frozen=True)
 class GoldAnswers:
-    """Gives the right answer and looks at what it earns."""
+    """Gives the right answer and examines what it earns."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.judged:
@@ -43,7 +43,7 @@ class GoldAnswers:
         return found
 
     async def _alternatives(self, audit: AuditContext) -> list[Finding]:
-        """Every further target of a sample that has several is right, too."""
+        """Check that every further target of a sample is accepted, too."""
         reference = audit.reference
         several = [
             s for s in audit.chosen if len(targets(s)) > 1 and not s.choices and reference.pays(s)
@@ -67,7 +67,7 @@ class GoldAnswers:
         return per_sample("alternative-fails", seen)
 
     async def _limits_with_tools(self, audit: AuditContext) -> list[Finding]:
-        """A tool call and the answer must fit into the limits."""
+        """Check that a tool call and the answer fit into the limits."""
         if audit.task.message_limit is None and audit.task.turn_limit is None:
             return []
         samples = [
@@ -109,7 +109,7 @@ def _failing(audit: AuditContext) -> list[Finding]:
     if scored and len(nothing) == len(scored):
         found += [_all_fail(audit, list(scored.values()))]
     elif nothing:
-        # elsewhere the target is the answer, so here it should be, too
+        # for other samples the target is the answer, so here it should be, too
         severity = None if 2 * len(nothing) <= len(scored) or _compares(audit) else Severity.MEDIUM
         found += per_sample(
             "gold-fails",
@@ -151,14 +151,14 @@ def target_is_answer(audit: AuditContext) -> bool:
 
 
 def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
-    """All fail: the scorer is wrong, or the target is not the answer."""
+    """Report that all fail: the scorer is wrong, or the target is not the answer."""
     likely = target_is_answer(audit)
     message = (
         f"The target as the answer earns nothing on all {len(records)} samples tried, in "
         f"{len(FORMS)} forms."
     )
     if not likely:
-        message += " The target may not be the answer; then name what is with --gold."
+        message += " The target may not be the answer; if so, name the answer with --gold."
     return finding(
         "gold-fails",
         message,

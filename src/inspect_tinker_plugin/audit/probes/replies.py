@@ -1,4 +1,4 @@
-"""Cheats in the reply: code that a scorer runs, and that attacks the checks instead of passing."""
+"""Cheats in the reply: code that attacks a scorer's checks instead of passing them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ReplyCheats:
 
 
 async def _runs_code(audit: AuditContext, sample: Sample) -> bool:
-    """Whether the scorer works in a sandbox; elsewhere code might be run in this very process."""
+    """Whether the scorer works in a sandbox; otherwise code might be run in this very process."""
     assert sample.id is not None
     record = audit.reference.null.get(sample.id)
     if record is None or await audit.stage.sandbox_of(sample) is None:

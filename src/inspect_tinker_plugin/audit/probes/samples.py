@@ -1,4 +1,4 @@
-"""The samples: copies, leaks, targets that cannot be reached, prompts that are too long."""
+"""Probes the samples: copies, leaks, unreachable targets, prompts that are too long."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Seen = dict[int | str, tuple[str, Mapping[str, Any]]]
 """Messages and evidence by sample."""
 
 _NEAR_MOST = 20_000
-"""Samples up to which near-duplicates are looked for."""
+"""Maximum number of samples for which near-duplicates are searched."""
 
 
 @dataclass(frozen=True)
 class SampleChecks:
-    """Looks at all samples as they are, and at what the model is shown of some."""
+    """Examines all samples, and what the model is shown of some."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.samples:
@@ -52,7 +52,7 @@ class SampleChecks:
 
 
 def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding]:
-    """Samples that fail whatever is answered."""
+    """Report samples that fail whatever the answer is."""
     null = audit.reference.null
     failed = {
         id: record
@@ -62,12 +62,12 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
     found = []
     for code, before in (("setup-fails", True), ("episode-fails", False)):
         some = {id: record for id, record in failed.items() if (record.turns == 0) == before}
-        # sandboxes of which none starts say more about this machine than about the samples
+        # if no sandbox starts, the fault is in this machine rather than in the samples
         unboxed = {id: record for id, record in some.items() if record.cause == "sandbox"}
         if unboxed and len(unboxed) == sum(id in boxed for id in null):
             some = {id: record for id, record in some.items() if id not in unboxed}
             record = next(iter(unboxed.values()))
-            message = f"No sample's sandbox starts here, so little was looked at: {record.error}"
+            message = f"No sample's sandbox starts here, so little was checked: {record.error}"
             found.append(
                 finding(code, message, severity=Severity.MEDIUM, evidence=record.evidence())
             )
@@ -110,7 +110,7 @@ def _copies(samples: Sequence[Sample]) -> list[Finding]:
     if copies:
         extra = sum(len(group) - 1 for group in copies)
         shown = "; ".join(", ".join(repr(s.id) for s in group[:4]) for group in copies[:5])
-        # what metadata tells apart, a set-up or a scorer may tell apart
+        # samples that differ in metadata may differ in set-up or scoring
         same = any(len({_digest(s.metadata or {}) for s in g}) < len(g) for g in copies)
         found.append(
             finding(
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def question(sample: Sample) -> str:
-    """What a sample asks, as text: input and choices."""
+    """Return what a sample asks, as text: input and choices."""
     given = sample.input
     text = given if isinstance(given, str) else "\n".join(message.text for message in given)
     return "\n".join([text, *(sample.choices or [])])
@@ -197,7 +197,7 @@ def _words(text: str) -> str:
 
 
 def _overlap(audit: AuditContext) -> list[Finding]:
-    """Samples of the test task that are trained on."""
+    """Report samples of the test task that are also trained on."""
     test: Sequence[Sample] | None = audit.options.test_samples if audit.options else None
     if not test:
         return []
@@ -229,7 +229,7 @@ def _overlap(audit: AuditContext) -> list[Finding]:
     close = [pair for pair in ids if pair not in same]
     if close:
         message = (
-            f"{len({b for _, b in close})} of {len(test)} test samples are almost the same as "
+            f"{len({b for _, b in close})} of {len(test)} test samples are nearly identical to "
             f"samples that are trained on, such as {close[0][0]!r} and {close[0][1]!r}."
         )
         found.append(
@@ -263,7 +263,7 @@ def _targets(audit: AuditContext) -> list[Finding]:
         repeated = [text for text, n in Counter(texts).items() if n > 1]
         if repeated:
             right = repeated[0] in (choice_texts(sample) or [])
-            message = f"The choice {repeated[0]!r:.60} stands there twice."
+            message = f"The choice {repeated[0]!r:.60} occurs twice."
             doubled[sample.id] = (message + (" It is the right one." if right else ""), {})
     found += per_sample("target-unreachable", unreachable)
     found += per_sample("empty-target", empty)
@@ -272,7 +272,7 @@ def _targets(audit: AuditContext) -> list[Finding]:
 
 
 def _imbalance(audit: AuditContext) -> list[Finding]:
-    """One right choice, or one of few targets, far more often than the others."""
+    """Report one right choice, or one of few targets, that is far more frequent than the others."""
     known = [targets(s)[0].strip() for s in audit.samples if targets(s)]
     if len(known) < 8:
         return []
@@ -308,7 +308,7 @@ def _position(sample: Sample) -> str:
 
 
 def _leaks(audit: AuditContext) -> list[Finding]:
-    """Targets in the prompt, except where that is how the task is (reading, choosing)."""
+    """Report targets in the prompt, except where the task is like that (reading, choosing)."""
     prompts = {
         id: str(record.notes.get("prompt", ""))
         for id, record in audit.reference.null.items()
@@ -333,13 +333,13 @@ def _leaks(audit: AuditContext) -> list[Finding]:
             seen[id] = ("the prompt, marked as the answer", Severity.HIGH)
         elif elsewhere < 0.34 and (len(target) > 3 or _asked_once(own, target)):
             seen[id] = ("the input", Severity.MEDIUM)
-    # reading, extracting, sorting, picking out: there the answer stands in most inputs
+    # reading, extracting, sorting, picking out: in such tasks most inputs contain the answer
     by_nature = len(seen) > 3 and 2 * len(seen) >= len(wanted)
     found = []
     for severity in Severity:
         some = {
             id: (
-                f"The target {wanted[id]!r:.80} stands in {where}.",
+                f"The target {wanted[id]!r:.80} is in {where}.",
                 audit.reference.null[id].evidence(),
             )
             for id, (where, worst) in seen.items()
@@ -350,7 +350,7 @@ def _leaks(audit: AuditContext) -> list[Finding]:
         if by_nature and severity is not Severity.HIGH:
             id = next(iter(some))
             message = (
-                f"Targets stand in the input of {share(len(some), len(wanted))}, as in reading."
+                f"Targets are in the input of {share(len(some), len(wanted))}, as in reading tasks."
             )
             found.append(
                 finding(
@@ -366,7 +366,7 @@ def _leaks(audit: AuditContext) -> list[Finding]:
 
 
 def _leakable(sample: Sample) -> str | None:
-    """A target that says something when it stands somewhere."""
+    """Return a target that is meaningful enough to be recognised as a leak."""
     wanted = targets(sample)
     if not wanted:
         return None
@@ -387,7 +387,7 @@ def _rate_elsewhere(
     prompts: Mapping[int | str, str],
     wanted: Mapping[int | str, str],
 ) -> float:
-    """How often the target stands in the prompts of samples with other targets."""
+    """Return how often the target occurs in the prompts of samples with other targets."""
     others = [key for key in prompts if key != id and wanted.get(key) != target][:60]
     if not others:
         return 0.0
@@ -395,7 +395,7 @@ def _rate_elsewhere(
 
 
 def _asked_once(text: str, target: str) -> bool:
-    """A short target (a number, say) is a leak when it ends the input."""
+    """Whether a short target (a number, say) ends the input, which makes it a leak."""
     return re.search(rf"(?<!\w){re.escape(target)}\W*$", text.strip()) is not None
 
 
@@ -437,7 +437,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
 
 
 def _tokens(sample: Sample, record: EpisodeRecord | None) -> int:
-    """Four characters per token: an estimate, from what is shown where that is known."""
+    """Estimate four characters per token, from the prompt if it is known."""
     shown = str(record.notes.get("prompt", "")) if record is not None else ""
     return max(len(shown), len(question(sample))) // 4
 

@@ -1,4 +1,4 @@
-"""The scorer: is it repeatable, does its reward have more than one value, what does it choke on?"""
+"""Probes the scorer: is it repeatable, does its reward vary, on which replies does it fail?"""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TIMES = 5
 
 _FEW = 3
 _PAUSES = (0.07, 0.19, 0.31, 0.53)
-"""Seconds between the scores of one state: together they see a second pass, and no two are alike,
-so that they fall into step with no clock."""
+"""Seconds between the scores of one state: together they span several seconds, and no two are
+equal, so that they coincide with no clock."""
 
 _SLOW = 10.0
 
@@ -39,10 +39,10 @@ class ScorerChecks:
         if not audit.task.scorer:
             return [finding("no-scorer", CODES["no-scorer"].meaning)]
         if not audit.judged and not audit.reference.judge_missing:
-            return []  # no episode runs, and the samples' probe says so
+            return []  # no episode runs, and the samples' probe reports that
         if not audit.judged:
             record = next(iter(audit.reference.null.values()))
-            message = f"The scorer asks a model that is not there: {record.error}"
+            message = f"The scorer asks a model that is not available: {record.error}"
             return [finding("judge-missing", message, evidence=record.evidence())]
         found = await self._repeatable(audit)
         found += _raising(audit)
@@ -136,7 +136,7 @@ class ScorerChecks:
 
 
 def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, Reply]]:
-    """The two honest policies: one that knows, where the answer is known, and one that does not."""
+    """Yield the two honest policies: with the answer, where it is known, and without."""
     yield "unknowing", always(UNKNOWING)
     if sample.id in audit.reference.gold:
         write, gold = FORMS[audit.reference.form], audit.gold_of(sample)
@@ -171,11 +171,11 @@ def _other_times(scorers: Sequence[object]) -> Move:
 
 
 async def _score_once(state: TaskState) -> Any:
-    """Values of all scorers; an exception is told apart from every value."""
+    """Return the values of all scorers; an exception differs from every value."""
     try:
         return [_plain(each.value) for each in await score(state)]
     except Exception as error:
-        # the boundary of a scorer that is tried; the episode's own scoring reports it
+        # the boundary of a scorer under test; the episode's own scoring reports it
         return f"{type(error).__name__}: {error}"[:200]
 
 
@@ -187,7 +187,7 @@ def _plain(value: object) -> Any:
     return repr(value) if value != value else value
 
 
-# what all episodes say
+# findings over all episodes
 
 
 def _differing(records: Sequence[EpisodeRecord], note: str) -> EpisodeRecord | None:
@@ -224,7 +224,7 @@ def _raising(audit: AuditContext) -> list[Finding]:
 
 
 def _values(audit: AuditContext) -> list[Finding]:
-    """Does the reward have more than one value at all?"""
+    """Report a reward that has only one value."""
     rewards = {round(r.reward, 6) for r in audit.stage.records if r.reward is not None}
     found = []
     worst = min(rewards, default=0.0)
@@ -238,8 +238,8 @@ def _values(audit: AuditContext) -> list[Finding]:
         record = next(r for r in audit.stage.records if r.reward is not None)
         tried = sum(r.reward is not None for r in audit.stage.records)
         # zero everywhere is what a hard task gives to policies that know nothing
-        # a part of the reward may be for harm that was not done, the rest for work that scripts
-        # do not do: where there are tools, that says little
+        # part of the reward may be for harm that was not done, the rest for work that scripts
+        # do not do: if there are tools, that says little
         paid = abs(value) > TINY and (not record.tools or audit.reference.is_full(value))
         grave = paid or (audit.reference.gold and target_is_answer(audit))
         message = f"{tried} episodes of {len(policies)} policies all earned {value:g}."
@@ -253,7 +253,7 @@ def _values(audit: AuditContext) -> list[Finding]:
 
 
 def min_reward(audit: AuditContext) -> float:
-    """The least reward of all episodes."""
+    """Return the least reward of all episodes."""
     return min(r.reward for r in audit.stage.records if r.reward is not None)
 
 

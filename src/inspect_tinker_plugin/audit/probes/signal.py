@@ -1,4 +1,4 @@
-"""Signal: what a real model earns, and whether its groups differ at all."""
+"""Signal: what a real model earns, and whether the rewards in its groups differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTED = 200
 
 @dataclass(frozen=True)
 class Signal:
-    """Reads attempts of a real model."""
+    """Examines attempts of a real model."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         attempts: Sequence[Attempt] = audit.options.attempts if audit.options else ()
@@ -97,7 +97,7 @@ def _figures(
 
 
 def pass_at(k: int, rewards: Sequence[float], full: float) -> float:
-    """The chance that one of k attempts earns the full reward, estimated without bias."""
+    """Return the unbiased estimate of the chance that one of k attempts earns the full reward."""
     n, solved = len(rewards), sum(reward >= full - TINY for reward in rewards)
     if n - solved < k:
         return 1.0
@@ -179,7 +179,7 @@ def _recommend(
     keep: Sequence[int | str],
     full: float,
 ) -> dict[str, Any]:
-    """Group size, reply length and samples for a first run."""
+    """Recommend group size, reply length and samples for a first run."""
     rates = [
         min(max(sum(r >= full - TINY for r in rewards) / len(rewards), 0.0), 1.0)
         for id, rewards in by_sample.items()
@@ -187,7 +187,7 @@ def _recommend(
     ]
     rate = statistics.median(rates) if rates else 0.5
     flat = max(rate, 1 - rate)
-    # the least group that differs nine times in ten: flat^G <= 0.1
+    # the smallest group whose rewards differ nine times in ten: flat^G <= 0.1
     size = math.ceil(math.log(0.1) / math.log(flat)) if 0 < flat < 1 else 8
     longest = _spread([max(1, each.output_tokens // max(each.turns, 1)) for each in attempts])
     advice: dict[str, Any] = {
