@@ -132,7 +132,7 @@ async def main(alternations: int) -> bool:
             figures[name].append(await cpu_ms(side))
     medians = {name: statistics.median(values) for name, values in figures.items()}
     for name, value in medians.items():
-        print(f"{name:14} {value:6.2f} ms CPU an episode")
+        print(f"{name:14} {value:6.2f} ms CPU per episode")
     ratio = medians["this package"] / medians["inspect eval"]
     print(f"ours / eval    {ratio:6.2f}  (at most {LIMIT})")
     print(f"ours / eval of 8 {medians['this package'] / medians['eval of 8']:4.2f}")

@@ -1,6 +1,6 @@
 """Memory of a thousand episodes parked at once in one process; all of them finish.
 
-Each side runs in a process of its own: this package, and ``inspect_ai.eval`` with as many
+Each side runs in a separate process: this package, and ``inspect_ai.eval`` with as many
 connections. The growth of the resident set between "nothing" and
 "all parked" is printed; the bar is under 100 MB for ours.
 Run ``python benchmarks/parked.py [episodes]``.

@@ -197,7 +197,7 @@ def _report(
         middle = "-" if second is None else f"{second:.1f}"
         print(f"{name:34}{first:>10.1f}{middle:>10}{third:>13.1f}{ratio:>9.3f}")
 
-    line("episodes a minute", stock_rate, None, pool_rate, pool_rate / stock_rate)
+    line("episodes per minute", stock_rate, None, pool_rate, pool_rate / stock_rate)
     rows: list[tuple[str, list[float], list[float] | None, list[float], float]] = [
         ("acquire p50, under load", stock_loaded["acquire"], None, pool_loaded["acquire"], 0.5),
         ("acquire p99, under load", stock_loaded["acquire"], None, pool_loaded["acquire"], 0.99),
@@ -218,7 +218,7 @@ def _report(
     print(f"\nbare SDK, one create-start-exec-remove: {1000 * whole:.0f} ms")
     targets = {
         "warm acquire p50 under 50 ms": _ms(warm["acquire"]) < 50,
-        "episodes a minute at least 6 times": pool_rate >= 6 * stock_rate,
+        "episodes per minute at least 6 times": pool_rate >= 6 * stock_rate,
         "exec p50 at most 0.1": _ms(pool["exec"]) <= 0.1 * _ms(stock["exec"]),
         "exec with a process alive at most 0.1": (
             _ms(pool["beside"]) <= 0.1 * _ms(stock["beside"])

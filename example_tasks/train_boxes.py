@@ -2,9 +2,9 @@
 
     python -m example_tasks.train_boxes out/boxes
 
-A random model never hits on a whole tool call. So the model is first taught by imitation, by a
-player that opens boxes at random: it knows how tools are called and knows nothing of the boxes.
-Reinforcement finds the rest. The same command goes on with an interrupted run.
+A random model never produces a whole tool call by chance. So the model is first taught by imitation of
+a player that opens boxes at random: it then knows how to call tools and nothing about the boxes.
+Reinforcement learns the rest. The same command continues an interrupted run.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ on ``scripts/tokenizer_corpus/`` (all of it written for this purpose) and on the
 ``tokenizers`` library, so a second run changes nothing.
 
 What the tokenizer shares with that of Qwen3, because renderers depend on it: the way text is
-cut before merging, one token a digit, ``<|im_start|>``-like tokens that are special, and
+cut before merging, one token per digit, ``<|im_start|>``-like tokens that are special, and
 ``<think>``, ``<tool_call>`` and ``<tool_response>`` tokens that are added but *not* special, so
 that text encoded with ``split_special_tokens=True`` still yields them. What it does not
 share: no Unicode normalisation, so that every text comes back as it went in.

@@ -1,4 +1,4 @@
-"""What all tests share: an offline environment, and Docker tests that say why they do not run."""
+"""Shared by all tests: an offline environment, and reasons for skipped Docker tests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-# No test may reach for a model hub, send telemetry or draw a full-screen display.
+# No test may contact a model hub, send telemetry or draw a full-screen display.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("INSPECT_DISPLAY", "none")
-# Tables and panels are as wide as a terminal says; tests have none.
+# Tables and panels are as wide as a terminal; tests have none.
 os.environ.pop("COLUMNS", None)
 
 DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
@@ -20,7 +20,7 @@ DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
 
 @functools.cache
 def missing_for_docker() -> str | None:
-    """What keeps Docker tests from running here, or None when nothing does."""
+    """Return why Docker tests cannot run here, or None."""
     for need, command in {
         "a reachable Docker engine": ["docker", "info"],
         "the Docker compose plugin": ["docker", "compose", "version"],
@@ -34,7 +34,7 @@ def missing_for_docker() -> str | None:
 
 
 ENGINES = ("docker", "local", "ray")
-"""Markers of tests that share one engine, or start servers that want the whole machine."""
+"""Markers of tests that share one engine, or start servers that need the whole machine."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Third-party packages made up in a folder, found by the same metadata as installed ones."""
+"""Third-party packages written into a folder, found by the same metadata as installed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that the package imports is declared, with bounds, and nothing else is."""
+"""Everything that the package imports is declared with bounds, and nothing else is declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documentation holds: links lead somewhere, and examples run as they stand.
+"""The documentation is true: links lead somewhere, and examples run as they are.
 
 The examples name models that would be downloaded. They run with the shipped tokenizer instead.
 """

@@ -1,4 +1,4 @@
-"""The parts of the package know each other only as the design allows.
+"""The parts of the package import each other only as the design allows.
 
 Read from the source, not from `sys.modules`: an import inside a function counts as late.
 """
@@ -169,7 +169,7 @@ def module_of(path: Path) -> str:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Late imports and those of types count: what needs them has no place of its own."""
+    """Late and typing-only imports count as well: a cycle means that something is misplaced."""
     modules = {module_of(path) for path in SOURCES}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for found in IMPORTS:
@@ -223,7 +223,7 @@ def test_modules_say_what_they_are_for() -> None:
     silent = [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        # every line of that one is run by every interpreter: it has a comment instead
+        # every interpreter runs every line of that one: it has a comment instead
         if path.name != "_autorun.py"
         and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]

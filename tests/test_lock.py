@@ -1,4 +1,4 @@
-"""The locked set-up is in step with what the project asks for, and names public files only."""
+"""The locked set-up matches the project's requirements, and names public files only."""
 
 from __future__ import annotations
 

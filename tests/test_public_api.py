@@ -1,4 +1,4 @@
-"""What the package exports: sorted, complete, loadable, and cheap until it is used."""
+"""The exports of the package: sorted, complete, loadable, and cheap until they are used."""
 
 from __future__ import annotations
 

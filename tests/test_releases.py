@@ -1,4 +1,4 @@
-"""Releases to come, simulated: a copy of the installed Inspect with one thing changed.
+"""Simulated future releases: a copy of the installed Inspect with one thing changed.
 
 An unknown release is tried once and remembered; one that differs is refused in one line; and
 `inspect` itself goes on as ever in each case.
@@ -46,7 +46,7 @@ EVAL = ["eval", "toy.py", "--display", "none", "--log-dir", "logs"]
 
 @dataclass(frozen=True)
 class Release:
-    """A copy of Inspect, with a folder to work in and a cache of its own."""
+    """A copy of Inspect, with a folder to work in and a separate cache."""
 
     folder: Path
 
@@ -152,7 +152,7 @@ def test_a_release_that_behaves_differently_is_refused_in_one_line(release: Rele
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """This process has a release that nobody has tried; the cache is a folder of its own."""
+    """This process has an untested release, and a separate cache folder."""
     monkeypatch.setattr(releases, "TRIED", {"inspect-ai": ("0.1", "0.2")})
     monkeypatch.delenv(releases.UNCHECKED, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

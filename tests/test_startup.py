@@ -1,4 +1,4 @@
-"""What every interpreter gets from the start-up file, and what it must not get; real processes."""
+"""Effects of the start-up file on an interpreter, intended and excluded ones; real processes."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ The tree::
     │   ├── SandboxEngineError             the Docker engine cannot be reached
     │   ├── SandboxImageError              missing image, failed build or pull
     │   ├── SandboxStartError              the container did not start
-    │   └── SandboxDiedError               the container went away in mid-episode
+    │   └── SandboxDiedError               the container was lost during an episode
     │       └── SandboxMisusedError        commands inside used it up or broke it
-    ├── UnscoredError                      a reward needs a score that is not there (rewards)
+    ├── UnscoredError                      a reward needs a score that is missing (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
     ├── LocalServerError                   the local Tinker server cannot run (local)

@@ -1,4 +1,4 @@
-"""Audits are bounded, go on where they stopped, and say what they found in three ways."""
+"""Audits are bounded, continue where they stopped, and report findings in three ways."""
 
 from __future__ import annotations
 

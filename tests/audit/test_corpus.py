@@ -1,4 +1,4 @@
-"""The audit finds planted defects under their own codes, and nothing grave where there is none."""
+"""The audit finds planted defects under their codes, and nothing grave in sound tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No grave finding on the example tasks, and the one that was mended is found out as it was."""
+"""The example tasks have no grave finding; the earlier version of a fixed one has."""
 
 from __future__ import annotations
 

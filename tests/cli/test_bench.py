@@ -1,4 +1,4 @@
-"""`inspect rl bench`: both sides really run, and what fails is no figure."""
+"""`inspect rl bench`: both sides really run, and a failing side gives no figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables fit the width there is, and say numbers and nouns as people do."""
+"""Tables fit the available width, and numbers and nouns are written as people write them."""
 
 from __future__ import annotations
 

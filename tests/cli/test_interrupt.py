@@ -1,4 +1,4 @@
-"""Ctrl-C: exit code 130, and what is finished is shown."""
+"""Ctrl-C: exit code 130, and finished results are shown."""
 
 from __future__ import annotations
 

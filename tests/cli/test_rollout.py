@@ -1,4 +1,4 @@
-"""`inspect rl rollout`: real tasks and tokens, a scripted policy, and what a user reads."""
+"""`inspect rl rollout`: real tasks and tokens, a scripted policy, and the printed output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package leans on in tinker_cookbook: a change there fails here, and says where."""
+"""The parts of tinker_cookbook that the package depends on: a change there fails here first."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
 
 
 async def test_clean_up_that_is_shielded_ends_all_episodes_of_a_cancelled_group() -> None:
-    """As 0.6 does it: once, however often the rollout is cancelled meanwhile."""
+    """As in 0.6: once, however often the rollout is cancelled during it."""
     from tests.rl.tasks import arithmetic
 
     builder = as_rl_dataset(arithmetic(1), load_renderer(), group_size=2).get_batch(0)[0]

@@ -1,4 +1,4 @@
-"""What the package leans on in Inspect's public API: a change there fails here, and says where."""
+"""The parts of Inspect's public API that the package depends on: a change fails here first."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_private_name_says_why_it_is_needed() -> None:
 
 
 def declared(name: str) -> Requirement:
-    """What the project asks for, in this tree: installed metadata may be older."""
+    """Return the project's requirements in this tree: installed metadata may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [Requirement(line) for line in project["dependencies"]]
     return next(found for found in requirements if found.name == name)

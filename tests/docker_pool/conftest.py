@@ -26,7 +26,7 @@ IMAGE = "inspect-rl-test/python:1"
 
 @functools.cache
 def missing_engine() -> str | None:
-    """Say why the tests of this folder cannot run, or nothing."""
+    """Return why the tests of this folder cannot run, if they cannot."""
     import docker
 
     try:
@@ -51,8 +51,8 @@ def _engine(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def manager() -> Iterator[PoolManager]:
-    """This process's pools, new ones; afterwards nothing of them is left on the engine or here."""
-    close_all()  # what tests without this fixture keep warm would count here
+    """New pools of this process; afterwards nothing of them may be left on the engine or here."""
+    close_all()  # containers kept warm by tests without this fixture would count here
     built = _built_images()
     yield pool_manager()
     owner = pool_manager().owner.id
@@ -97,7 +97,7 @@ class PrivateEngine:
         self._folder = folder
         self._options = options
         self._users = users
-        """Lines of ``/etc/subuid`` and ``/etc/subgid`` that this engine alone shall see."""
+        """Lines of ``/etc/subuid`` and ``/etc/subgid`` that only this engine may see."""
         self.address = f"unix://{folder}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -106,7 +106,7 @@ class PrivateEngine:
         with (folder / "dockerd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *("unshare", "--net"),  # the bridges of other engines stay as they are
+                    *("unshare", "--net"),  # the bridges of other engines are not affected
                     *self._with_users(),
                     "dockerd",
                     *self._options,
@@ -164,7 +164,7 @@ class PrivateEngine:
 
 @contextlib.contextmanager
 def second_engine(*options: str, users: str = "") -> Iterator[PrivateEngine]:
-    """Run an engine of the test's own, with the image that the tests use."""
+    """Run a separate engine for the test, with the image that the tests use."""
     if shutil.which("dockerd") is None or os.geteuid() != 0:
         pytest.skip("a second engine needs dockerd and root")
     # Sockets have short paths.

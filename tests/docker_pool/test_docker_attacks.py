@@ -26,7 +26,7 @@ REPEATS = 50
 
 @pytest.fixture(params=["root", "nobody"])
 async def policy(request: pytest.FixtureRequest, open_sandbox: Any) -> DockerPoolSandboxEnvironment:
-    """A sandbox whose commands run as root, and one where they are another user's."""
+    """A sandbox whose commands run as root, and one whose commands run as another user."""
     sandbox: DockerPoolSandboxEnvironment = await open_sandbox(user=request.param, pids=128)
     await sandbox.exec(["mkdir", "-p", "/tmp/work"])
     return sandbox

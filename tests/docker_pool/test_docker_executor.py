@@ -1,4 +1,4 @@
-"""A policy's command cannot reach, stop or read the executor; a break-out is tried each way."""
+"""A policy's command cannot reach, stop or read the executor; every kind of break-out is tried."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_no_signal_stops_the_executor(
     sandbox: DockerPoolSandboxEnvironment, signal: str
 ) -> None:
     await sandbox.exec(["sh", "-c", f"kill -{signal} 1; exit 0"])
-    # And while it waits for its next request: from a process that is left behind.
+    # Also while it waits for its next request: from a process that is left behind.
     await sandbox.exec(["sh", "-c", f"(sleep 0.3; kill -{signal} 1) >/dev/null 2>&1 &"])
     await asyncio.sleep(0.8)
     await _still_fast(sandbox)
@@ -190,7 +190,7 @@ async def test_a_command_of_its_own_runs_beside_the_executor(open_sandbox: Any) 
     assert await sandbox.read_file("/tmp/up") == "on\n"
     listed = (await sandbox.exec(["ps", "-e", "-o", "ppid=,args="])).stdout
     assert "1 sleep 1000 2" in listed
-    # Its end is an ordinary event: a policy that kills it does not take the sandbox away.
+    # Its end is an ordinary event: a policy that kills it does not remove the sandbox.
     await sandbox.exec(["pkill", "sleep"])
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
 

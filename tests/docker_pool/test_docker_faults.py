@@ -189,7 +189,7 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
     async def cancelled(number: int) -> None:
         async with gate:
             task = asyncio.create_task(episode())
-            if number % 50 == 0:  # some are let through, however slow the machine is
+            if number % 50 == 0:  # let some through, however slow the machine is
                 await task
             await asyncio.sleep(chance.random() * 0.4)
             task.cancel()
@@ -329,7 +329,7 @@ async def test_a_dropped_sandbox_is_released(open_sandbox: Any, manager: PoolMan
 # The SDK leaves a socket to the garbage collector whenever the engine does not answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 class TestEngineRestart:
-    """On an engine of its own, so that nobody else's containers are stopped."""
+    """On a separate engine, so that nobody else's containers are stopped."""
 
     async def test_mid_episode_ends_in_a_typed_error_and_the_next_works(
         self, private_engine: Any, image: str, monkeypatch: pytest.MonkeyPatch

@@ -86,7 +86,7 @@ async def test_a_group_sets_up_once_and_shares_nothing_else(manager: PoolManager
     assert forks() - before == 3
     seen = [result.state.store.get("seen").splitlines() for result in results]
     assert all(result.error is None for result in results)
-    # A host name and a random number of its own, no trace of what another one did later.
+    # Its own host name and random number, and no trace of what another one did later.
     assert len({lines[0] for lines in seen}) == 4
     assert len({lines[2] for lines in seen}) == 4
     assert [lines[1] for lines in seen] == ["made"] * 4

@@ -1,4 +1,4 @@
-"""Each wall of the default hardening: a break-out is tried, and the task can take it down."""
+"""Each barrier of the default hardening: a break-out fails, and the task can remove it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stronger or other walls: a runtime, remapped users, a task's own filter, a way out by list."""
+"""Other isolation: a runtime, remapped users, a task's own filter, restricted network access."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ for host in ("allowed", "other"):
 async def test_the_documented_way_out_lets_through_what_is_listed(
     open_sandbox: Any, manager: PoolManager, image: str, tmp_path: Path
 ) -> None:
-    """The recipe of ``docs/sandboxes.md``: an internal network, and a proxy on its edge."""
+    """The recipe of ``docs/sandboxes.md``: an internal network, and a proxy next to it."""
     api, labels, name = manager.engine.api, manager.owner.labels(), manager.owner.id
     await open_sandbox()  # the proof of life comes first
     inside, outside = f"inside-{name}", f"outside-{name}"

@@ -1,4 +1,4 @@
-"""Nobody is slowed or harmed by others: builds, starts, a silent engine, hostile disks."""
+"""Episodes are not slowed or harmed by builds, starts, a silent engine or hostile disks."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: P
 
 
 class SilentEngine:
-    """A door to the real engine that can be made to pass nothing on."""
+    """A proxy to the real engine that can be told to forward nothing."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -368,7 +368,7 @@ async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
     monkeypatch.setattr(progress, "ASK_SECONDS", 2)
     monkeypatch.setattr(progress, "ANSWER_SECONDS", 2)
     quiet, hung = _dockerfiles(tmp_path, image, 2, "sleep 8")
-    taken = await _take(quiet)  # no word for long, but the engine lives
+    taken = await _take(quiet)  # no answer for long, but the engine lives
     taken.release()
     waiting = asyncio.create_task(_take(hung))
     await asyncio.sleep(4)

@@ -1,4 +1,4 @@
-"""Pools on a real engine: one container an episode, warm, fair, bounded, in any event loop."""
+"""Pools on a real engine: one container per episode, warm, fair, bounded, in any event loop."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from inspect_tinker_plugin.docker_pool.manager import PoolManager
 pytestmark = pytest.mark.docker
 
 _AT_ONCE = 60
-"""Commands that together write more than what lies between executor and harness holds."""
+"""Commands that together write more than the buffers between executor and harness hold."""
 _PIECE = 60_000
-"""Bytes that fit into a pipe, so that a command ends though nobody takes its output."""
+"""Bytes that fit into a pipe, so that a command ends although nobody reads its output."""
 
 
 async def _while_nobody_listens(calls: list[Any]) -> list[Any]:
@@ -63,7 +63,7 @@ os.execvp('prlimit', ['prlimit', '--pid', '1', *sys.argv[2:]])
 async def test_root_that_may_change_users_cannot_limit_the_executor(
     manager: PoolManager, open_sandbox: Any, ids: str
 ) -> None:
-    # A limit on processor time made the kernel end process 1: an episode to run again.
+    # A limit on processor time made the kernel end process 1, and the episode was run again.
     sandbox = await open_sandbox(cap_drop=[])
     for limit in ("--cpu=1:1", "--nofile=5:5", "--nproc=0:0"):
         result = await sandbox.exec(["python3", "-c", _AS_THE_EXECUTOR, ids, limit], timeout=10)

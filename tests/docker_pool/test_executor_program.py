@@ -1,4 +1,4 @@
-"""The executor's program: what was built from the source, on both architectures."""
+"""The executor's program: the committed build matches the source, on both architectures."""
 
 from __future__ import annotations
 

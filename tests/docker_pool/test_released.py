@@ -1,4 +1,4 @@
-"""The stock docker provider under episodes that end badly: nothing of theirs outlives them."""
+"""The stock docker provider under episodes that end badly: nothing of them is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compose files, Dockerfiles, image names and models; what cannot be honoured is refused."""
+"""Compose files, Dockerfiles, image names and models; unsupported values are refused."""
 
 from __future__ import annotations
 

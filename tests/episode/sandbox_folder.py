@@ -1,4 +1,4 @@
-"""A sandbox provider that counts what is alive and takes a moment for everything."""
+"""A sandbox provider that counts its sandboxes and takes a moment for every operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ found: list[str] = []
 
 @sandboxenv(name=PROVIDER)
 class Counted(SandboxEnvironment):
-    """Nothing but a number; files with ``bad`` in their name cannot be written."""
+    """A sandbox that is only a number; files with ``bad`` in their name cannot be written."""
 
     made = 0
 

@@ -1,4 +1,4 @@
-"""What sandboxes share in a process: places, one-time set-up, and nobody else's surroundings."""
+"""Sandboxes in one process: places, one-time set-up, and separate surroundings."""
 
 from __future__ import annotations
 

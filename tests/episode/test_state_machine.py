@@ -1,4 +1,4 @@
-"""Random sequences of calls against an episode: none hangs, nothing leaks, no reward is made up."""
+"""Random sequences of calls on an episode: none hangs, nothing leaks, no reward is invented."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_task() -> Task:
 
 
 class EpisodeCalls(RuleBasedStateMachine):
-    """One env, and whoever calls it: rollout, group, clean-up, time-outs, the collector."""
+    """One env and all its callers: rollout, group, clean-up, time-outs, the garbage collector."""
 
     @initialize()
     def make(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of a task that an eval refuses or acts on: honoured, refused or named, never dropped."""
+"""Task options that an eval refuses or acts on: honoured, refused or named, never dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy without scruples would try on the example tasks pays nothing."""
+"""Cheating policies earn nothing on the example tasks."""
 
 from __future__ import annotations
 

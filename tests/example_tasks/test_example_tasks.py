@@ -1,4 +1,4 @@
-"""Every example task runs under Inspect and tells right answers from wrong ones."""
+"""Every example task runs under Inspect and distinguishes right answers from wrong ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def running_total(numbers):
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalSample]:
-    """Run one sample of an example task with a scripted model; its log is what comes back."""
+    """Run one sample of an example task with a scripted model; return its log."""
     monkeypatch.chdir(tmp_path)
 
     def run_sample(
@@ -176,7 +176,7 @@ def test_a_sandbox_task_runs_in_docker(
 
 
 def desk_script(train: str, price: int) -> Mapping[str, list[Any]]:
-    """What each of the three agents says, found by the tools that it is offered."""
+    """The replies of the three agents, which are recognised by the tools that they are offered."""
     return {
         "timetable_expert": [
             say("The expert knows.", call("timetable_expert", input="Northport before noon?")),

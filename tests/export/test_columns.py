@@ -1,4 +1,4 @@
-"""What a sample becomes in an export, whatever its target, metadata, files and messages are."""
+"""The export of a sample, for any kind of target, metadata, files and messages."""
 
 from __future__ import annotations
 

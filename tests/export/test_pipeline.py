@@ -1,4 +1,4 @@
-"""Exports that are repeated, interrupted, killed, crowded or in the way of one another."""
+"""Exports that are repeated, interrupted, killed, or run in the same folder at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task or a reward does to its own task or process ends one episode, with its cause."""
+"""Errors that a task or a reward causes in its own process end one episode, with their cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Deed = Callable[[], Awaitable[object]]
 
 
 class Outcome(BaseException):
-    """No ``Exception``, like what ``pytest.fail()`` raises."""
+    """Not an ``Exception``, like what ``pytest.fail()`` raises."""
 
 
 async def _cancels_itself() -> None:

@@ -1,4 +1,4 @@
-"""What commands did inside a sandbox is priced and never run again, whoever meets it."""
+"""Failures caused by commands inside a sandbox have a penalty and are never retried."""
 
 from __future__ import annotations
 

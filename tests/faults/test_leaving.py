@@ -1,4 +1,4 @@
-"""Whatever way a process leaves its episodes, no container of theirs is left running."""
+"""However a process abandons its episodes, none of their containers keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that bridges between Inspect and RL trainers have made, each as a test."""
+"""Mistakes that earlier bridges between Inspect and RL trainers have made, each as a test."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ MOST_ALIVE: list[int] = [0]
 
 @sandboxenv(name="counted")
 class CountedSandbox(SandboxEnvironment):
-    """Does nothing but exist."""
+    """Does nothing."""
 
     @classmethod
     @override

@@ -1,4 +1,4 @@
-"""Start, stop and loss of the server: nothing is left running, and errors say what to do."""
+"""Start, stop and loss of the server: nothing keeps running, and errors say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sizes the engine compiles for, and that filling up changes no result."""
+"""The number of sizes that the engine compiles for; padding changes no result."""
 
 from __future__ import annotations
 

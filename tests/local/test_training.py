@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "toy_training.py"
 
 
 def trainer(server: LocalServer, log_path: Path, *options: str) -> subprocess.Popen[str]:
-    """Start the toy training in a process of its own."""
+    """Start the toy training in a separate process."""
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), str(server.model), str(log_path), *options],
         env={**os.environ, **server.environ},

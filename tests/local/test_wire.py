@@ -1,4 +1,4 @@
-"""What the SDK writes and reads, against the SDK's own converters."""
+"""The translated messages agree with the SDK's own converters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log tests run, importable by the worker processes that they start."""
+"""The rollouts of the log tests, importable by the worker processes that they start."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def dataset(task: Any, log_dir: Path, **options: Any) -> InspectRLDataset:
 
 
 def roll_out(builder: InspectGroupBuilder, lines: Sequence[str]) -> list[float]:
-    """What a worker process does with a builder."""
+    """Roll out a builder, as a worker process does."""
     group = asyncio.run(do_group_rollout(builder, Words(lines)))
     return group.get_total_rewards()
 
@@ -102,7 +102,7 @@ def logs_in(folder: Path) -> list[EvalLog]:
 
 
 def apart(work: Callable[..., T], *arguments: Any) -> T:
-    """Call in another thread: below a running event loop, Inspect would patch asyncio."""
+    """Call in another thread: inside a running event loop, Inspect would patch asyncio."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *arguments).result()
 

@@ -64,7 +64,7 @@ def in_a_process(work: Callable[..., Any], *arguments: Any) -> int | None:
 
 
 def forget(data: InspectRLDataset) -> None:
-    """Leave a dataset's run as a killed process does: unlocked, with whatever it holds."""
+    """Leave a dataset's run as a killed process does: unlocked, with everything it holds."""
     writer._owned.pop(data.handle.uid).release()
 
 

@@ -1,4 +1,4 @@
-"""A log says which model its rollouts are of."""
+"""A log names the model that was rolled out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two logged samples are compared by: all that `inspect view` shows but for times and ids."""
+"""The compared parts of two logged samples: all that `inspect view` shows except times and ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small MCP server on stdio, started as a process of its own by the corpus."""
+"""A small MCP server on stdio, started as a separate process by the corpus."""
 
 from __future__ import annotations
 

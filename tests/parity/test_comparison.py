@@ -1,4 +1,4 @@
-"""The comparison finds planted differences, and hides only what chance decides."""
+"""The comparison finds planted differences, and ignores only random values."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ NOT_CAPABILITIES = {
     "should_retry",
     "service_model_name",
 }
-"""Names, connections and the life cycle of a provider; the rest is what it says it can do."""
+"""Names, connections and the life cycle of a provider; the rest declares its abilities."""
 
 
 async def test_scripted_models_count_tokens_as_the_policy_does() -> None:

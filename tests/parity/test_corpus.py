@@ -1,4 +1,4 @@
-"""Every case of the corpus: an episode does what an eval does, in messages and in tokens."""
+"""Every case of the corpus: an episode matches an eval, in messages and in tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from inspect_tinker_plugin.testing.record import Trace
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
 
-# What the design asks the corpus to hold, and the case that does. A name that is taken out
-# of the corpus is missed here.
+# The cases that the design requires, by what they cover. A name that is removed from the
+# corpus is missed here.
 ASKED_FOR = {
     "prompt templates": "prompt-template-with-metadata-and-params",
     "system message": "system-message-then-more-messages",

@@ -1,4 +1,4 @@
-"""What a plugin gives back is checked: an error that names the plugin, never a zero."""
+"""The results of plugins are checked: an error names the plugin, and none becomes a zero."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WHO = r"plugin 'wrong_gifts' (of |\()wrong-gifts 1\.0"
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Install a package with one hook for the time of a test."""
+    """Install a package with one hook for the duration of a test."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def add_plugin(hook: str, answer: str, given: str = "None", parameters: str = "") -> None:

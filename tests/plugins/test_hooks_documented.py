@@ -1,4 +1,4 @@
-"""Every hook is documented and tested, and what the documentation shows really runs."""
+"""Every hook is documented and tested, and the documentation's examples really run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def section(hook: str) -> str:
 
 
 def expressions(page: str, heading: str) -> list[str]:
-    """What the first column of a table under a heading shows."""
+    """Return the entries in the first column of a table under a heading."""
     _, _, rest = page.partition(heading)
     rows = re.findall(r"^\| (`.*?`) \| ", rest.partition("\n## ")[0], re.MULTILINE)
     return [expression for row in rows for expression in re.findall(r"`([^`]+)`", row)]

@@ -1,4 +1,4 @@
-"""Hooks at work in a dataset: what plugins and options add reaches every rollout."""
+"""Hooks in a dataset: the additions of plugins and options reach every rollout."""
 
 from __future__ import annotations
 

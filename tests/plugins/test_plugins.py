@@ -73,7 +73,7 @@ def task(**metadata: Any) -> Task:
     return Task(name="words", dataset=samples, metadata=metadata or None)
 
 
-# what the example packages give
+# the names that the example packages provide
 
 
 def test_what_is_installed_is_listed_with_package_version_hooks_and_names() -> None:
@@ -363,7 +363,7 @@ def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
 
 
 class Meddler(EpisodeObserver):
-    """Changes whatever it is given, then fails."""
+    """Changes everything that it receives, then fails."""
 
     async def on_episode_start(self, event: EpisodeStarted) -> None:
         event.sample.input = "changed"

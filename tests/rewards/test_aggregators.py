@@ -1,4 +1,4 @@
-"""Built-in aggregators, their expressions, and the functions that users bring."""
+"""Built-in aggregators, their expressions, and functions of users."""
 
 from __future__ import annotations
 

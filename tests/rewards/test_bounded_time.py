@@ -1,4 +1,4 @@
-"""Functions of users get their time and no more, however they spend it."""
+"""Functions of users have a time limit, however they spend their time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scorer that gives less than it should is unscored, whatever stands beside it."""
+"""A scorer that gives less than it should is unscored, even if other scores are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A role that nobody set is played by the policy, as in an eval: it is said, once, by name."""
+"""The policy plays a role that is not set, as in an eval: it is reported once, by name."""
 
 from __future__ import annotations
 

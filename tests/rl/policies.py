@@ -1,4 +1,4 @@
-"""Policies whose words are scripted and whose tokens are real, for tests of the RL layer."""
+"""Policies with scripted words and real tokens, for tests of the RL layer."""
 
 from __future__ import annotations
 

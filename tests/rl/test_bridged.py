@@ -31,7 +31,7 @@ async def play(
     says: Callable[[TurnRequest], str | tuple[str, bool]],
     name: str = "qwen3_keep_thinking",
 ) -> Rollout:
-    """Run a program; the policy says what a function makes of each request."""
+    """Run a program; a function decides the policy's answer to each request."""
     sample = Sample(input="Do it.", target="x", id=1)
     task = Task(dataset=[sample], solver=bridged(run), scorer=includes())
     episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)
@@ -121,7 +121,7 @@ def test_the_corpus_is_as_large_as_it_claims() -> None:
 
 
 def trimmed(item: Item) -> Item:
-    """What a program that trims text, and leaves out what is empty, stores."""
+    """Store replies as a program that trims text and leaves out empty parts."""
     content = item.get("content")
     if isinstance(content, str):
         return {**item, "content": content.strip() or None}
@@ -133,7 +133,7 @@ def trimmed(item: Item) -> Item:
 
 
 def reserialised(item: Item) -> Item:
-    """What a program that reads arguments and writes them again stores."""
+    """Store replies as a program that parses arguments and writes them again."""
     item = copy.deepcopy(item)
     for function in [call["function"] for call in item.get("tool_calls", [])] + (
         [item] if item.get("type") == "function_call" else []
@@ -388,7 +388,7 @@ async def test_sub_agents_at_once_are_a_datum_each(dialect: str) -> None:
             agent.user("Do it." if number < 4 else f"Do {number}.")
         await asyncio.gather(*[converse(agent, 4) for agent in agents])
 
-    # four agents ask and are told the same, so that nothing but call ids tells them apart
+    # four agents ask and get the same, so that only call ids distinguish them
     rollout = await play(run, lambda request: f"Turn {len(request.messages)}. \n{LS} ")
     assert len(rollout.data()) == 8
     assert rollout.tokens.metrics["tokens/segments"] == 8

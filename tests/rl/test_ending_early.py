@@ -44,7 +44,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def boxed(**options: Any) -> Any:
-    """A dataset whose two episodes want the one place there is."""
+    """A dataset whose two episodes compete for the only place."""
     task = Task(
         dataset=[Sample(id="s", input="Say plum.", target="plum")],
         solver=generate(),
@@ -149,7 +149,7 @@ async def test_an_env_of_a_closed_group_runs_nothing() -> None:
     assert not episode_runner._running
 
 
-# The cookbook abandons rollouts that it has made and not begun when a group is cancelled.
+# The cookbook abandons rollouts that have not begun when a group is cancelled.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("steps", range(12))
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_a_group_cancelled_at_any_early_step_leaves_no_task(
     if left := asyncio.all_tasks() - before:
         await asyncio.wait(left, timeout=20)
     assert not asyncio.all_tasks() - before
-    await asyncio.sleep(0)  # what is called back when a task is done
+    await asyncio.sleep(0)  # callbacks of finished tasks
 
 
 async def test_a_task_that_runs_many_rollouts_keeps_nothing_of_them() -> None:
@@ -229,7 +229,7 @@ def hanging() -> Scorer:
 
 @solver
 def stubborn() -> Solver:
-    """Does not let itself be cancelled, for a while."""
+    """Resists cancellation for a while."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         await generate(state)

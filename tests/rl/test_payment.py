@@ -1,4 +1,4 @@
-"""What is scored, what reaches the trainer, and when: a reward is paid once, exactly, or raised."""
+"""Every score reaches the trainer as a reward exactly once, or is raised as an error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def observe(monkeypatch: pytest.MonkeyPatch) -> Observe:
 
 @pytest.fixture(autouse=True)
 async def warm() -> None:
-    """Pay what the first rollout of a process costs before time-outs count."""
+    """Load what the first rollout of a process loads, before time-outs count."""
     await group_of(arithmetic(), ["1"])
 
 
@@ -64,7 +64,7 @@ class Slow(EpisodeObserver):
 
 
 class Stray(EpisodeObserver):
-    """Raises a cancellation of its own."""
+    """Raises a cancellation itself."""
 
     async def on_episode_end(self, event: EpisodeEnded, /) -> None:
         raise asyncio.CancelledError
@@ -208,7 +208,7 @@ async def test_a_group_reward_does_not_take_penalties_back(
     lines: list[str], policy: ParseErrorPolicy, total: float
 ) -> None:
     assert await graded(2, lines, policy, group_reward=constant) == pytest.approx([total] * 2)
-    # and a member that the aggregator leaves alone has its own reward beside them
+    # and a member for which the aggregator returns None keeps its own reward
     own = await graded(2, lines, policy)
     assert await graded(2, lines, policy, group_reward=its_own) == own
 

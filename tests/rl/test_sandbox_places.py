@@ -1,4 +1,4 @@
-"""A bound on sandboxes holds across threads, loops and evals, and never strands a waiter."""
+"""A bound on sandboxes holds across threads, loops and evals, and no waiter waits for ever."""
 
 from __future__ import annotations
 

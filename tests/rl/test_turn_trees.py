@@ -139,7 +139,7 @@ def player(plan: tuple[Step, ...]) -> Solver:
 
 @dataclass
 class Marked(Words):
-    """Gives each sampled token a log-probability of its own, to be found again by."""
+    """Gives each sampled token a different log-probability, by which it is found again."""
 
     said: dict[float, int] = field(default_factory=dict)
 
@@ -193,7 +193,7 @@ def tokens_of(transition: Transition) -> list[int]:
 
 
 def branches(transitions: Sequence[Transition]) -> list[list[int]]:
-    """The branches of a trajectory in time, by tokens alone: the longest open one goes on."""
+    """The branches of a trajectory in time order, by tokens; the longest open one continues."""
     ends: list[list[int]] = []
     for transition in transitions:
         prompt = transition.ob.to_ints()

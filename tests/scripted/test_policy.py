@@ -1,4 +1,4 @@
-"""The scripted policy says its script in tokens, to one episode or to many at once."""
+"""The scripted policy plays its script in tokens, for one episode or for many at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One choice of samples: what an eval would run, and what plugins leave, on every surface."""
+"""One choice of samples everywhere: those of an eval, without those that plugins drop."""
 
 from __future__ import annotations
 

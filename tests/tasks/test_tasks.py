@@ -1,4 +1,4 @@
-"""What a user may write as a task, what it resolves to, and what a wrong name says."""
+"""Task names: what users may write, what it resolves to, and the errors for wrong names."""
 
 from __future__ import annotations
 

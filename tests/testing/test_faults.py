@@ -1,4 +1,4 @@
-"""The fault campaign in small, and that it notices what it is there to notice."""
+"""A small fault campaign, and a check that it notices what it is meant to notice."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.faults import Report, Settings, draw, run_campaign
 
-# The cookbook abandons rollouts that it has made and not begun when a group is cancelled.
+# The cookbook abandons rollouts that have not begun when a group is cancelled.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Have what is abandoned reported here, and not in another test."""
+    """Have abandoned rollouts reported here, and not in another test."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Prompts continue each other to the token, and metrics are honest where they do not."""
+"""Prompts continue each other to the token, and metrics say so where they do not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def dialogue(name: str, *, turns: int = 4) -> Rollout:
 
 
 def assert_honest(rollout: Rollout) -> None:
-    """Check that the figures agree with what the trainer makes of the trajectory."""
+    """Check that the metrics agree with what the trainer makes of the trajectory."""
     data = rollout.data()
     metrics = rollout.tokens.metrics
     assert metrics["tokens/segments"] == len(data)

@@ -1,4 +1,4 @@
-"""Messages and tools reach the renderer whole, or a clear error says what cannot."""
+"""Messages and tools reach the renderer complete, or a clear error says what cannot."""
 
 from __future__ import annotations
 

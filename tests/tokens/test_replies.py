@@ -1,4 +1,4 @@
-"""Sampled text becomes the message that a solver would get in an eval."""
+"""Sampled text becomes the same message that a solver would get in an eval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real solvers ask, the token layer answers: what Inspect does to messages splits nothing."""
+"""Real solvers with the token layer: Inspect's changes to messages split nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def call(name: str, **arguments: Any) -> str:
 async def play(
     chain: Solver | Any, texts: Sequence[str], *, name: str = "qwen3_instruct"
 ) -> tuple[Rollout, EpisodeResult]:
-    """Run a solver with a scripted policy; all of the script has to be used."""
+    """Run a solver with a scripted policy; the whole script has to be used."""
     sample = Sample(input="Do it.", target="x", id=1)
     task = Task(dataset=[sample], solver=chain, scorer=includes())
     episode = EpisodeRunner(task, options=EpisodeOptions()).episode(sample)

@@ -1,4 +1,4 @@
-"""One tokenizer in the hands of episodes, reward functions, scorers and the trainer at once."""
+"""One tokenizer, used by episodes, reward functions, scorers and the trainer at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = "A line of text. <|im_end|> <think> " * 200
 
 
 def busy(work: Callable[[], object], threads: int = 3) -> list[BaseException]:
-    """Run work in several threads; return what went wrong."""
+    """Run work in several threads; return the errors."""
     wrong: list[BaseException] = []
 
     def run() -> None:

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.testing.sides import play
 from inspect_tinker_plugin.tools import ToolExecutor, ToolFunction, ToolScope, use_tool_executor
 
 ran: list[tuple[Any, ...]] = []
-"""What the tools below really did; emptied by each test."""
+"""The calls that the tools below really carried out; emptied by each test."""
 
 
 @tool
@@ -84,7 +84,7 @@ async def run(
 
 
 def tool_texts(result: EpisodeResult) -> list[str]:
-    """What the model was answered by tools, errors included."""
+    """Return the tools' answers to the model, errors included."""
     return [
         f"{message.error.type}: {message.error.message}" if message.error else message.text
         for message in result.state.messages

@@ -1,4 +1,4 @@
-"""What is put around an episode changes nothing: the parity corpus agrees under hooks.
+"""Executors and observers do not change an episode: the parity corpus agrees under hooks.
 
 The executor lets Inspect run every tool; the observer spoils whatever it is shown.
 """
@@ -65,7 +65,7 @@ async def hooked(runner: EpisodeRunner, sample: Any, player: Any, spoiler: Spoil
     try:
         outcome = await hooks.start(episode)
         while not isinstance(outcome, EpisodeResult):
-            # the solver goes on to change these messages after they were answered
+            # the solver changes these messages after they were answered
             seen = [message.model_copy(deep=True) for message in outcome.messages]
             request = replace(outcome, messages=seen)
             try:

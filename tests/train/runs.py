@@ -1,4 +1,4 @@
-"""Runs of ``inspect rl train`` in processes of their own, as a user starts and stops them."""
+"""Runs of ``inspect rl train`` in separate processes, as a user starts and stops them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be refused, or is done already, is said before a local server is started."""
+"""Requests that can be refused, or are done already, end before a local server is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request becomes the cookbook's configuration, and every option of that is within reach."""
+"""A request becomes the cookbook's configuration, and every cookbook option can be set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The builder of a run's datasets: enough batches, and what is held out is not trained on."""
+"""The builder of a run's datasets: enough batches, and held-out samples are not trained on."""
 
 from __future__ import annotations
 

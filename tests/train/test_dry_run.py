@@ -1,4 +1,4 @@
-"""A dry run says what a training would do and cost, and what is missing to start it."""
+"""A dry run reports what a training would do and cost, and what is missing to start it."""
 
 from __future__ import annotations
 

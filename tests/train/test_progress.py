@@ -1,4 +1,4 @@
-"""Lines of progress from what the cookbook writes, as it writes it."""
+"""Lines of progress from the cookbook's files, while it writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out samples stay held out, whatever they are called."""
+"""Held-out samples stay held out, whatever their ids are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole trainings on the real local server: they learn, stop cleanly, and go on where they were."""
+"""Whole trainings on the real local server: they learn, stop cleanly, and continue."""
 
 from __future__ import annotations
 

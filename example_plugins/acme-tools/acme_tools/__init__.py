@@ -1,4 +1,4 @@
-"""Hooks of acme-tools: each only names its objects; the implementations are in the other modules."""
+"""Hooks of acme-tools: each only names its objects; other modules implement them."""
 
 from __future__ import annotations
 

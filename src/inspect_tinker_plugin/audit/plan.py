@@ -19,7 +19,7 @@ class EpisodeCost:
 
     turns: float
     prefilled: float
-    """Prompt tokens that are read anew: each prompt without what the turn before has read."""
+    """Prompt tokens that are read for the first time: each prompt minus the part read before."""
     cached: float
     """Prompt tokens that earlier turns have read."""
     sampled: float

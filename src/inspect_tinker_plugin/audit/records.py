@@ -121,7 +121,7 @@ class Journal:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
 
     def finish(self) -> None:
-        """Record that nothing is left to do: the next audit in this folder starts anew."""
+        """Record that nothing is left to do: the next audit in this folder starts again."""
         os.replace(self._path, self._path.with_name(FINISHED))
 
     def _read_or_start(self) -> None:

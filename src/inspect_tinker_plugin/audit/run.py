@@ -203,7 +203,7 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
 
 
 def _source(task: Task) -> str:
-    """Return a digest of the task's file and samples: after a change, the audit starts anew."""
+    """Return a digest of the task's file and samples: after a change, the audit starts again."""
     digest = hashlib.sha256()
     file = internals.task_file(task)
     if file is not None and Path(file).is_file():

@@ -261,7 +261,7 @@ class Stage:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            problem = (f"nothing came of it in {MOST_SECONDS:g} s", Cause.SOLVER)
+            problem = (f"it did not end within {MOST_SECONDS:g} s", Cause.SOLVER)
             del error
         except InspectRLError as error:
             problem = (str(error), Cause.SOLVER)

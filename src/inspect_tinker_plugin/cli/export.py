@@ -47,7 +47,7 @@ SHOWN_FAILURES = 10
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Start anew and replace the export that the folder holds, finished or not.",
+    help="Start again and replace the export that the folder holds, finished or not.",
 )
 @click.option(
     "--max-samples",

@@ -112,7 +112,7 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True)
 class Setup:
-    """What the executor is told once, before anything runs."""
+    """Settings of the executor, sent before anything runs."""
 
     capabilities: int
     """Those of commands that run as root, as a bit mask."""

@@ -97,7 +97,7 @@ class EngineWork:
         now = time.monotonic()
         silent = now - self._last
         if silent > self._silence:
-            self.cut(SandboxImageError(f"{self._what}: nothing came of it for {silent:.0f} s"))
+            self.cut(SandboxImageError(f"{self._what}: there was no progress for {silent:.0f} s"))
         elif now - max(self._last, self._asked) > ASK_SECONDS:
             if not quietly(self._ask):
                 self.cut(

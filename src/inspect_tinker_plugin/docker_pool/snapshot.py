@@ -232,7 +232,7 @@ class Snapshots:
             return await self._lead(fork, config, setup)
         snapshot = await self._wait(fork)
         if snapshot is not None and snapshot.pool is not self._known(config):
-            self.drop(fork.key)  # the image was built anew meanwhile
+            self.drop(fork.key)  # the image was built again in the meantime
         elif snapshot is not None:
             try:
                 container = await snapshot.pool.acquire(snapshot.image)

@@ -99,7 +99,7 @@ class Episode:
         """Run to the first model call, or to the end when the solver makes no call.
 
         Raises:
-            EpisodeClosedError: It was closed, before or meanwhile.
+            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: It was started before; the running episode is not affected.
         """
         if self._machine.state is EpisodeState.NEW:
@@ -116,7 +116,7 @@ class Episode:
             meantime (a time limit, say), the answer is dropped and the result returned.
 
         Raises:
-            EpisodeClosedError: It was closed, before or meanwhile.
+            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: No call waits for an answer yet; nothing changes.
         """
         return await self._machine.reply(reply)
@@ -139,7 +139,7 @@ class Episode:
             begun, or when it did not end in time.
 
         Raises:
-            EpisodeClosedError: It was closed, before or meanwhile.
+            EpisodeClosedError: It was closed, before or during the call.
         """
         return await self._machine.stop(reason)
 
@@ -150,7 +150,7 @@ class Episode:
     async def close(self) -> None:
         """Cancel what still runs and wait until it has released everything.
 
-        A cancellation of the caller does not stop the release; it goes on in its own task.
+        A cancellation of the caller does not stop the release; it continues in its own task.
         """
         await self._machine.close()
 

@@ -51,9 +51,9 @@ class ExportFolder:
         Args:
             path: The folder; created if missing.
             identity: What is exported.
-            seed: Seed of the order, when this export starts anew.
+            seed: Seed of the order, when this export starts from the beginning.
             format: File format.
-            overwrite: Start anew, whatever export the folder holds.
+            overwrite: Start again, whatever export the folder holds.
 
         Raises:
             ExportError: The folder cannot be written, is being written by another process,

@@ -1,4 +1,4 @@
-"""Writes logs while training goes on: in its own threads, without delaying or failing it."""
+"""Writes logs during training: in its own threads, without delaying or failing it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout])
 
     Returns when the group is safely on disk. The log itself is made in the background.
     Cancelling the wait does not cancel the writing. Errors are never raised: they are
-    logged, once per folder, and training goes on.
+    logged, once per folder, and training continues.
     """
     try:
         written = _submit(0, _write_group, run, slot, rollouts)
@@ -175,7 +175,7 @@ def _warn_once(log_dir: Path, error: Exception) -> None:
         _warned.add(log_dir)
     if first:
         logger.warning(
-            "rollout logs cannot be written to %s (%s: %s). Training goes on, and writing is "
+            "rollout logs cannot be written to %s (%s: %s). Training continues, and writing is "
             "tried again for every group, without a further warning.",
             log_dir,
             type(error).__name__,

@@ -129,7 +129,7 @@ def resolve_reward(
 
     Args:
         spec: an expression (``"weighted(accuracy=0.8, format=0.2)"``), an aggregator object, or
-            a plain or async function of an `EpisodeResult` that gives a number or a `Reward`.
+            a plain or async function of an `EpisodeResult` that returns a number or a `Reward`.
         timeout: seconds that one episode's reward may take.
         plugins: where names are looked up; the installed plugins when not given.
 
@@ -158,7 +158,7 @@ def resolve_group_reward(
 
     Args:
         spec: an expression (``"best_of(rest=-1)"``), an aggregator object, or a plain or async
-            function of a sequence of `GroupMember` that gives a number, `Reward` or ``None`` each.
+            function of a sequence of `GroupMember` that returns a number, `Reward` or ``None``.
         timeout: seconds that one group's rewards may take.
         plugins: where names are looked up; the installed plugins when not given.
 

@@ -112,7 +112,7 @@ class InspectEnv(Env):
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
-            EpisodeClosedError: It was closed, before or meanwhile.
+            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: It was called before; the running episode is not affected.
         """
         self._episode.require_new()
@@ -147,7 +147,7 @@ class InspectEnv(Env):
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
-            EpisodeClosedError: It was closed, before or meanwhile.
+            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: No prompt waits for an action; nothing changes.
         """
         request = self._take_request()

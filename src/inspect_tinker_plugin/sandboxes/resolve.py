@@ -32,7 +32,7 @@ class SandboxMapping:
         """Map the specification of a task or a sample; types that are not named stay unchanged.
 
         Raises:
-            PluginError: the provider failed, or what it gives is unknown to Inspect.
+            PluginError: the provider failed, or its result is unknown to Inspect.
         """
         name = self.providers.get(spec.type, self.providers.get("*"))
         if name is None:

@@ -1,4 +1,4 @@
-"""Scripted policies: replies written beforehand, for rollouts, audits and tests without a model."""
+"""Scripted policies: prepared replies, for rollouts, audits and tests without a model."""
 
 from __future__ import annotations
 

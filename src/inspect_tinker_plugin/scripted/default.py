@@ -12,7 +12,7 @@ from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted.replies import ScriptExhausted, say, submit
 
 MOST_TURNS = 30
-"""An episode that goes on for longer is not going to end by itself."""
+"""An episode with more turns is not going to end by itself."""
 
 
 def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exception]:

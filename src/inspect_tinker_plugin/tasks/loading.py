@@ -35,7 +35,7 @@ def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -
 
 
 def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
-    """Create a task of a file, which is run anew in its own folder.
+    """Create a task of a file, which is run again in its own folder.
 
     Raises:
         TaskError: The file's or the task's code failed, or the arguments do not fit.

@@ -52,7 +52,7 @@ class Overrides:
     """Replacements for parts of the task on both sides, as the options of ``eval``."""
 
     solver: Callable[[], Solver] | None = None
-    """Makes the solver, anew for each run: solvers may keep state."""
+    """Makes the solver, once per run: solvers may keep state."""
 
     sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
     """A type that Inspect knows, or the name of a plugin's sandbox provider."""

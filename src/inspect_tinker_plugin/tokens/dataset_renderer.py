@@ -89,7 +89,7 @@ class DatasetRenderer:
         self.warn_once(
             "splits",
             f"task {task!r}: the renderer {name or type(self.renderer).__name__} writes earlier "
-            "turns anew (it strips their reasoning), so a turn of a longer episode is a training "
+            "turns again (it strips their reasoning), so a turn of a longer episode is a training "
             "sequence of its own"
             + (f"; {other} keeps an episode in one." if other else " (docs/renderers.md)."),
         )

@@ -151,7 +151,7 @@ class EpisodeTokens:
         """
         asked = self._asked
         if asked is None:
-            raise RuntimeError("parse() answers a prompt(): call that first, once a turn")
+            raise RuntimeError("parse() answers a prompt(): call that first, once per turn")
         with self._named():
             reply = self._context.parser.parse(
                 tokens,
@@ -204,7 +204,7 @@ class EpisodeTokens:
         branch of the episode. ``tokens/first_divergence``: turn that began the second of them;
         absent when there is one.
 
-        What became of the prompts after the first of a conversation: ``tokens/continued`` go on
+        How the prompts after the first of a conversation were made: ``tokens/continued`` continue
         with the sampled tokens themselves, ``tokens/continued_lossy`` too, although a model API
         changed the reply on its way, and ``tokens/rerendered`` hold earlier turns as text that
         was encoded again, or go another way. ``tokens/resampled``: sampled tokens that prompts
@@ -237,7 +237,7 @@ class EpisodeTokens:
         tools: Sequence[ToolInfo],
         dialect: Dialect | None,
     ) -> _Asked | None:
-        """Return the prompt that goes on from an earlier reply, if there can be one."""
+        """Return the prompt that continues an earlier reply, if there can be one."""
         base = match.turn
         if base is None or base.reply is None or not self._context.extends:
             return None

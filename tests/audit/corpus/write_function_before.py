@@ -1,4 +1,4 @@
-"""The coding example as it was before it was mended: tests run after the reply's own code."""
+"""The coding example before it was fixed: tests run after the reply's own code."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def message_limit_of_a_react_agent() -> Task:
 
 @solver
 def limits_inside() -> Solver:
-    """Meets limits of its own and goes on."""
+    """Reaches its own limits and continues."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         try:

@@ -1,4 +1,4 @@
-"""Solvers with control flow of their own: critique, several calls, fork, cleanup, setup."""
+"""Solvers with their own control flow: critique, several calls, fork, cleanup, setup."""
 
 from __future__ import annotations
 

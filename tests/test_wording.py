@@ -1,0 +1,60 @@
+"""Docstrings, comments, messages and pages use plain words: the list is in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROSE = [
+    *sorted((ROOT / "src").rglob("*.py")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "example_plugins").rglob("*.py")),
+    *sorted((ROOT / "example_tasks").rglob("*.py")),
+    *sorted((ROOT / "benchmarks").iterdir()),
+    ROOT / "README.md",
+]
+
+COUNTED = (
+    r"(?:once|twice|groups|episodes|lines|logs|tokens|seconds|steps|calls|rollouts|times|rows|bytes"
+    r"|files|modules|datums|sandboxes|containers|samples|characters|ms)"
+)
+PER = (
+    r"(?:batch|process|step|episode|group|turn|sample|call|dataset|run|reply|token|part|module"
+    r"|second|minute|hour|row|file|folder|worker|node|pass)"
+)
+WRONG = {
+    "per": rf"\b{COUNTED} an? {PER}\b",
+    "once": r"\b(?:said|told) once\b",
+    "many": r"\bfor so long\b|\bat the most\b|\bfirst so many\b",
+    "compare": r"\bholds? \S+ against\b",
+    "riddles": r"\bnone of this package's business\b|\bwhat became of\b|\bwhole or not at all\b",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_no_page_or_module_uses_a_phrase_that_readers_stumble_on(name: str) -> None:
+    pattern = re.compile(WRONG[name].replace(" ", r"\s+(?:#\s+)?"))
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group(0)!r}"
+        for path in PROSE
+        if path.is_file() and path.suffix in {".py", ".md"}
+        for match in pattern.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("per", "Groups a batch (P): groups a batch"),
+        ("once", "a failure, said once"),
+        ("many", "Without an acquisition for so long"),
+        ("compare", "Holds an RL episode against eval, and holds it against evals"),
+        ("riddles", "made once, whole or not at all"),
+    ],
+)
+def test_the_phrases_are_found(name: str, text: str) -> None:
+    assert re.search(WRONG[name].replace(" ", r"\s+(?:#\s+)?"), text)
