@@ -2,7 +2,7 @@
 
     python -m example_tasks.train_boxes out/boxes
 
-A random model never produces a whole tool call by chance. So the model is first taught by imitation of
+A random model never produces a whole tool call by chance. So the model is first taught by imitating
 a player that opens boxes at random: it then knows how to call tools and nothing about the boxes.
 Reinforcement learns the rest. The same command continues an interrupted run.
 """
@@ -88,4 +88,4 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/boxes"))
     except InterruptedRun:
-        sys.exit("interrupted; the same command goes on")
+        sys.exit("interrupted; the same command continues")
