@@ -27,7 +27,7 @@ from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.local import imitate, make_tiny_model
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import ScriptedPolicy, call, say
-from inspect_tinker_plugin.train.curve import reward_curve
+from inspect_tinker_plugin.train.progress import reward_curve
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import InterruptedRun, train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inspect_tinker_plugin.audit import CODES, Code
-from inspect_tinker_plugin.audit.builtin import AUDIT_PROBES
+from inspect_tinker_plugin.audit.probes import AUDIT_PROBES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")

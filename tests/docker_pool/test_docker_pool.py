@@ -17,7 +17,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
-from inspect_tinker_plugin.docker_pool.lease import Owner, remove_owned
+from inspect_tinker_plugin.docker_pool.lease import Lease, remove_owned
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.errors import SandboxImageError
 from inspect_tinker_plugin.sandboxes import process_metrics, record_sandbox_metrics
@@ -156,7 +156,7 @@ async def test_an_owner_on_another_host_lives_as_long_as_it_beats(
     image: str, manager: PoolManager, left_behind: Any
 ) -> None:
     api = manager.engine.api
-    foreign = Owner("f0reign0wner", "another-boot/pid:[1]", 1, "1")
+    foreign = Lease("f0reign0wner", "another-boot/pid:[1]", 1, "1")
     try:
         container = api.create_container(image, ["true"], labels=foreign.labels())["Id"]
         api.create_volume("inspect-pool-f0reign0wner-beat-1", labels=foreign.labels())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
+from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate
@@ -30,7 +30,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.errors import EpisodeError
-from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs import assemble_pending, rollout
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 
@@ -150,7 +150,7 @@ async def test_a_failed_group_is_in_the_log_with_its_error_and_the_others_are_to
     assert "reward" not in (broken.scores or {})
     assert good.error is None
     assert (good.scores or {})["reward"].value == 1.0
-    assert figures(log, "fate") == ["failed", "graded"]
+    assert figures(log, "status") == ["failed", "graded"]
     assert figures(log, "error_cause") == ["scorer", None]
     assert log.metadata["errors"] == {"scorer": 1}
     assert metrics(log, "rollouts")["error: scorer"] == 1
@@ -166,7 +166,7 @@ async def test_a_retried_rollout_is_there_beside_its_failure(tmp_path: Path) -> 
 
     log = only_log(tmp_path)
     assert [sample.epoch for sample in samples(log)] == [1, 2, 3]
-    assert sorted(figures(log, "fate")) == ["failed", "graded", "graded"]
+    assert sorted(figures(log, "status")) == ["failed", "graded", "graded"]
     assert metrics(log, "reward")["mean"] == 1.0
 
 
@@ -191,7 +191,7 @@ async def test_a_rollout_that_was_cut_off_shows_how_far_it_came(tmp_path: Path) 
     assert sample.messages[-1].text == "first words"
     assert sample.error is not None
     assert "stopped before" in sample.error.message
-    assert figures(log, "fate") == ["cut"]
+    assert figures(log, "status") == ["cut"]
 
 
 async def test_a_scorer_called_reward_keeps_its_name(tmp_path: Path) -> None:
@@ -246,3 +246,10 @@ async def test_no_log_is_written_unless_asked_for(tmp_path: Path) -> None:
     (builder,) = as_rl_dataset(arithmetic(1), renderer()).get_batch(0)
     await do_group_rollout(builder, Words(["1"]))
     assert logs_in(tmp_path) == []
+
+
+def test_the_status_in_logs_of_earlier_releases_is_still_read() -> None:
+    record = EvalSample(
+        id=1, epoch=1, input="", target="", metadata={"inspect_rl": {"fate": "cut", "turns": 2}}
+    )
+    assert rollout.figures(record) == {"status": "cut", "turns": 2}

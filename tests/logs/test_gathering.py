@@ -268,5 +268,5 @@ async def test_a_cancelled_group_is_written_all_the_same(tmp_path: Path) -> None
         await rollout
     assemble_pending(tmp_path)
     log = only_log(tmp_path)
-    assert figures(log, "fate") == ["cut", "cut"]
+    assert figures(log, "status") == ["cut", "cut"]
     assert all(sample.error is not None for sample in samples(log))

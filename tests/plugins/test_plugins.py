@@ -33,9 +33,9 @@ from inspect_tinker_plugin.plugins.contracts import (
     SampleStage,
     TurnTaken,
 )
+from inspect_tinker_plugin.plugins.dataset_hooks import plugin_scorers
 from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
 from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
-from inspect_tinker_plugin.plugins.scorers import plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.train.config import build_config
-from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)

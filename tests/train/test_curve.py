@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.train.curve import HEIGHT, WIDTH, reward_curve
 from inspect_tinker_plugin.train.metrics import METRICS, REWARD
+from inspect_tinker_plugin.train.progress import HEIGHT, WIDTH, reward_curve
 
 
 def run_with(folder: Path, rewards: list[float]) -> Path:

@@ -26,7 +26,7 @@ from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
 from inspect_tinker_plugin.train.figures import quantile
 from inspect_tinker_plugin.train.history import read_history
-from inspect_tinker_plugin.train.learning import run_problems
+from inspect_tinker_plugin.train.metrics import run_problems
 from inspect_tinker_plugin.train.report import write_report
 
 

@@ -11,8 +11,7 @@ from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, value_to_float
 
 from inspect_tinker_plugin.errors import ConfigError
-
-_FIGURES = "inspect_rl"
+from inspect_tinker_plugin.logs.rollout import figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +77,20 @@ def _bare(task: str) -> str:
 
 
 def _attempt(sample: EvalSample, path: Path) -> Attempt:
-    figures = _figures(sample)
-    reward = figures.get("reward")
-    if reward is None and sample.error is None and "reward" not in figures:
+    seen = figures(sample)
+    reward = seen.get("reward")
+    if reward is None and sample.error is None and "reward" not in seen:
         reward = _mean(sample.scores or {})
     usage = list(sample.model_usage.values())[:1]
-    tokens = figures.get("tokens") or {}
-    metrics = figures.get("metrics") or {}
+    tokens = seen.get("tokens") or {}
+    metrics = seen.get("metrics") or {}
     replies = [message for message in sample.messages if message.role == "assistant"]
     return Attempt(
         sample=sample.id,
         group=f"{path.name}/{sample.id}",
         reward=None if reward is None else float(reward),
-        stop=str(figures.get("stop_reason") or _stop(sample)),
-        turns=int(figures.get("turns") or len(replies)),
+        stop=str(seen.get("stop_reason") or _stop(sample)),
+        turns=int(seen.get("turns") or len(replies)),
         input_tokens=sum(u.input_tokens for u in usage),
         output_tokens=sum(u.output_tokens for u in usage),
         cached_tokens=sum(u.input_tokens_cache_read or 0 for u in usage),
@@ -102,17 +101,11 @@ def _attempt(sample: EvalSample, path: Path) -> Attempt:
             for k, v in metrics.items()
             if k.startswith("sandbox/") and k.endswith("_s") and isinstance(v, int | float)
         ),
-        failed=sample.error is not None or figures.get("error_cause") is not None,
+        failed=sample.error is not None or seen.get("error_cause") is not None,
         log=str(path),
         epoch=sample.epoch,
         metrics=metrics,
     )
-
-
-def _figures(sample: EvalSample) -> dict[str, Any]:
-    keys = [key for key in sample.metadata if key.endswith(_FIGURES)]
-    found = sample.metadata[max(keys, key=len)] if keys else {}
-    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _stop(sample: EvalSample) -> str:

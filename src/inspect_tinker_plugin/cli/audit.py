@@ -21,8 +21,7 @@ from inspect_tinker_plugin.cli.options import (
     parse_args,
     task_options,
 )
-from inspect_tinker_plugin.cli.progress import progress_bar
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, progress_bar, reported
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample

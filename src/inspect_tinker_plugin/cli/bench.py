@@ -137,7 +137,7 @@ async def _bench(choices: dict[str, Any], costs: list[Cost]) -> None:
     """Measure one side after the other; each result is in ``costs`` immediately."""
     from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.scripted.default import default_script
+    from inspect_tinker_plugin.scripted.replies import default_script
     from inspect_tinker_plugin.tasks.samples import select_samples
 
     chosen = dataset_choices("bench", choices)

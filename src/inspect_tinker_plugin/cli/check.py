@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import queue
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,7 +23,7 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
-from inspect_tinker_plugin.cli.supervision import stream_from_thread
+from inspect_tinker_plugin.errors import InspectRLError
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
@@ -133,7 +137,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
     if path is None:
-        from inspect_tinker_plugin.scripted.default import default_script
+        from inspect_tinker_plugin.scripted.replies import default_script
 
         return default_script(sample)
     from inspect_tinker_plugin.cli.policies import read_script
@@ -180,3 +184,71 @@ def _difference(fields: dict[str, Any]) -> dict[str, Any]:
     from inspect_tinker_plugin.testing.compare import ABSENT
 
     return {name: value for name, value in fields.items() if value is not ABSENT}
+
+
+T = TypeVar("T")
+
+_CLEAN_UP = 30.0
+"""Seconds for the clean-up of the work when the command is interrupted."""
+
+
+class StuckWorkError(InspectRLError):
+    """The work did not answer in time, and cannot be stopped: it blocks, or refuses to end."""
+
+
+def stream_from_thread(work: Callable[[], AsyncIterator[T]], *, patience: float) -> Iterator[T]:
+    """Yield the items of an async iterator, from an event loop in a daemon thread.
+
+    An interrupt (Ctrl-C) cancels the work and waits for its clean-up.
+
+    Args:
+        work: makes the iterator; called in the thread.
+        patience: seconds to wait for one item.
+
+    Raises:
+        StuckWorkError: no item came in time; the thread is left behind.
+    """
+    items: queue.Queue[tuple[str, object]] = queue.Queue()
+    loop = asyncio.new_event_loop()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def forward() -> None:
+        async for item in work():
+            items.put(("item", item))
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            task = loop.create_task(forward())
+            tasks.append(task)
+            loop.run_until_complete(task)
+            items.put(("end", None))
+        except BaseException as error:
+            items.put(("error", error))
+        else:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    thread = threading.Thread(
+        target=copy_context().run, args=(run,), name="supervised", daemon=True
+    )
+    thread.start()
+    try:
+        while True:
+            try:
+                kind, item = items.get(timeout=patience)
+            except queue.Empty:
+                raise StuckWorkError(
+                    f"nothing happened for {patience:g} seconds: the solver blocks the event loop"
+                ) from None
+            if kind == "end":
+                return
+            if kind == "error":
+                assert isinstance(item, BaseException)
+                raise item
+            yield item  # type: ignore[misc]  # what forward() put there
+    except KeyboardInterrupt:
+        for task in tasks:
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join(_CLEAN_UP)
+        raise

@@ -17,8 +17,12 @@ from inspect_tinker_plugin.cli.options import (
     parse_args,
     task_options,
 )
-from inspect_tinker_plugin.cli.progress import progress_bar
-from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, EXIT_PARTIAL, reported
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    progress_bar,
+    reported,
+)
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:

@@ -17,8 +17,14 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     task_options,
 )
-from inspect_tinker_plugin.cli.progress import ShowProgress, progress_bar
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PARTIAL, reported
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    ShowProgress,
+    progress_bar,
+    reported,
+)
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:

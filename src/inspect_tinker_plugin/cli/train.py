@@ -150,7 +150,7 @@ def _train(request: Any) -> None:
     from inspect_tinker_plugin.train.request import check_request
 
     check_request(request)
-    from inspect_tinker_plugin.train.curve import reward_curve
+    from inspect_tinker_plugin.train.progress import reward_curve
     from inspect_tinker_plugin.train.run import InterruptedRun, last_checkpoint, train
 
     try:

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.docker_pool.host_config import (
     reaches_executor,
 )
 from inspect_tinker_plugin.docker_pool.image import Image
-from inspect_tinker_plugin.docker_pool.lease import KEPT, Owner
+from inspect_tinker_plugin.docker_pool.lease import KEPT, Lease
 from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
 from inspect_tinker_plugin.docker_pool.results import result_of
 from inspect_tinker_plugin.docker_pool.stream import AttachedSocket
@@ -49,7 +49,7 @@ _DIAGNOSIS_SECONDS = 10.0
 class Container:
     """One running container. Made by :meth:`start`, removed by :meth:`remove`."""
 
-    def __init__(self, engine: Engine, owner: Owner, config: ContainerConfig, image: Image) -> None:
+    def __init__(self, engine: Engine, owner: Lease, config: ContainerConfig, image: Image) -> None:
         self.config = config
         self.image = image
         self.name = f"inspect-pool-{owner.id}-{uuid.uuid4().hex[:8]}"
@@ -70,7 +70,7 @@ class Container:
 
     @classmethod
     def start(
-        cls, engine: Engine, owner: Owner, config: ContainerConfig, image: Image
+        cls, engine: Engine, owner: Lease, config: ContainerConfig, image: Image
     ) -> Container:
         """Create and start a container, in this thread.
 

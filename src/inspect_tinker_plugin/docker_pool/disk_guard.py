@@ -18,7 +18,7 @@ from typing import Any
 
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, typed
-from inspect_tinker_plugin.docker_pool.lease import Owner
+from inspect_tinker_plugin.docker_pool.lease import Lease
 from inspect_tinker_plugin.errors import SandboxError
 
 _ENTRY_BYTES = 4096
@@ -32,7 +32,7 @@ _MOUNTED = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 class DiskGuard:
     """Measures the containers in use, in its own thread."""
 
-    def __init__(self, engine: Engine, owner: Owner, in_use: Callable[[], list[Container]]) -> None:
+    def __init__(self, engine: Engine, owner: Lease, in_use: Callable[[], list[Container]]) -> None:
         self._engine = engine
         self._owner = owner
         self._in_use = in_use

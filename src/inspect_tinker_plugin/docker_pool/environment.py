@@ -147,7 +147,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        from inspect_tinker_plugin.docker_pool.cleanup import cleanup
+        from inspect_tinker_plugin.docker_pool.lease import cleanup
 
         manager = pool_manager()
         removed = await manager.engine.run(cleanup, manager.engine, id)

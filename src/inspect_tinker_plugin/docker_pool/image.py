@@ -11,7 +11,7 @@ from typing import Any
 from inspect_tinker_plugin.docker_pool.budget import ImageBudget
 from inspect_tinker_plugin.docker_pool.config import Build, ContainerConfig
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
-from inspect_tinker_plugin.docker_pool.lease import Owner
+from inspect_tinker_plugin.docker_pool.lease import Lease
 from inspect_tinker_plugin.docker_pool.progress import EngineWork
 from inspect_tinker_plugin.errors import (
     SandboxConfigError,
@@ -66,7 +66,7 @@ class Images:
     per image; images that somebody waits for come before those made ahead of need.
     """
 
-    def __init__(self, engine: Engine, owner: Owner, budget: ImageBudget) -> None:
+    def __init__(self, engine: Engine, owner: Lease, budget: ImageBudget) -> None:
         self._engine = engine
         self._owner = owner
         self._budget = budget

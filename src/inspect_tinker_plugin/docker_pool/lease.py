@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.docker_pool.engine import Engine, quietly
+from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -44,8 +44,8 @@ KEPT = "-kept"
 
 
 @dataclass(frozen=True)
-class Owner:
-    """One process that owns containers."""
+class Lease:
+    """The claim of one process to its containers, as their labels state it."""
 
     id: str
     host: str
@@ -55,13 +55,13 @@ class Owner:
     """Start of the process, in clock ticks since boot."""
 
     @classmethod
-    def current(cls) -> Owner:
+    def current(cls) -> Lease:
         """Describe this process under a new id."""
         pid = os.getpid()
         return cls(uuid.uuid4().hex[:12], _this_host(), pid, _start_of(pid) or "")
 
     @classmethod
-    def from_labels(cls, labels: dict[str, str]) -> Owner:
+    def from_labels(cls, labels: dict[str, str]) -> Lease:
         pid = labels.get(PID, "")
         return cls(
             labels.get(OWNER, ""),
@@ -89,7 +89,7 @@ class Owner:
 class Beat:
     """The renewed proof of life of one owner."""
 
-    def __init__(self, engine: Engine, owner: Owner) -> None:
+    def __init__(self, engine: Engine, owner: Lease) -> None:
         self._engine = engine
         self._owner = owner
         self._count = 0
@@ -183,7 +183,7 @@ def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class _Possessions:
-    owners: dict[str, Owner]
+    owners: dict[str, Lease]
     beats: dict[str, list[str]]
 
     @classmethod
@@ -195,12 +195,12 @@ class _Possessions:
             *api.networks(filters=filters),
             *volumes,
         ]
-        owners: dict[str, Owner] = {}
+        owners: dict[str, Lease] = {}
         for thing in things:
-            owner = Owner.from_labels(thing["Labels"] or {})
+            owner = Lease.from_labels(thing["Labels"] or {})
             owners[owner.id] = owner
         for _, labels in _snapshots(api):
-            owner = Owner.from_labels(labels)
+            owner = Lease.from_labels(labels)
             owners.setdefault(owner.id, owner)
         beats: dict[str, list[str]] = defaultdict(list)
         for volume in volumes:
@@ -208,7 +208,7 @@ class _Possessions:
         return cls(owners, beats)
 
 
-def _is_dead(owner: Owner, beats: list[str], api: APIClient) -> bool:
+def _is_dead(owner: Lease, beats: list[str], api: APIClient) -> bool:
     lives = owner.lives_here()
     if lives is not None:
         return not lives
@@ -244,3 +244,33 @@ def _start_of(pid: int) -> str | None:
     fields = stat[stat.rindex(")") + 2 :].split()
     # A zombie has ended, even if its parent has not noticed yet.
     return None if fields[0] in "ZX" else fields[19]
+
+
+def cleanup(engine: Engine, id: str | None) -> int:
+    """Remove containers, in this thread.
+
+    Args:
+        engine: the engine to look at.
+        id: a container's id (or its start) or name, or the id of an owner, all of whose
+            containers are removed even while it lives; ``None`` takes those of dead owners.
+
+    Returns:
+        How many containers were removed.
+
+    Raises:
+        SandboxEngineError: the engine does not answer.
+    """
+    try:
+        if id is None:
+            return reap(engine)
+        api = engine.api
+        filters = {"label": f"{KIND}={PROVIDER}"}
+        for container in api.containers(all=True, filters=filters):
+            names = [name.lstrip("/") for name in container["Names"] or []]
+            if id in names or container["Id"].startswith(id):
+                return int(quietly(api.remove_container, container["Id"], force=True, v=True))
+            if (container["Labels"] or {}).get(OWNER) == id:
+                return remove_owned(engine, id)
+    except Exception as ex:
+        raise typed(ex, "cleanup") from ex
+    return 0

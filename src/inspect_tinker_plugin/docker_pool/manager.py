@@ -18,7 +18,7 @@ from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.disk_guard import DiskGuard
 from inspect_tinker_plugin.docker_pool.engine import Engine, engine_address, settled, typed
 from inspect_tinker_plugin.docker_pool.image import Image, Images, reference_of
-from inspect_tinker_plugin.docker_pool.lease import BEAT_SECONDS, Beat, Owner, reap
+from inspect_tinker_plugin.docker_pool.lease import BEAT_SECONDS, Beat, Lease, reap
 from inspect_tinker_plugin.docker_pool.pool import Pool, Waiter, served
 from inspect_tinker_plugin.docker_pool.snapshot import Snapshots
 from inspect_tinker_plugin.docker_pool.threads import Ticker
@@ -64,7 +64,7 @@ class PoolManager:
 
     def __init__(self) -> None:
         self.engine = Engine()
-        self.owner = Owner.current()
+        self.owner = Lease.current()
         self._budget = ImageBudget(self.engine, self._forget_image)
         self._images = Images(self.engine, self.owner, self._budget)
         self._beat = Beat(self.engine, self.owner)

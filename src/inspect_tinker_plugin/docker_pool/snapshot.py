@@ -29,7 +29,7 @@ from inspect_tinker_plugin.docker_pool.config import GIB, ContainerConfig, is_ke
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, settled, typed
 from inspect_tinker_plugin.docker_pool.image import Image
-from inspect_tinker_plugin.docker_pool.lease import SNAPSHOTS_REPOSITORY, Owner, remove_snapshots
+from inspect_tinker_plugin.docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
 from inspect_tinker_plugin.docker_pool.metrics import FORKS, SNAPSHOTS, measure
 from inspect_tinker_plugin.docker_pool.pool import Pool
 from inspect_tinker_plugin.docker_pool.sharing import SampleSetup
@@ -206,7 +206,7 @@ class Snapshots:
         known: returns the current pool of a configuration; a new image means a new pool.
     """
 
-    def __init__(self, engine: Engine, owner: Owner, acquire: Acquire, known: Known) -> None:
+    def __init__(self, engine: Engine, owner: Lease, acquire: Acquire, known: Known) -> None:
         self._engine = engine
         self._owner = owner
         self._acquire = acquire

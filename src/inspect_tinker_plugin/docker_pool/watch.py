@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from inspect_tinker_plugin.docker_pool.engine import Engine
-from inspect_tinker_plugin.docker_pool.lease import Owner, remove_owned
+from inspect_tinker_plugin.docker_pool.lease import Lease, remove_owned
 from inspect_tinker_plugin.errors import SandboxError
 
 CLOSE_SECONDS = 20.0
@@ -30,7 +30,7 @@ _PAUSE_SECONDS = 1.0
 class Watch:
     """The shell beside this process."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Lease) -> None:
         labels = [owner.id, owner.host, str(owner.pid), owner.started]
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _WAIT, sys.executable, *labels],
@@ -83,7 +83,7 @@ def close_before_signals_end_it(close: Callable[[], None]) -> None:
             signal.signal(number, end)
 
 
-def _remove_after(owner: Owner) -> None:
+def _remove_after(owner: Lease) -> None:
     """Remove what an owner left, once its process has ended."""
     engine = Engine(timeout=30)
     empty = 0
@@ -103,4 +103,4 @@ def _remove_after(owner: Owner) -> None:
 if __name__ == "__main__":
     _id, _host, _pid, _started = sys.argv[1:]
     time.sleep(0.1)  # the kernel closes files before it removes the process
-    _remove_after(Owner(_id, _host, int(_pid), _started))
+    _remove_after(Lease(_id, _host, int(_pid), _started))

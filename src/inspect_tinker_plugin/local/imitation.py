@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.local.folders import make_once
+from inspect_tinker_plugin.local.model import make_once
 
 if TYPE_CHECKING:
     import torch

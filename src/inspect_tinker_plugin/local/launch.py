@@ -9,13 +9,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
+import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.local.settings import LocalSettings, check_installation
-from inspect_tinker_plugin.local.watchdog import end_with_parent
 
 MODULE = "inspect_tinker_plugin.local.launch"
 LIFELINE = 0
@@ -121,7 +123,7 @@ def _serve(app: Any, listener: socket.socket, settings: LocalSettings) -> None:
 
 def _engine(ready: Path, argv: list[str]) -> int:
     from inspect_tinker_plugin.local import engine as repairs
-    from inspect_tinker_plugin.local.adapters import repair_adapters
+    from inspect_tinker_plugin.local.engine import repair_adapters
     from inspect_tinker_plugin.local.shapes import repair_shapes
 
     with repairs.typed_dict_for_pydantic():
@@ -139,6 +141,36 @@ def _engine(ready: Path, argv: list[str]) -> int:
     sys.argv = ["skyrl.tinker.engine", *argv]
     engine.main()
     return 0
+
+
+PERIOD = 1.0
+"""Seconds between checks of the parent process."""
+
+
+def end_with_parent(lifeline: int, parent: int) -> None:
+    """Start a thread that kills this process group once the parent is gone.
+
+    Two signs are watched, because each alone can fail: ``lifeline`` is the reading end of a pipe
+    whose other end closes with the parent, even by SIGKILL, unless a child that the parent
+    forked still holds a copy; and the parent's process id changes when it dies, but not when it
+    is alive and merely dropped its server. Nothing is ever written to the pipe.
+
+    Args:
+        lifeline: file descriptor of the reading end.
+        parent: process id of the parent.
+    """
+    thread = threading.Thread(
+        target=_watch, args=(lifeline, parent), name="watch-parent", daemon=True
+    )
+    thread.start()
+
+
+def _watch(lifeline: int, parent: int) -> None:
+    while os.getppid() == parent:
+        readable, _, _ = select.select([lifeline], [], [], PERIOD)
+        if readable and not os.read(lifeline, 1):
+            break
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

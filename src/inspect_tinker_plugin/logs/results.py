@@ -96,7 +96,7 @@ def _in_a_line(seen: Mapping[str, Any]) -> str:
         f"turns: {seen['turns']}" if seen.get("turns") is not None else "",
         f"sampled tokens: {tokens['sampled']}" if "sampled" in tokens else "",
         f"datums: {seen['datums']}" if seen.get("datums") is not None else "",
-        "" if seen.get("fate") == "graded" else f"{seen.get('fate')}: not trained on",
+        "" if seen.get("status") == "graded" else f"{seen.get('status')}: not trained on",
     ]
     return " · ".join(part for part in parts if part)
 
@@ -154,7 +154,7 @@ def _of_rollouts(name: str, samples: Sequence[EvalSample]) -> EvalScore:
         known = [float(value) for value in values if value is not None]
         if known:
             numbers[label] = statistics.fmean(known)
-    for label, field in {"": "fate", "stop: ": "stop_reason", "error: ": "error_cause"}.items():
+    for label, field in {"": "status", "stop: ": "stop_reason", "error: ": "error_cause"}.items():
         counts = Counter(str(one[field]) for one in seen if one.get(field))
         numbers.update({f"{label}{value}": count for value, count in sorted(counts.items())})
     return EvalScore(name=name, scorer=name, metrics=_metrics(numbers))

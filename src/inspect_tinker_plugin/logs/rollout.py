@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalError, EvalSample
+from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
 
 from inspect_tinker_plugin.episode.types import Metrics
 from inspect_tinker_plugin.errors import EpisodeError
@@ -17,6 +17,8 @@ from inspect_tinker_plugin.logs.run import GroupSlot
 
 METADATA_KEY = "inspect_rl"
 """Key of a sample's metadata that holds the training's figures."""
+
+_FORMER_STATUS = "fate"
 
 
 class RolloutStatus(StrEnum):
@@ -83,11 +85,14 @@ def free_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def figures(record: EvalSample) -> dict[str, Any]:
-    """Return what :func:`eval_sample` put into a record's metadata."""
+def figures(record: EvalSample | EvalSampleSummary) -> dict[str, Any]:
+    """Return what :func:`eval_sample` put into a record's metadata; empty for other records."""
     key = _figures_key(record)
     found = record.metadata[key] if key else {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    # Logs of earlier releases have the status under another name.
+    return {"status" if name == _FORMER_STATUS else name: found[name] for name in found}
 
 
 def note(record: EvalSample, name: str, value: Any) -> None:
@@ -96,7 +101,7 @@ def note(record: EvalSample, name: str, value: Any) -> None:
         record.metadata[key] = {**figures(record), name: value}
 
 
-def _figures_key(record: EvalSample) -> str | None:
+def _figures_key(record: EvalSample | EvalSampleSummary) -> str | None:
     keys = [key for key in record.metadata if key.endswith(METADATA_KEY)]
     return max(keys, key=len, default=None)
 
@@ -158,7 +163,7 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
         "batch": slot.batch,
         "group": slot.index,
         "reward": rollout.reward,
-        "fate": str(rollout.status),
+        "status": str(rollout.status),
         "stop_reason": rollout.stop_reason,
         "error_cause": None if rollout.error is None else str(rollout.error.cause),
         "turns": rollout.metrics.get("turns"),

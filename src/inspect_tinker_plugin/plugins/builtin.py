@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inspect_tinker_plugin.audit.builtin import AUDIT_PROBES
 from inspect_tinker_plugin.audit.contract import Probe
+from inspect_tinker_plugin.audit.probes import AUDIT_PROBES
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator

@@ -21,13 +21,17 @@ from inspect_tinker_plugin.options import (
 )
 from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_reward
+from inspect_tinker_plugin.rl.dataset_checks import (
+    can_describe_tools,
+    reads_other_than_scorers,
+    refuse_tools,
+    require_scores,
+)
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
-from inspect_tinker_plugin.rl.score_names import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.shuffle import Permutation
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.rl.tool_probe import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.scripted.default import default_script
 from inspect_tinker_plugin.scripted.model import scripted_model
 from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
-from inspect_tinker_plugin.scripted.replies import Script, Turn, call, say, submit, unparsed_call
+from inspect_tinker_plugin.scripted.replies import (
+    Script,
+    Turn,
+    call,
+    default_script,
+    say,
+    submit,
+    unparsed_call,
+)
 from inspect_tinker_plugin.scripted.tokenizer import load_renderer, load_tokenizer, tokenizer_path
 
 __all__ = [

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from inspect_ai.dataset import Sample
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessageAssistant,
@@ -17,7 +18,7 @@ from inspect_ai.model import (
     ModelUsage,
     StopReason,
 )
-from inspect_ai.tool import ToolCall
+from inspect_ai.tool import ToolCall, ToolInfo
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 
@@ -158,3 +159,31 @@ def _usage(output: ModelOutput, request: TurnRequest) -> ModelUsage:
     read = sum(len(message.text) for message in request.messages) // 4 + 1
     written = len(output.completion) // 4 + 1
     return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
+
+
+MOST_TURNS = 30
+"""An episode with more turns is not going to end by itself."""
+
+
+def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exception]:
+    """Think first, then answer with the sample's target.
+
+    The first reply is text, so that an agent's way to continue is seen. After it the ``submit``
+    tool is called wherever it is offered; other tools are left alone.
+    """
+    target = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
+
+    def answer(request: TurnRequest) -> ModelOutput | Exception:
+        if request.index >= MOST_TURNS:
+            return ScriptExhausted(
+                f"the task asked {MOST_TURNS} times and did not end; give it a script or a limit"
+            )
+        if request.index > 0 and any(_is_submit(tool) for tool in request.tools):
+            return submit(target)
+        return say(f"I think so.\n\nANSWER: {target}")
+
+    return answer
+
+
+def _is_submit(tool: ToolInfo) -> bool:
+    return tool.name == "submit" and list(tool.parameters.properties) == ["answer"]

@@ -15,8 +15,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.train.config import build_config
-from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request
 
 _SAMPLES = 4

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import TIMES, RolloutFigures, Step
-from inspect_tinker_plugin.train.learning import WITH_SIGNAL
-from inspect_tinker_plugin.train.metrics import number
+from inspect_tinker_plugin.train.metrics import WITH_SIGNAL, number
 
 _SCORERS = 8
 """Number of scorers that get their own line, the most frequent first."""

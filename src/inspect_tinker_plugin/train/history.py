@@ -11,7 +11,7 @@ from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log, read_eval_log_sample_summaries
 
-from inspect_tinker_plugin.logs.rollout import METADATA_KEY
+from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.train.metrics import REWARD, TEST, number, read_steps
 
 logger = getLogger(__name__)
@@ -142,14 +142,11 @@ def _logs(log_dir: Path, folder: str) -> list[BatchLog]:
 
 
 def _figures(sample: EvalSampleSummary) -> RolloutFigures:
-    kept = [key for key in sample.metadata if key.endswith(METADATA_KEY)]
-    seen = sample.metadata[max(kept, key=len)] if kept else {}
-    if not isinstance(seen, Mapping):
-        seen = {}
+    seen = figures(sample)
     metrics = _mapping(seen.get("metrics"))
     return RolloutFigures(
         reward=number(seen, "reward"),
-        graded=seen.get("fate") == "graded",
+        graded=seen.get("status") == "graded",
         stop=_text(seen.get("stop_reason")),
         cause=_text(seen.get("error_cause")) or ("stopped" if sample.error else None),
         turns=number(seen, "turns"),

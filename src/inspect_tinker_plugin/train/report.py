@@ -15,8 +15,7 @@ from inspect_tinker_plugin.train.history import (
     History,
     read_history,
 )
-from inspect_tinker_plugin.train.learning import WITH_SIGNAL, run_problems
-from inspect_tinker_plugin.train.metrics import number
+from inspect_tinker_plugin.train.metrics import WITH_SIGNAL, number, run_problems
 
 REPORT = "report.html"
 _PAGE = """<!doctype html>

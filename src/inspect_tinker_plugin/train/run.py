@@ -22,8 +22,13 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.train.config import LOCAL, ROLLOUT_LOGS, TEST_LOGS, build_config
-from inspect_tinker_plugin.train.identity import check_same_run
+from inspect_tinker_plugin.train.config import (
+    LOCAL,
+    ROLLOUT_LOGS,
+    TEST_LOGS,
+    build_config,
+    check_same_run,
+)
 from inspect_tinker_plugin.train.metrics import parse, read_steps
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report

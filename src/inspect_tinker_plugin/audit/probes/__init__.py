@@ -1,1 +1,28 @@
-"""The built-in probes, one module per side of a task."""
+"""The built-in probes, one module per side of a task; here by name, in the order of an audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inspect_tinker_plugin.audit.contract import Probe
+from inspect_tinker_plugin.audit.probes.answers import AnswerChecks
+from inspect_tinker_plugin.audit.probes.baselines import Baselines
+from inspect_tinker_plugin.audit.probes.cheats import SandboxCheats
+from inspect_tinker_plugin.audit.probes.cost import Cost
+from inspect_tinker_plugin.audit.probes.gold import GoldAnswers
+from inspect_tinker_plugin.audit.probes.replies import ReplyCheats
+from inspect_tinker_plugin.audit.probes.samples import SampleChecks
+from inspect_tinker_plugin.audit.probes.scorer import ScorerChecks
+from inspect_tinker_plugin.audit.probes.signal import Signal
+
+AUDIT_PROBES: Mapping[str, Callable[..., Probe]] = {
+    "samples": SampleChecks,
+    "baselines": Baselines,
+    "gold": GoldAnswers,
+    "replies": ReplyCheats,
+    "sandbox": SandboxCheats,
+    "answers": AnswerChecks,
+    "scorer": ScorerChecks,
+    "signal": Signal,
+    "cost": Cost,
+}

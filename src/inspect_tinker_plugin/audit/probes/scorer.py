@@ -12,12 +12,12 @@ from inspect_ai.scorer import score
 from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin.audit.answers import FORMS, UNKNOWING, always, right_answer
-from inspect_tinker_plugin.audit.clock import shifted_clock
 from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.scorer_code import shifted_clock
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
 
 TIMES = 5

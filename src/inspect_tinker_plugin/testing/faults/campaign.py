@@ -22,8 +22,7 @@ from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing.faults import ground
 from inspect_tinker_plugin.testing.faults.folder import PROVIDER
-from inspect_tinker_plugin.testing.faults.plan import CAUSES, Case, draw
-from inspect_tinker_plugin.testing.faults.strikes import Running, running_cases
+from inspect_tinker_plugin.testing.faults.plan import CAUSES, Case, Running, draw, running_cases
 
 if TYPE_CHECKING:
     import tinker

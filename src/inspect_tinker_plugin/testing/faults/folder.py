@@ -11,8 +11,7 @@ from typing import Any
 
 from inspect_ai.util import ExecResult, SandboxEnvironment, sandboxenv
 
-from inspect_tinker_plugin.testing.faults.plan import Point
-from inspect_tinker_plugin.testing.faults.strikes import strike_here
+from inspect_tinker_plugin.testing.faults.plan import Point, strike_here
 
 PROVIDER = "rl_faults"
 """Its name, also that of the judge's model provider."""

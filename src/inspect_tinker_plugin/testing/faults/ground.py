@@ -22,8 +22,7 @@ from inspect_tinker_plugin.plugins.contracts import (
 )
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.testing.faults.folder import PROVIDER
-from inspect_tinker_plugin.testing.faults.plan import Point
-from inspect_tinker_plugin.testing.faults.strikes import running_cases, strike, strike_here
+from inspect_tinker_plugin.testing.faults.plan import Point, running_cases, strike, strike_here
 
 
 def clean_reward(number: int) -> float:

@@ -13,7 +13,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from tests.rl.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
+from tests.tokens.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
 from tests.tokens.conversations import Rollout
 from tests.tokens.formats import renderer
 
