@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults compat update lock-check executor clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults soak bench compat update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,16 @@ SEED ?= 0
 faults: $(STAMP) ## run the fault campaign: 10,000 episodes, each with a random fault (ten minutes)
 	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults \
 		--episodes $(EPISODES) --seed $(SEED)
+
+MINUTES ?= 30
+soak: $(STAMP) ## run fault campaigns with logs for half an hour (MINUTES=5): nothing may grow
+	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults.soak \
+		--minutes $(MINUTES) --seed $(SEED)
+
+# The older bridge is a side where its source is given: make bench BENCH="--bridge FOLDER".
+BENCH ?=
+bench: $(STAMP) ## print the table of speeds, beside evals and envs written by hand (ten minutes)
+	$(BIN)/python -W ignore -m benchmarks.table $(BENCH)
 
 clean: ## remove what demo and the tools wrote (not .venv)
 	rm -rf out logs build dist .mypy_cache .pytest_cache .ruff_cache

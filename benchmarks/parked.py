@@ -1,9 +1,9 @@
 """Memory of a thousand episodes parked at once in one process; all of them finish.
 
-Each side runs in a separate process: this package, and ``inspect_ai.eval`` with as many
-connections. The growth of the resident set between "nothing" and
+Each side runs in a separate process: this package, ``inspect_ai.eval`` with as many
+connections, and hand-written envs. The growth of the resident set between "nothing" and
 "all parked" is printed; the bar is under 100 MB for ours.
-Run ``python benchmarks/parked.py [episodes]``.
+Run ``python -m benchmarks.parked [episodes]``.
 """
 
 from __future__ import annotations
@@ -124,14 +124,26 @@ async def evaluation(count: int) -> float:
     return peak - before
 
 
-SIDES = {"this package": package, "inspect eval": evaluation}
+async def by_hand(count: int) -> float:
+    from benchmarks import sides
+
+    envs = [sides.HandWritten(sides.RENDERER) for _ in range(count + 1)]
+    await envs.pop().initial_observation()
+    before = resident_mb()
+    kept = await asyncio.gather(*[env.initial_observation() for env in envs])
+    assert len(kept) == count
+    return resident_mb() - before
+
+
+SIDES = {"this package": package, "inspect eval": evaluation, "by hand": by_hand}
 
 
 def main(count: int) -> bool:
     figures = {}
     for name in SIDES:
         out = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, "--side", name, str(count)],
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.parked", "--side", name, str(count)],
+            cwd=Path(__file__).parents[1],
             check=True,
             capture_output=True,
             text=True,

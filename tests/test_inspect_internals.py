@@ -10,6 +10,7 @@ import pytest
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.inspect_internals import (
+    OPTIONAL_NAMES,
     PRIVATE_ATTRIBUTES,
     PRIVATE_NAMES,
     SUPPORTED_INSPECT,
@@ -40,9 +41,21 @@ def test_every_private_import_is_listed_and_every_listed_name_is_imported() -> N
     assert imported_private_names() == set(PRIVATE_NAMES)
 
 
-@pytest.mark.parametrize("name", PRIVATE_NAMES)
+@pytest.mark.parametrize("name", [*PRIVATE_NAMES, *OPTIONAL_NAMES])
 def test_every_private_name_says_why(name: str) -> None:
-    assert len(PRIVATE_NAMES[name].split()) >= 3
+    assert len({**PRIVATE_NAMES, **OPTIONAL_NAMES}[name].split()) >= 3
+
+
+def test_a_release_without_an_optional_name_takes_the_long_way() -> None:
+    code = (
+        "import inspect_ai.util._limit as m; del m.turn_count\n"
+        "from inspect_tinker_plugin import inspect_internals as internals\n"
+        "print(internals.knows_model_calls(), internals.optional_names())\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split() == ["False", "None"]
 
 
 @pytest.mark.parametrize(("owner", "attribute"), PRIVATE_ATTRIBUTES)
@@ -74,7 +87,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
 
 
 def test_each_private_name_has_a_proposal_that_would_let_it_go() -> None:
-    named = {*PRIVATE_NAMES, *(f"{owner.__name__}.{name}" for owner, name in PRIVATE_ATTRIBUTES)}
+    attributes = {f"{owner.__name__}.{name}" for owner, name in PRIVATE_ATTRIBUTES}
+    named = {*PRIVATE_NAMES, *OPTIONAL_NAMES, *attributes}
     wanted = {name.removeprefix("inspect_ai.") for name in named}
     listed = set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
     assert listed - {"_cli.main:inspect"} == wanted

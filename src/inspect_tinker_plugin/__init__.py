@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         InspectRLError,
         SandboxError,
     )
+    from inspect_tinker_plugin.memory import freeze_memory
     from inspect_tinker_plugin.options import EpisodeOptions
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.rewards import Reward
@@ -48,6 +49,7 @@ _HOMES = {
     "TaskRef": "tasks.reference",
     "TurnRequest": "episode.types",
     "as_rl_dataset": "rl.dataset",
+    "freeze_memory": "memory",
     "hookimpl": "plugins.hookspecs",
     "load_environment": "rl.compat",
 }
@@ -68,6 +70,7 @@ __all__ = [
     "TaskRef",
     "TurnRequest",
     "as_rl_dataset",
+    "freeze_memory",
     "hookimpl",
     "load_environment",
 ]

@@ -10,14 +10,20 @@ to one :class:`VersionError` that names what is missing, not to a stray ImportEr
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from copy import copy
+from functools import cache
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 from inspect_tinker_plugin.errors import VersionError
@@ -144,6 +150,41 @@ PRIVATE_NAMES: dict[str, str] = {
 }
 
 
+OPTIONAL_NAMES: dict[str, str] = {
+    "inspect_ai._control.pause:wait_generate_dispatch": "an operator's pause holds model calls",
+    "inspect_ai._sentinel._context:active_sentinel": "whether a monitor watches the model calls",
+    "inspect_ai._util.error:exception_message": "error of a model call's event",
+    "inspect_ai._util.working:sample_clock": "how long a model call took",
+    "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
+    "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",
+    "inspect_ai.log._refusal:report_refusal": "counts refusals as eval() does",
+    "inspect_ai.log._samples:set_active_sample_total_turns": "turns of the running sample",
+    "inspect_ai.model._call_tools:tool_call_view": "views of the tool calls in a reply",
+    "inspect_ai.model._call_tools:span": "spans around tools, which only a log needs",
+    "inspect_ai.model._model:_check_limits_before_dispatch": (
+        "refuses a call when a token or cost limit is reached"
+    ),
+    "inspect_ai.model._model:_model_event_sink": "whether an agent bridge takes model events",
+    "inspect_ai.model._model:record_and_check_model_usage": "usage and cost, which limits read",
+    "inspect_ai.model._model:record_sample_model_fallback": "fallbacks that a reply reports",
+    "inspect_ai.model._model_output:usage_input_tokens": "context size of a reply",
+    "inspect_ai.solver._transcript:solver_transcript": (
+        "events around each solver, which only a log needs"
+    ),
+    "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
+    "inspect_ai.util._limit:turn_count": "turns so far",
+}
+"""Names of fast paths: a release that lacks one, or uses others, takes the long way."""
+
+_MODEL_CALL = ("generate", "_generate", "_record_model_interaction", "_connection_concurrency")
+"""Methods of ``Model`` that the fast path of model calls stands for."""
+
+KNOWN_MODEL_CALLS = {
+    "9067fa6926aabc84": "0.3.285",
+}
+"""Releases whose model calls are known to do what the fast path does, by what those methods use."""
+
+
 def _missing_names() -> list[str]:
     missing = []
     for name in PRIVATE_NAMES:
@@ -225,7 +266,7 @@ from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._solver import SolverSpec
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
 from inspect_ai.tool import ToolCall, ToolCallError, ToolDef
-from inspect_ai.util import Limit, SandboxEnvironment
+from inspect_ai.util import Limit, SandboxEnvironment, display_type
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
 from inspect_ai.util._limit import (
@@ -246,6 +287,8 @@ from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._store import init_subtask_store
 
 __all__ = [
+    "KNOWN_MODEL_CALLS",
+    "OPTIONAL_NAMES",
     "PRIVATE_ATTRIBUTES",
     "PRIVATE_NAMES",
     "SUPPORTED_INSPECT",
@@ -267,6 +310,7 @@ __all__ = [
     "create_checkpointer",
     "create_eval_sample",
     "create_file_tasks",
+    "digest_of_model_calls",
     "enter_task_context",
     "environ_vars",
     "eval_error",
@@ -280,15 +324,19 @@ __all__ = [
     "init_subtask_store",
     "init_transcript",
     "inner_exception",
+    "knows_model_calls",
+    "leave_out_solver_events",
     "load_file_tasks",
     "load_task_spec",
     "materialize_sample_input",
     "monitor_working_limit",
+    "optional_names",
     "parse_decorators",
     "parse_tool_call",
     "read_sandboxenv_file",
     "record_event",
     "record_sample_limit_data",
+    "recorded_events",
     "registry_find",
     "registry_find_sandboxenv",
     "registry_lookup",
@@ -310,6 +358,7 @@ __all__ = [
     "set_sandbox_limits",
     "set_task_generate",
     "solver_from_spec",
+    "somebody_watches_model_calls",
     "state_jsonable",
     "state_limits",
     "task_file",
@@ -325,6 +374,8 @@ __all__ = [
 
 PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
     (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
+    (Model, "_generate"): "the fast path of model calls takes its place",
+    (Model, "_connection_concurrency"): "a parked call needs no place in a pool",
     (Transcript, "_event_updated"): "a call that a limit has cut off is no longer pending",
     (Transcript, "_event"): "appends an event; the public methods only add info events",
     (TaskState, "_message_limit"): "the limit object that the sample runs under",
@@ -475,9 +526,18 @@ def running_sample_id() -> tuple[int | str | None, int]:
     return (None, 0) if active is None else (active.sample.id, active.epoch)
 
 
+def recorded_events(transcript: Transcript | None) -> Sequence[Event]:
+    """Return the events of a transcript, and do not count as somebody who reads it."""
+    if transcript is None:
+        return ()
+    recorded: Sequence[Event] | None = getattr(transcript, "recorded", None)
+    return transcript.events if recorded is None else recorded
+
+
 def _record_interrupt(transcript: Transcript) -> None:
     """Record a call that a limit cuts off as cancelled; in an eval, the operator's session does."""
-    calls = [e for e in transcript.events if isinstance(e, ToolEvent | ModelEvent) and e.pending]
+    events = recorded_events(transcript)
+    calls = [e for e in events if isinstance(e, ToolEvent | ModelEvent) and e.pending]
     tools = [call for call in calls if isinstance(call, ToolEvent)]
     models = [call for call in calls if isinstance(call, ModelEvent)]
     for tool in tools:
@@ -496,6 +556,107 @@ def _record_interrupt(transcript: Transcript) -> None:
     for call in calls:
         call.pending = None
         transcript._event_updated(call)
+
+
+# fast paths
+
+
+@cache
+def optional_names() -> SimpleNamespace | None:
+    """Return the names of fast paths; ``None`` when one is missing in this release."""
+    found = SimpleNamespace()
+    for name in OPTIONAL_NAMES:
+        module, _, attribute = name.partition(":")
+        try:
+            setattr(found, attribute, getattr(importlib.import_module(module), attribute))
+        except (ImportError, AttributeError):
+            return None
+    return found
+
+
+def digest_of_model_calls() -> str:
+    """Return what tells the model calls of one release of Inspect from those of another.
+
+    It changes when a call uses anything that it did not use before, and not with comments, layout
+    or the version of Python.
+    """
+    used: set[str] = set()
+    for name in _MODEL_CALL:
+        method = getattr(Model, name, None)
+        source = textwrap.dedent(inspect.getsource(method)) if method is not None else ""
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Name(id=used_name) | ast.Attribute(attr=used_name):
+                    used.add(used_name)
+                case ast.arg(arg=used_name) | ast.alias(name=used_name):
+                    used.add(used_name)
+                case ast.keyword(arg=str(used_name)):
+                    used.add(used_name)
+    return hashlib.sha256(" ".join(sorted(used)).encode()).hexdigest()[:16]
+
+
+@cache
+def knows_model_calls() -> bool:
+    """Whether the fast path of model calls does what this release of Inspect does."""
+    try:
+        return optional_names() is not None and digest_of_model_calls() in KNOWN_MODEL_CALLS
+    except (OSError, SyntaxError, TypeError):  # no source at hand
+        return False
+
+
+def somebody_watches_model_calls() -> bool:
+    """Whether hooks, telemetry, a monitor, an agent bridge or a display asks for model calls."""
+    parts = optional_names()
+    return (
+        parts is None
+        or any(hook.enabled() for hook in parts.get_all_hooks())
+        or sys.modules["inspect_ai.hooks._legacy"]._send_telemetry is not None
+        or parts.active_sentinel() is not None
+        or parts._model_event_sink.get() is not None
+        or display_type() == "conversation"
+    )
+
+
+_no_solver_events: ContextVar[bool] = ContextVar("inspect_rl_no_solver_events", default=False)
+
+
+class _Unrecorded(AbstractAsyncContextManager["_Unrecorded"]):
+    """Takes the place of the events around a solver."""
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def complete(self, after_state: TaskState) -> None:
+        """Compare nothing."""
+
+
+def leave_out_solver_events() -> None:
+    """Record neither spans nor changes of the solvers and tools that run in this context.
+
+    Inspect looks both functions up each time that it needs them. A solver that could not be
+    recorded, for want of a name, still fails.
+    """
+    parts = optional_names()
+    if parts is None:
+        return
+    module = sys.modules["inspect_ai.solver._transcript"]
+    if module.solver_transcript is parts.solver_transcript:
+
+        def solver_transcript(solver: Any, state: TaskState, name: str | None = None) -> Any:
+            if not _no_solver_events.get():
+                return parts.solver_transcript(solver, state, name)
+            if name is None:
+                registry_unqualified_name(solver)
+            return _Unrecorded()
+
+        def span_of(name: str, *, type: str | None = None, **others: Any) -> Any:
+            if _no_solver_events.get() and type == "tool":
+                return nullcontext()
+            return parts.span(name=name, type=type, **others)
+
+        module.solver_transcript = solver_transcript  # type: ignore[attr-defined]
+        sys.modules["inspect_ai.model._call_tools"].span = span_of  # type: ignore[attr-defined]
+    _no_solver_events.set(True)
 
 
 def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:

@@ -40,7 +40,7 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.testing import load_renderer
 from inspect_tinker_plugin.tokens.branches import in_branch_order
 from inspect_tinker_plugin.tokens.message_keys import Seen
-from inspect_tinker_plugin.tokens.turns import Place, Turn
+from inspect_tinker_plugin.tokens.turns import Turn
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -162,7 +162,6 @@ def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
     action = Identified(tokens=[5, 6, 7], maybe_logprobs=[-1.0, -2.0, -3.0], sequence_id="s:1")
     turn = Turn(
         offer="",
-        place=Place(),
         seen=Seen(),
         count=0,
         has_user=True,

@@ -78,7 +78,7 @@ def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> Non
         path.write_bytes(b"PK\x03\x04 half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assembly._write = half
+    assembly._write_plain = half
     roll_out(builder, lines)
 
 

@@ -64,6 +64,7 @@ def _dataset(
     folder: Path,
     model: str,
 ) -> InspectRLDataset:
+    from inspect_tinker_plugin.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.rl.renderer import make_renderer
     from inspect_tinker_plugin.tasks.samples import select_samples
@@ -72,7 +73,7 @@ def _dataset(
     renderer = make_renderer(name, model=model, option="--renderer")
     samples = select_samples(resolved.task, options.selection)
     indices = spread(range(len(samples)), choices["samples"])
-    return build_dataset(
+    dataset = build_dataset(
         resolved.ref or resolved.task,
         renderer,
         replace(
@@ -84,6 +85,8 @@ def _dataset(
         ),
         samples=samples.subset(indices),
     )
+    freeze_memory_once()
+    return dataset
 
 
 @contextmanager

@@ -177,6 +177,7 @@ class _Plan:
 async def _episodes(plan: _Plan) -> Cost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
     from inspect_tinker_plugin.cli.policies import scripted_policy
+    from inspect_tinker_plugin.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.scripted import load_renderer
 
@@ -197,6 +198,7 @@ async def _episodes(plan: _Plan) -> Cost:
         samples=plan.samples,
     )
     builders = [builder for batch in range(len(dataset)) for builder in dataset.get_batch(batch)]
+    freeze_memory_once()
     room = asyncio.Semaphore(plan.at_once)
 
     async def roll(builder: InspectGroupBuilder) -> list[RolloutReport]:

@@ -190,13 +190,16 @@ def _target(sample: Sample) -> str:
 
 
 def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
+    from inspect_tinker_plugin.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
     options = dataset_choices("rollout", choices)
     if options["sample_id"] is None and options["limit"] is None:
         options["limit"] = 1
     resolved = load_task(choices)
-    return as_rl_dataset(resolved.ref or resolved.task, renderer, **options)
+    dataset = as_rl_dataset(resolved.ref or resolved.task, renderer, **options)
+    freeze_memory_once()
+    return dataset
 
 
 def _finish_logs(log_dir: str | Path | None) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from logging import getLogger
 
 import anyio
 from inspect_ai.dataset import Sample
+from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
@@ -73,6 +74,11 @@ class EpisodeMachine:
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The sandboxes of the episode, once they have started."""
         return {} if self._run is None else self._run.sandboxes
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events recorded so far."""
+        return () if self._run is None else self._run.events
 
     # calls of the environment
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from functools import cache
@@ -24,8 +24,11 @@ from inspect_ai.model import (
 from inspect_ai.tool import Tool, ToolChoice, ToolDef, ToolInfo, ToolSource
 from inspect_ai.util import LimitExceededError
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.mailbox import Mailbox
+from inspect_tinker_plugin.episode.model_call import model_call
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.fast_paths import FastPath, taken
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,
@@ -245,6 +248,19 @@ class MergedConfigs:
         self._last = asked.model_copy(deep=True), merged
 
 
+class _NoPlace(AbstractAsyncContextManager["_NoPlace"]):
+    """What a call holds that needs no place in a pool of connections."""
+
+    async def __aenter__(self) -> _NoPlace:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+NO_PLACE = _NoPlace()
+
+
 class PolicyModel(Model):
     """The active model of an episode.
 
@@ -255,6 +271,8 @@ class PolicyModel(Model):
     """
 
     merged: MergedConfigs
+    quiet = False
+    """Whether nothing keeps the events of its calls."""
 
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
         asked = config or GenerateConfig()
@@ -278,6 +296,26 @@ class PolicyModel(Model):
             input, tools, tool_choice, config, cache=False, on_stream=on_stream
         )
 
+    def _connection_concurrency(self, config: GenerateConfig) -> Any:
+        """Give a place in the pool of connections, or :data:`NO_PLACE` on the fast path."""
+        if self.quiet and not internals.somebody_watches_model_calls():
+            return NO_PLACE
+        return super()._connection_concurrency(config)
+
+    async def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Make one call, on the fast path when it holds no place in the pool."""
+        if kwargs.get("connection") is not NO_PLACE or kwargs.get("on_stream") is not None:
+            return await super()._generate(*args, **kwargs)
+        messages, definitions, tools, tool_choice = kwargs["prepared"]
+        return await model_call(
+            self,
+            messages=messages,
+            definitions=definitions,
+            tools=tools,
+            tool_choice=tool_choice,
+            config=kwargs["config"],
+        )
+
 
 @cache
 def _templates() -> tuple[PolicyModel, PolicyAPI]:
@@ -290,11 +328,12 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
 
 
 def policy_model(
-    mailbox: Mailbox, *, max_turns: int | None, merged: MergedConfigs
+    mailbox: Mailbox, *, max_turns: int | None, merged: MergedConfigs, quiet: bool
 ) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
     template, api_template = _templates()
     model, api = copy(template), copy(api_template)
     api.attach(mailbox, max_turns=max_turns)
     model.api, model.merged = api, merged
+    model.quiet = quiet and taken(FastPath.MODEL_CALLS) and internals.knows_model_calls()
     return model, api

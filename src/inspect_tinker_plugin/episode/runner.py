@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType
 
@@ -90,6 +91,11 @@ class Episode:
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The episode's sandboxes by name, once they have started."""
         return self._machine.sandboxes
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events recorded so far; without a log, model calls hold the conversation itself."""
+        return self._machine.events
 
     def require_new(self) -> None:
         """Raise what ``start()`` would raise."""

@@ -11,7 +11,7 @@ one ``record``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from logging import getLogger
 
 import anyio
 from inspect_ai.dataset import Sample
+from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
@@ -40,6 +41,10 @@ logger = getLogger(__name__)
 
 class StoppedError(RuntimeError):
     """The trainer ended an episode before there was anything to score."""
+
+
+def _nobody(state: EpisodeState) -> None:
+    """Stand for an owner that is told of no more states."""
 
 
 class SampleRun:
@@ -67,7 +72,10 @@ class SampleRun:
         self._mailbox = mailbox
         self._entering = entering
         self._model, self._policy = policy_model(
-            mailbox, max_turns=prepared.options.max_turns, merged=prepared.merged_configs
+            mailbox,
+            max_turns=prepared.options.max_turns,
+            merged=prepared.merged_configs,
+            quiet=not (keep_log or prepared.reads_events),
         )
         self._policy.count_text = prepared.count_tokens
         self._record = SampleRecord(
@@ -122,6 +130,7 @@ class SampleRun:
         finally:
             active.checkpointer.close()
             active.complete()
+            self._entering = _nobody  # it is the owner's, which holds this run
         return self.result()
 
     def stop(self, reason: str) -> None:
@@ -168,6 +177,11 @@ class SampleRun:
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The sandboxes, once they have started."""
         return self._record.sandboxes.environments
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events recorded so far."""
+        return internals.recorded_events(self._setup.transcript)
 
     @property
     def has_log(self) -> bool:

@@ -14,10 +14,12 @@ from inspect_ai.solver import Generate, TaskState
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.model import PolicyModel
+from inspect_tinker_plugin.episode.quiet import QuietTranscript, keep_out_of_trace_log
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.errors import Cause
+from inspect_tinker_plugin.fast_paths import FastPath, taken
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyModel) -> TaskState:
@@ -48,12 +50,14 @@ class SampleSetup:
         doing: What it waits for, in words.
         phase: The cause that a failure is attributed to.
         recorder: Metrics of the sandboxes, if there are any.
+        transcript: The events recorded for the sample, once it has begun.
     """
 
     def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
         self.doing = "reading the input"
         self.phase = Cause.SOLVER
         self.recorder: SandboxMetrics | None = None
+        self.transcript: internals.Transcript | None = None
         self._record = record
         self._model = model
 
@@ -66,7 +70,8 @@ class SampleSetup:
         internals.init_sample_model_data()
         internals.init_sample_assistant_internal()
         internals.reset_sample_limit_data()
-        transcript = internals.Transcript(log_model_api=False)
+        keep_out_of_trace_log()
+        self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
         self._bind_state()
         if task.scorers:
@@ -83,6 +88,16 @@ class SampleSetup:
             working_limit=task.limits.working,
         )
         return active, generate
+
+    def _make_transcript(self) -> internals.Transcript:
+        record = self._record
+        if record.keep_log or record.task.reads_events:
+            return internals.Transcript(log_model_api=False)
+        if taken(FastPath.SOLVER_EVENTS):
+            internals.leave_out_solver_events()
+        if taken(FastPath.TRANSCRIPTS):
+            return QuietTranscript(record.task.note_reading)
+        return internals.Transcript(log_model_api=False)
 
     async def materialize_input(self) -> None:
         """Read images and other media of the input; a plain string has none."""

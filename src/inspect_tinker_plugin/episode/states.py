@@ -28,5 +28,7 @@ class EpisodeState(StrEnum):
 
     def before(self, other: EpisodeState) -> bool:
         """Whether this state comes before another."""
-        order = list(EpisodeState)
-        return order.index(self) < order.index(other)
+        return _ORDER[self] < _ORDER[other]
+
+
+_ORDER = {state: place for place, state in enumerate(EpisodeState)}

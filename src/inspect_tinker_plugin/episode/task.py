@@ -57,6 +57,7 @@ class PreparedTask:
         limits: The limits of every sample.
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
+        reads_events: Whether an episode has read its own transcript.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class PreparedTask:
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
+        self.reads_events = False
         self._roles_told: set[str] = set()
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
@@ -98,6 +100,10 @@ class PreparedTask:
             self.task,
         )
         internals.set_sandbox_limits()
+
+    def note_reading(self) -> None:
+        """Note that an episode has read its transcript: the later ones keep all of theirs."""
+        self.reads_events = True
 
     def generate_with(self, model: PolicyModel) -> Generate:
         """Make the ``generate`` function that solvers receive."""

@@ -44,6 +44,10 @@ PART_BYTES = 64 * 1024 * 1024
 PART_SECONDS = 30.0
 """A part is written when it reaches any of these, so that an interruption loses little."""
 
+FIRST_ROWS = 256
+FIRST_SECONDS = 1.0
+"""The first part is written when it reaches both: whoever watches sees soon what there will be."""
+
 
 @dataclass(frozen=True)
 class ExportOptions:
@@ -294,11 +298,10 @@ class _OpenPart:
 
     @property
     def full(self) -> bool:
-        return (
-            self.stop - self.start >= PART_ROWS
-            or self._bytes >= PART_BYTES
-            or time.monotonic() - self._since >= PART_SECONDS
-        )
+        rows, seconds = self.stop - self.start, time.monotonic() - self._since
+        if self.start == 0 and rows >= FIRST_ROWS and seconds >= FIRST_SECONDS:
+            return True
+        return rows >= PART_ROWS or self._bytes >= PART_BYTES or seconds >= PART_SECONDS
 
 
 def _digest(samples: SelectedSamples, start: int, stop: int) -> str:

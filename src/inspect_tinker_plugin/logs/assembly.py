@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inspect_ai.log import (
     EvalConfig,
@@ -17,6 +17,7 @@ from inspect_ai.log import (
     EvalLog,
     EvalSample,
     EvalSpec,
+    condense_sample,
     read_eval_log,
     write_eval_log,
 )
@@ -34,9 +35,9 @@ def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    samples = [eval_sample(rollout, slot) for rollout in rollouts]
+    samples = [condense_sample(eval_sample(rollout, slot)) for rollout in rollouts]
     log = EvalLog(eval=_plain_spec(run), samples=samples, status="success")
-    run.add_part(slot, lambda path: _write(log, path))
+    run.add_part(slot, lambda path: _write_plain(log, path))
 
 
 def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
@@ -76,7 +77,7 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     read = 0
     for path in attempt.parts():
         try:
-            part = read_eval_log(path, format="eval")
+            part = read_eval_log(path, format=_format(path))
         except Exception as error:
             _put_aside(run, attempt, path, error)
             continue
@@ -95,6 +96,12 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     finally:
         temporary.unlink(missing_ok=True)
     return location
+
+
+def _format(part: Path) -> Literal["eval", "json"]:
+    """Return what a part is written in; those of earlier releases are packed."""
+    with part.open("rb") as file:
+        return "eval" if file.read(2) == b"PK" else "json"
 
 
 def _batch_log(
@@ -184,6 +191,11 @@ def _plain_spec(run: LogRun) -> EvalSpec:
         model="rl/policy",
         config=EvalConfig(),
     )
+
+
+def _write_plain(log: EvalLog, path: Path) -> None:
+    """Write a part: what is packed is the log of a batch, once."""
+    write_eval_log(log, path, format="json")
 
 
 def _write(log: EvalLog, path: Path) -> None:

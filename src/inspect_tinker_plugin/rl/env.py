@@ -30,6 +30,7 @@ from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.cancellation import close_with_rollout
 from inspect_tinker_plugin.rl.ending import Ending, Outcomes
+from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.turn_rules import TurnRules
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.turns import Turn
@@ -121,6 +122,7 @@ class InspectEnv(Env):
         self._entered = True
         async with self._guarded():
             close_with_rollout(self._episode)
+            await turn_to_start()
             observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
             if isinstance(observed, Observation):
                 limits = self.rollout_limits
@@ -253,6 +255,10 @@ class InspectEnv(Env):
         if conclusion is not None and not conclusion.done():
             conclusion.cancel()
             await asyncio.wait([conclusion], timeout=CLOSE_GRACE)
+
+    def forget(self) -> None:
+        """Forget what a closed env needs no more, so that its memory is free at once."""
+        self._tokens.forget()
 
     # parts of a step
 

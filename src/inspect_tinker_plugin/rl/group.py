@@ -16,6 +16,7 @@ from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tokens.branches import arrange
@@ -56,6 +57,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         Called again by strategies that retry: each call makes ``group_size`` new envs, whose
         epochs continue the numbering, and ``cleanup()`` closes those of all calls.
         """
+        await turn_to_start()
         parts = self.handle.parts()
         shared = PromptCache()
         hooks = parts.hooks.group()
@@ -170,6 +172,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
         results = await asyncio.gather(*[env.close() for env in envs], return_exceptions=True)
         if self._recording is not None:
             await self._recording.write()
+        for env in envs:
+            env.forget()
         for result in results:
             if isinstance(result, Exception):
                 logger.warning("task %r: closing an episode failed: %s", self.handle.name, result)

@@ -15,6 +15,7 @@ from inspect_ai.dataset import MemoryDataset
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.error_policy import ErrorPolicy
 from inspect_tinker_plugin.errors import TaskError
+from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins.dataset_hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
@@ -67,11 +68,14 @@ class TaskHandle:
         self._task: Task | None = task
         self._parts: Parts | None = None
         self._payload: bytes | None = None
+        self._received = False
 
     def parts(self) -> Parts:
         """Return the live objects of this process, made on first use."""
         if self._parts is None:
             self._parts = self._make_parts()
+            if self._received:
+                freeze_memory_once()  # a worker, which has loaded all that it needs
         return self._parts
 
     def _make_parts(self) -> Parts:
@@ -154,6 +158,7 @@ def _receive(uid: str, payload: bytes) -> TaskHandle:
             handle._task = luggage.task
             handle._parts = None
             handle._payload = payload
+            handle._received = True
             _received[uid] = handle
             while len(_received) > _KEEP:
                 _received.pop(next(iter(_received)))

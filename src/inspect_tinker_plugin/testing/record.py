@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inspect_ai.event import ToolEvent
+from inspect_ai.event import Event, ToolEvent
 from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
 from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
@@ -209,9 +209,9 @@ def dump_logged_error(error: EvalError | None) -> Json:
     return {"type": kind.rsplit(".", 1)[-1], "message": error.message}
 
 
-def dump_tool_events(sample: EvalSample, names: Names, *, ordered: bool) -> Json:
-    """Return the tool calls in a sample's transcript, in the order in which the model made them."""
-    events = [event for event in sample.events if isinstance(event, ToolEvent)]
+def dump_tool_events(events: Sequence[Event], names: Names, *, ordered: bool) -> Json:
+    """Return the tool calls among the events, in the order in which the model made them."""
+    calls = [event for event in events if isinstance(event, ToolEvent)]
     dumped = [
         {
             "function": event.function,
@@ -220,7 +220,7 @@ def dump_tool_events(sample: EvalSample, names: Names, *, ordered: bool) -> Json
             "error": None if event.error is None else jsonable(event.error),
         }
         # calls of one reply run in parallel, so their events come in any order
-        for event in sorted(events, key=lambda event: names.place(event.id))
+        for event in sorted(calls, key=lambda event: names.place(event.id))
     ]
     return dumped if ordered else sorted(dumped, key=repr)
 
@@ -243,8 +243,12 @@ def trace_of_result(
     policy: Player,
     others: Mapping[str, Player],
     ordered: bool = True,
+    events: Sequence[Event] = (),
 ) -> Trace:
-    """Return the trace of an episode; only its tool events come from the log that it can build."""
+    """Return the trace of an episode.
+
+    Its tool events come from the log, or from ``events`` when the episode has no log.
+    """
     names = Names()
     log = None if result.build_log is None else result.build_log()
     state = result.state
@@ -262,7 +266,7 @@ def trace_of_result(
         error=dump_exception(None if result.error is None else result.error.__cause__),
         store=dump_value(dict(state.store.items()), names),
         metadata=dump_value(state.metadata, names),
-        tool_events=[] if log is None else dump_tool_events(log, names, ordered=ordered),
+        tool_events=dump_tool_events(events if log is None else log.events, names, ordered=ordered),
         script_faults=script_faults({"policy": policy, **others}),
         log=log,
     )
@@ -291,7 +295,7 @@ def trace_of_log(
         error=dump_logged_error(sample.error),
         store=dump_value(sample.store, names),
         metadata=dump_value(sample.metadata, names),
-        tool_events=dump_tool_events(sample, names, ordered=ordered),
+        tool_events=dump_tool_events(sample.events, names, ordered=ordered),
         script_faults=script_faults({"policy": policy, **others}),
         log=sample,
     )

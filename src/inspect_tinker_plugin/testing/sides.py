@@ -94,7 +94,9 @@ def with_mapped_sandboxes(task: Task, mapping: SandboxMapping) -> Task:
     return mapped
 
 
-def make_runner(task: Task, options: EpisodeOptions | None, overrides: Overrides) -> EpisodeRunner:
+def make_runner(
+    task: Task, options: EpisodeOptions | None, overrides: Overrides, *, keep_log: bool
+) -> EpisodeRunner:
     """Make the runner of a side's episode."""
     sandbox = choose_sandbox(overrides.sandbox)
     return EpisodeRunner(
@@ -103,7 +105,7 @@ def make_runner(task: Task, options: EpisodeOptions | None, overrides: Overrides
         solver=None if overrides.solver is None else overrides.solver(),
         sandbox=sandbox.for_inspect,
         sandbox_mapping=sandbox.mapping,
-        keep_log=True,
+        keep_log=keep_log,
     )
 
 
@@ -205,7 +207,7 @@ async def run_episode(
     """
     with recording() as others:
         task = one_sample_task(source, sample)
-        runner = make_runner(task, options, overrides)
+        runner = make_runner(task, options, overrides, keep_log=True)
         player = Player(script)
         work = play(runner, task.dataset[0], player)
         result = await bounded(work, player, timeout=timeout)

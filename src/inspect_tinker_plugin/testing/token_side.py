@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -42,6 +42,8 @@ async def run_rollout_side(
 ) -> Trace:
     """Run one sample through the env and the cookbook's rollout runner, with the script in tokens.
 
+    No log is kept, as in most training: the fast paths that this allows are compared with.
+
     Args:
         source: The task.
         script: What the policy says.
@@ -58,16 +60,17 @@ async def run_rollout_side(
     renderer = renderer or load_renderer()
     with recording() as others:
         task = one_sample_task(source, sample)
-        runner = make_runner(task, options, overrides)
+        runner = make_runner(task, options, overrides, keep_log=False)
         player = Player(script)
-        work = _roll(runner, task.dataset[0], player, renderer)
+        episode = runner.episode(task.dataset[0])
+        work = _roll(episode, player, renderer)
         result = await bounded(work, player, timeout=timeout)
-        return trace_of_result(result, policy=player, others=others, ordered=ordered)
+        return trace_of_result(
+            result, policy=player, others=others, ordered=ordered, events=episode.events
+        )
 
 
-async def _roll(
-    runner: EpisodeRunner, sample: Any, player: Player, renderer: Renderer
-) -> EpisodeResult:
+async def _roll(episode: Episode, player: Player, renderer: Renderer) -> EpisodeResult:
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
@@ -90,10 +93,10 @@ async def _roll(
 
     policy = ScriptedPolicy(renderer, player.script, request=lambda: player.requests[-1])
     tokens = RecordingTokens(
-        DatasetRenderer(renderer), task=runner.prepared.name, sample_id=sample.id
+        DatasetRenderer(renderer), task=episode.prepared.name, sample_id=episode.sample.id
     )
     outcomes = Outcomes(no_reward, ErrorPolicy.of("raise"))
-    env = InspectEnv(runner.episode(sample), tokens, outcomes)
+    env = InspectEnv(episode, tokens, outcomes)
     try:
         await run_rollout(cast(TokenCompleter, policy), env)
     except EpisodeError:

@@ -222,6 +222,10 @@ class EpisodeTokens:
         """The answered turns so far, in time."""
         return self._ledger.answered
 
+    def forget(self) -> None:
+        """Forget what only further prompts would need; :attr:`turns` and :attr:`metrics` stay."""
+        self._turns.forget()
+
     def _repeated(self, match: Match, messages: Sequence[ChatMessage]) -> _Asked | None:
         """Return the prompt of an equal request, if there was one."""
         if match.known < len(messages) or not match.place.asked:
@@ -333,7 +337,6 @@ class EpisodeTokens:
         seen.add(new)
         return Turn(
             offer=offer,
-            place=match.place,
             seen=seen,
             count=len(messages),
             has_user=(base is not None and base.has_user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ class ReplyParser:
         stops: list[str] | list[int],
         model: str,
     ) -> None:
-        self._renderer = renderer
+        self._renderer = _knowing_its_end(renderer)
         self._tokenizer = tokenizer
         self._stop_ids = [stop for stop in stops if isinstance(stop, int)]
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
@@ -200,6 +201,27 @@ class ReplyParser:
             parts = _open_thinking(parts, begun=self.opens_thinking)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
+
+
+def _knowing_its_end(renderer: Renderer) -> Renderer:
+    """Return a renderer that parses as the given one, and looks its end token up only once.
+
+    Those of the cookbook encode its text again for every reply.
+    """
+    kind = type(renderer)
+    if not isinstance(inspect.getattr_static(kind, _END, None), property):
+        return renderer
+    try:
+        end = getattr(renderer, _END)
+        known: Renderer = object.__new__(type(kind.__name__, (kind,), {_END: end}))
+        known.__dict__.update(renderer.__dict__)
+    except Exception:  # it has none, or is made in another way
+        return renderer
+    return known
+
+
+_END = "_end_message_token"
+"""Property of the cookbook's renderers."""
 
 
 def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:

@@ -58,7 +58,6 @@ class Turn:
     offer: str
     """Key of the tools offered."""
 
-    place: Place
     seen: Seen
     """The request's messages, shared by the turns of a conversation: the first ``count``."""
 
@@ -140,6 +139,18 @@ class Turns:
         root = self._roots.setdefault(offer, Place())
         return _follow([*named, Match(None, 0, root, 0, False)], messages, dialect)
 
+    def forget(self) -> None:
+        """Forget where the turns stand, so that nothing keeps them once nobody needs them.
+
+        Turns know those that they follow, and places the turns behind them: together a cycle.
+        """
+        places = list(self._roots.values())
+        while places:
+            place = places.pop()
+            places += [*place.following.values(), *(turn.behind for turn in place.asked)]
+            place.following, place.asked = {}, []
+        self._roots, self._by_name, self._by_wording = {}, {}, {}
+
     def _newest_reply(
         self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
     ) -> list[Match]:
@@ -209,7 +220,6 @@ class Turns:
         for key in turn.seen.keys[match.known : turn.count]:
             place = place.following.setdefault(key, Place())
         place.asked.append(turn)
-        turn.place = place
         # a reply that came back under a new id is looked up by that id next time
         if match.turn is not None:
             self._name(match.turn, messages[match.position - 1])

@@ -9,6 +9,7 @@ import chz
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import check_dataset
 from inspect_tinker_plugin.tasks.reference import resolve_task
@@ -55,9 +56,11 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             changes = self._changes_of_test_task()
             test = self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
         else:
+            freeze_memory_once()
             return train, None
         if not self.allow_overlap:
             check_overlap(train.samples, test.samples)
+        freeze_memory_once()
         return train, test
 
     def check(self) -> int:

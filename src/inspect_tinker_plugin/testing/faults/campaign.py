@@ -60,6 +60,9 @@ class Settings:
     only: int | None = None
     """Run this case alone."""
 
+    log_dir: Path | None = None
+    """Folder for ``.eval`` logs, if any are written."""
+
 
 @dataclass
 class Report:
@@ -236,6 +239,7 @@ class _Campaign:
             else None,
             stop_timeout=settings.patience / 2,
             max_sandboxes=settings.places,
+            log_dir=settings.log_dir,
         )
         with patch(
             "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers",

@@ -1,0 +1,77 @@
+"""Rows per second of CPU that an export writes, and how soon the first are there."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import sides
+
+from inspect_tinker_plugin.export.pipeline import ExportProgress, export_task
+from inspect_tinker_plugin.tasks.reference import resolve_task
+
+ROWS = 20_000
+
+
+async def ours() -> float:
+    resolved = resolve_task(sides.one_turn_task(ROWS))
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.process_time()
+        report = await export_task(resolved, Path(folder) / "out")
+        taken = time.process_time() - started
+    assert report.written == ROWS
+    return ROWS / taken
+
+
+async def bare() -> float:
+    """The same rows, by ``datasets`` alone."""
+    from datasets import Dataset
+
+    task = sides.one_turn_task(ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.process_time()
+        rows = [
+            {
+                "id": str(sample.id),
+                "prompt": [{"role": "user", "content": sample.input}],
+                "answer": str(sample.target),
+                "info": "{}",
+                "task": task.name,
+                "tools": "[]",
+            }
+            for sample in task.dataset
+        ]
+        Dataset.from_list(rows).to_parquet(str(Path(folder) / "rows.parquet"))
+        return ROWS / (time.process_time() - started)
+
+
+async def through(bridge: Path) -> float:
+    """The older bridge, whose source is in a folder."""
+    sys.path.insert(0, str(bridge / "src" if (bridge / "src").is_dir() else bridge))
+    from inspect_tinker_bridge.dataset import (  # type: ignore[import-not-found]
+        inspect_dataset_to_hf,
+    )
+
+    task = sides.one_turn_task(ROWS)
+    started = time.process_time()
+    assert len(inspect_dataset_to_hf(task, task_name="one_turn")) == ROWS
+    return ROWS / (time.process_time() - started)
+
+
+async def first_rows() -> float:
+    """Seconds of CPU until a part of the export is in its folder."""
+    resolved = resolve_task(sides.one_turn_task(ROWS))
+    found: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "out"
+        started = time.process_time()
+
+        def look(progress: ExportProgress) -> None:
+            if not found and progress.done % 50 == 0 and any(output.rglob("*.parquet")):
+                found.append(time.process_time() - started)
+
+        await export_task(resolved, output, on_progress=look)
+        found.append(time.process_time() - started)
+    return found[0]

@@ -1,0 +1,308 @@
+"""All figures of speed in one table, with ratios within each round.
+
+Every line runs in a process of its own, its sides one after the other in each round; the figure is
+the median over the rounds, and a ratio the median of the rounds' ratios. Times are CPU of the
+process, in milliseconds, garbage collection included.
+Run ``python -m benchmarks.table [--rounds N] [--lines NAME,...] [--bridge FOLDER] [--json FILE]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("INSPECT_DISPLAY", "none")
+
+ROOT = Path(__file__).parents[1]
+OURS = "ours"
+
+Sides = Mapping[str, Callable[[], Awaitable[float]]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table."""
+
+    what: str
+    sides: Callable[[Path | None], Sides]
+    """Makes the sides, given the folder of the older bridge."""
+
+    bars: Mapping[str, float]
+    """What ours may be at most, alone (``""``) or in the ratio to a side."""
+
+    rounds: int = 7
+    apart: bool = False
+    """Whether each side and round needs a process of its own."""
+
+    least: bool = False
+    """Whether more is better."""
+
+
+def one_turn(bridge: Path | None) -> Sides:
+    from benchmarks import sides
+
+    found = {
+        OURS: sides.one_turn_ours(),
+        "by hand": sides.one_turn_by_hand(),
+        "eval": sides.one_turn_eval(logs=False),
+        "eval, logs": sides.one_turn_eval(logs=True),
+    }
+    return found | ({} if bridge is None else {"bridge": sides.one_turn_bridge(bridge)})
+
+
+def one_turn_logged(bridge: Path | None) -> Sides:
+    from benchmarks import sides
+
+    folder = tempfile.TemporaryDirectory()
+
+    async def ours() -> float:
+        from inspect_tinker_plugin.logs import assemble_pending
+
+        started = time.process_time()
+        await sides.one_turn_ours(log_dir=folder.name)()
+        await asyncio.to_thread(assemble_pending, folder.name)
+        return (time.process_time() - started) / (sides.GROUPS * sides.GROUP) * 1000
+
+    return {OURS: ours, "eval, logs": sides.one_turn_eval(logs=True)}
+
+
+def tool_turn(bridge: Path | None) -> Sides:
+    from benchmarks.sides import ToolWork
+
+    work = ToolWork(8, 100)
+    return {
+        OURS: work.turn_of_rollout(work.ours),
+        "by hand": work.turn_of_rollout(work.by_hand),
+        "eval": work.turn_of_eval(logs=False),
+    }
+
+
+def late_turn(bridge: Path | None) -> Sides:
+    from benchmarks.sides import ToolWork
+
+    work = ToolWork(64, 500)
+    return {
+        OURS: work.late_turn_of_rollout(work.ours),
+        "early": work.early_turn_of_rollout(work.ours),
+        "by hand": work.late_turn_of_rollout(work.by_hand),
+        "eval": work.late_turn_of_eval(),
+    }
+
+
+def react_turn(bridge: Path | None) -> Sides:
+    from benchmarks.sides import ToolWork
+
+    work = ToolWork(8, 100, agent=True)
+    return {
+        OURS: work.turn_of_rollout(work.ours),
+        "eval": work.turn_of_eval(logs=False),
+        "eval, logs": work.turn_of_eval(logs=True),
+    }
+
+
+def parked(bridge: Path | None) -> Sides:
+    from benchmarks import parked
+
+    return {
+        OURS: lambda: parked.package(1000),
+        "by hand": lambda: parked.by_hand(1000),
+        "eval": lambda: parked.evaluation(1000),
+    }
+
+
+def pause(count: int) -> Callable[[Path | None], Sides]:
+    def made(bridge: Path | None) -> Sides:
+        from benchmarks import starts
+
+        return {OURS: lambda: starts.ours(count), "by hand": lambda: starts.by_hand(count)}
+
+    return made
+
+
+def exported(bridge: Path | None) -> Sides:
+    from benchmarks import exports
+
+    found = {OURS: exports.ours, "datasets": exports.bare}
+    return found | ({} if bridge is None else {"bridge": lambda: exports.through(bridge)})
+
+
+def first_rows(bridge: Path | None) -> Sides:
+    from benchmarks import exports
+
+    return {OURS: exports.first_rows}
+
+
+async def _first_pickle() -> float:
+    from benchmarks import sides
+
+    [builder] = as_dataset(sides.one_turn_task(100_000)).get_batch(0)
+    started = time.process_time()
+    pickle.dumps(builder)
+    return (time.process_time() - started) * 1000
+
+
+def as_dataset(task: Any) -> Any:
+    from benchmarks import sides
+
+    from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+    return as_rl_dataset(task, sides.RENDERER)
+
+
+async def _first_observation() -> float:
+    from benchmarks import sides
+
+    [builder] = as_dataset(sides.one_turn_task(1)).get_batch(0)
+    started = time.process_time()
+    [env] = await builder.make_envs()
+    await env.initial_observation()
+    return (time.process_time() - started) * 1000
+
+
+LINES = {
+    "one-turn": Line(
+        "one-turn episode, 199+141 tokens", one_turn, {"": 0.75, "by hand": 1.4, "bridge": 1.1}
+    ),
+    "logged": Line("the same with log_dir", one_turn_logged, {"": 2.0, "eval, logs": 0.22}),
+    "tool-turn": Line("tool turn of an 8-turn episode", tool_turn, {"": 1.5, "eval": 0.8}),
+    "late-turn": Line(
+        "late turn of 64, 500-token results",
+        late_turn,
+        {"": 2.0, "early": 1.15, "eval": 0.65},
+        rounds=3,
+    ),
+    "react": Line("react agent, one turn", react_turn, {"": 1.8, "eval": 0.4}),
+    "parked": Line("1,000 episodes parked, MB", parked, {"": 35}, rounds=1, apart=True),
+    "start-1000": Line(
+        "longest pause of the loop, 1,000 start, ms", pause(1000), {"": 100}, rounds=1, apart=True
+    ),
+    "start-5000": Line("the same, 5,000 start, ms", pause(5000), {"": 100}, rounds=1, apart=True),
+    "export": Line(
+        "export, samples per second of CPU",
+        exported,
+        {"": 2100, "datasets": 0.053},
+        rounds=1,
+        apart=True,
+        least=True,
+    ),
+    "first-rows": Line(
+        "first rows of 20,000 on disk, s", first_rows, {"": 2.0}, rounds=1, apart=True
+    ),
+    "pickle": Line(
+        "first pickle of a Task, 100,000 samples, ms",
+        lambda bridge: {OURS: _first_pickle},
+        {"": 20},
+        rounds=3,
+        apart=True,
+    ),
+    "first": Line(
+        "first initial_observation in a process, ms",
+        lambda bridge: {OURS: _first_observation},
+        {"": 100},
+        rounds=3,
+        apart=True,
+    ),
+}
+
+
+async def measure(line: Line, bridge: Path | None, rounds: int) -> dict[str, list[float]]:
+    """All rounds of a line, in this process; a round before them warms up."""
+    sides = line.sides(bridge)
+    figures: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 1):
+        for name, side in sides.items():
+            figure = await side()
+            if round_:
+                figures[name].append(figure)
+    return figures
+
+
+def run(name: str, bridge: Path | None, rounds: int) -> dict[str, list[float]]:
+    """Measure a line in other processes."""
+    line = LINES[name]
+    common = [
+        "--line",
+        name,
+        "--rounds",
+        str(rounds),
+        *(["--bridge", str(bridge)] if bridge else []),
+    ]
+    if not line.apart:
+        return _figures(common)
+    figures: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for side in line.sides(bridge):
+            figures.setdefault(side, []).extend(_figures([*common, "--side", side])[side])
+    return figures
+
+
+def _figures(arguments: list[str]) -> dict[str, list[float]]:
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.table", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[float]] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
+def shown(name: str, figures: Mapping[str, list[float]]) -> str:
+    """One line of the table: figures, ratios, and whether the bars are held."""
+    line = LINES[name]
+    ours = figures[OURS]
+    parts = [f"{line.what:46} {OURS} {statistics.median(ours):9.2f}"]
+    missed = []
+    for side, values in figures.items():
+        ratio = statistics.median(mine / other for mine, other in zip(ours, values, strict=True))
+        if side != OURS:
+            parts.append(f"{side} {statistics.median(values):.2f} (x{ratio:.2f})")
+        bar = line.bars.get("" if side == OURS else side)
+        figure = statistics.median(ours) if side == OURS else ratio
+        if bar is not None and (figure < bar if line.least else figure > bar):
+            missed.append(f"{'' if side == OURS else side + ' x'}{bar:g}")
+    return " | ".join(parts) + (f" | bar missed: {', '.join(missed)}" if missed else " | bars held")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, help="rounds of every line, not its own number")
+    parser.add_argument("--lines", default=",".join(LINES), help="lines, with commas")
+    parser.add_argument("--bridge", type=Path, help="folder of the older bridge's source")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--line", help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        side = LINES[given.line].sides(given.bridge)[given.side]
+        print(json.dumps({given.side: [asyncio.run(_awaited(side))]}))
+    elif given.line:
+        print(json.dumps(asyncio.run(measure(LINES[given.line], given.bridge, given.rounds))))
+    else:
+        every = {}
+        for name in given.lines.split(","):
+            every[name] = run(name, given.bridge, given.rounds or LINES[name].rounds)
+            print(shown(name, every[name]), flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(every, indent=1))
+
+
+async def _awaited(side: Callable[[], Awaitable[float]]) -> float:
+    return await side()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What fast paths leave out is missed by nobody, and each can be turned off."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.event import Event, ModelEvent, ToolEvent
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
+from inspect_ai.log import transcript
+from inspect_ai.model import ModelOutput
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from tests.rl.policies import Words, renderer
+from tests.tools.runs import add
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+import inspect_tinker_plugin
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.quiet import keep_out_of_trace_log
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.fast_paths import SLOW, FastPath, taken, without
+from inspect_tinker_plugin.releases import TRIED
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing.cases import load_corpus
+from inspect_tinker_plugin.testing.compare import compare_traces
+from inspect_tinker_plugin.testing.token_side import run_rollout_side
+
+CORPUS = {case.id: case for case in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")}
+ONE_OF_EACH = [
+    "use-tools-and-generate-loop",
+    "react-with-tool",
+    "fork-into-two",
+    "modified",
+    "message-limit-of-the-task",
+    "token-limit-after-some-turns",
+    "turn-limit-of-the-task",
+    "cost-limit-of-the-task",
+    "tool-that-raises-a-tool-error",
+]
+
+
+def test_a_path_is_turned_off_by_the_environment_or_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SLOW, raising=False)
+    assert all(taken(path) for path in FastPath)
+    with without(FastPath.STARTS):
+        assert [path for path in FastPath if not taken(path)] == [FastPath.STARTS]
+    monkeypatch.setenv(SLOW, "model_calls, starts")
+    assert [path for path in FastPath if not taken(path)] == [
+        FastPath.MODEL_CALLS,
+        FastPath.STARTS,
+    ]
+    monkeypatch.setenv(SLOW, "all")
+    assert not any(taken(path) for path in FastPath)
+
+
+def test_the_newest_tried_release_has_its_fast_path() -> None:
+    if TRIED["inspect-ai"][1] not in internals.KNOWN_MODEL_CALLS.values():
+        pytest.fail(f"look at what is new in Model.generate: {internals.digest_of_model_calls()}")
+    assert internals.optional_names() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [(name, None) for name in ONE_OF_EACH] + [("react-with-tool", path) for path in FastPath],
+    ids=lambda value: str(value or "all"),
+)
+async def test_an_episode_is_the_same_with_a_path_and_without(
+    name: str, path: FastPath | None
+) -> None:
+    case = CORPUS[name]
+    common: dict[str, Any] = {"options": case.options, "ordered": case.ordered}
+    fast = await run_rollout_side(case.task, case.script, **common)
+    with without(*([path] if path else FastPath)):
+        slow = await run_rollout_side(case.task, case.script, **common)
+    assert not [str(each) for each in compare_traces(slow, fast, same_tokens=True)]
+
+
+# who reads the transcript finds it
+
+
+def counts(events: list[Event]) -> str:
+    models = [event for event in events if isinstance(event, ModelEvent)]
+    tools = [event for event in events if isinstance(event, ToolEvent)]
+    said = [event.output.completion for event in models]
+    return f"{len(models)} models, {len(tools)} tools, {[len(m.input) for m in models]}, {said}"
+
+
+@scorer(metrics=[mean()])
+def what_happened() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=1, answer=counts(list(transcript().events)))
+
+    return score
+
+
+def reading() -> Task:
+    return Task(
+        dataset=[Sample(id=1, input="1+1?")],
+        solver=[use_tools(add()), generate()],
+        scorer=what_happened(),
+    )
+
+
+async def answers(runner: EpisodeRunner) -> EpisodeResult:
+    episode = runner.episode(reading().dataset[0])
+    call = ModelOutput.for_tool_call("rl/policy", "add", {"x": 1, "y": 1})
+    await episode.start()
+    await episode.reply(call)
+    result = await episode.reply(ModelOutput.from_content("rl/policy", "two"))
+    assert isinstance(result, EpisodeResult)
+    return result
+
+
+async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
+    with without(*FastPath):
+        [expected] = (await answers(EpisodeRunner(reading()))).scores.values()
+    quiet = EpisodeRunner(reading())
+    for _ in range(2):  # the first is seen to read, the second keeps all from the beginning
+        result = await answers(quiet)
+        [found] = result.scores.values()
+        assert found.score.answer == expected.score.answer
+    assert quiet.prepared.reads_events
+
+
+async def test_who_does_not_read_goes_on_the_fast_path() -> None:
+    runner = EpisodeRunner(Task(dataset=[Sample(id=1, input="?")], solver=generate()))
+    episode = runner.episode(Sample(id=1, input="?"))
+    await episode.start()
+    await episode.reply(ModelOutput.from_content("rl/policy", "so"))
+    [event] = episode.events
+    assert isinstance(event, ModelEvent)
+    assert (event.output.completion, event.pending) == ("so", None)
+    assert not runner.prepared.reads_events
+
+
+# hooks of Inspect are called
+
+
+heard: list[str] = []
+listening = False
+
+
+@hooks(name="inspect_rl_test_listener", description="listens while a test says so")
+class Listener(Hooks):
+    def enabled(self) -> bool:
+        return listening
+
+    async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
+        heard.append(f"before {data.model_name}")
+
+    async def on_model_usage(self, data: ModelUsageData) -> None:
+        heard.append(f"usage {data.model_name}")
+
+
+async def test_hooks_hear_of_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.listening", True)
+    heard.clear()
+    task = Task(dataset=[Sample(id=1, input="?")], solver=generate(), scorer=what_happened())
+    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    await do_group_rollout(builder, Words(["so"]))
+    assert heard == ["before rl/policy", "usage rl/policy"]
+
+
+# memory
+
+
+@solver
+def twice() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        return await generate(await generate(state))
+
+    return solve
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_an_ended_episode_leaves_the_collector_nothing() -> None:
+    async def roll() -> None:
+        task = Task(dataset=[Sample(id=1, input="?")], solver=twice(), scorer=what_happened())
+        task.scorer = None
+        [builder] = as_rl_dataset(task, renderer(), reward=pays_one, group_size=4).get_batch(0)
+        await do_group_rollout(builder, Words(["so"]))
+
+    await roll()
+    gc.collect()
+    await roll()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    left = {type(thing).__name__ for thing in gc.garbage}
+    assert not left & {"SampleRun", "EpisodeMachine", "TaskState", "QuietTranscript", "Turn", "Env"}
+
+
+async def pays_one(result: EpisodeResult) -> float:
+    return 1.0
+
+
+def test_what_is_loaded_is_spared_by_collections() -> None:
+    before = gc.get_freeze_count()
+    try:
+        inspect_tinker_plugin.freeze_memory()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+# traces
+
+
+async def test_episodes_write_no_lines_in_the_trace_log(caplog: pytest.LogCaptureFixture) -> None:
+    traced = logging.getLogger("inspect_ai.model._model")
+    caplog.set_level(1, logger=traced.name)
+
+    async def episode() -> None:
+        keep_out_of_trace_log()
+        traced.log(13, "trace of an episode")
+        traced.log(15, "a request of an episode")
+
+    await asyncio.create_task(episode())
+    traced.log(13, "trace of an eval")
+    assert caplog.messages == ["a request of an episode", "trace of an eval"]

@@ -1,0 +1,55 @@
+"""Many starts leave the event loop time for others."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from inspect_tinker_plugin.fast_paths import FastPath, without
+from inspect_tinker_plugin.rl.pacing import AT_ONCE, turn_to_start
+
+
+async def starts_per_turn(count: int) -> list[int]:
+    """How many of so many starts happened in each turn of the loop."""
+    started = 0
+
+    async def start() -> None:
+        nonlocal started
+        await turn_to_start()
+        started += 1
+
+    starting = [asyncio.create_task(start()) for _ in range(count)]
+    seen = [0]
+    while started < count:
+        await asyncio.sleep(0)
+        seen.append(started)
+    await asyncio.gather(*starting)
+    return [after - before for before, after in pairwise(seen)]
+
+
+async def test_a_few_start_in_each_turn_of_the_loop() -> None:
+    turns = await starts_per_turn(10 * AT_ONCE)
+    assert sum(turns) == 10 * AT_ONCE
+    assert max(turns) <= 2 * AT_ONCE  # a turn as this test sees it may be two of the loop's
+
+
+async def test_all_start_at_once_when_nobody_slows_them() -> None:
+    with without(FastPath.STARTS):
+        assert max(await starts_per_turn(10 * AT_ONCE)) == 10 * AT_ONCE
+
+
+async def test_one_that_is_cancelled_takes_no_place() -> None:
+    many = [asyncio.create_task(turn_to_start()) for _ in range(3 * AT_ONCE)]
+    await asyncio.sleep(0)
+    for task in many[AT_ONCE : 2 * AT_ONCE]:
+        task.cancel()
+    done = await asyncio.gather(*many, return_exceptions=True)
+    assert sum(isinstance(each, asyncio.CancelledError) for each in done) == AT_ONCE
+
+
+@pytest.mark.parametrize("loops", [2])
+def test_each_loop_has_starts_of_its_own(loops: int) -> None:
+    for _ in range(loops):
+        assert sum(asyncio.run(starts_per_turn(AT_ONCE + 1))) == AT_ONCE + 1
