@@ -128,8 +128,9 @@ lock-check: $(STAMP)
 	$(BIN)/python scripts/update_lock.py --check
 
 # Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
-executor: ## build the program that runs commands in containers
+executor: ## build the programs that run commands and carry connections in containers
 	$(MAKE) -B -C src/inspect_tinker_plugin/docker_pool/native
+	$(MAKE) -B -C src/inspect_tinker_plugin/agents/native
 
 # Group by group; a failing case says how to run it alone.
 EPISODES ?= 10000

@@ -19,6 +19,7 @@ The tree::
     │   ├── SandboxStartError              the container did not start
     │   └── SandboxDiedError               the container was lost during an episode
     │       └── SandboxMisusedError        commands inside used it up or broke it
+    │           └── AgentBridgeError       programs inside cannot reach the model (agents)
     ├── UnscoredError                      a reward needs a score that is missing (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
@@ -106,6 +107,13 @@ class SandboxDiedError(SandboxError):
 
 class SandboxMisusedError(SandboxDiedError):
     """Commands inside a sandbox used it up or broke it: its memory, processes or disk."""
+
+
+class AgentBridgeError(SandboxMisusedError):
+    """Programs in a sandbox cannot reach the model, or not any more.
+
+    Programs can bring that about themselves: they may take the port, or end what listens on it.
+    """
 
 
 class EpisodeClosedError(InspectRLError):

@@ -17,7 +17,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
@@ -79,6 +79,13 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._util.working:init_sample_working_time": "starts the clock of working limits",
     "inspect_ai.agent._acp.transport:_acp_live_active": (
         "marks the live operator session as taken, which saves most of a sample's start-up"
+    ),
+    "inspect_ai.agent._bridge.sandbox.bridge:sandbox_with_injected_tools": (
+        "where a bridge gets its sandbox, which an episode serves without polling"
+    ),
+    "inspect_ai.agent._bridge.sandbox.service:MODEL_SERVICE": "names the bridge's port",
+    "inspect_ai.agent._bridge.sandbox.service:sandbox_service": (
+        "where a bridge serves its sandbox, which an episode does without polling"
     ),
     "inspect_ai.agent._bridge.util:in_bridge_model_generate": (
         "whether a model call came in by an agent bridge, which loses parts of messages"
@@ -146,6 +153,9 @@ PRIVATE_NAMES: dict[str, str] = {
         "providers keep what they must clean up on it"
     ),
     "inspect_ai.util._sandbox.registry:registry_find_sandboxenv": "a provider's class by its name",
+    "inspect_ai.util._sandbox.service:SandboxService": (
+        "carries out a program's call: limits, terminations, checks"
+    ),
     "inspect_ai.util._store:init_subtask_store": "store() of a sample",
 }
 
@@ -246,6 +256,13 @@ from inspect_ai._util.registry import (
 )
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.agent._bridge.sandbox.bridge import (  # type: ignore[attr-defined]  # to exchange
+    sandbox_with_injected_tools as _inspect_bridge_sandbox,
+)
+from inspect_ai.agent._bridge.sandbox.service import MODEL_SERVICE
+from inspect_ai.agent._bridge.sandbox.service import (  # type: ignore[attr-defined]  # to exchange
+    sandbox_service as _inspect_bridge_service,
+)
 from inspect_ai.agent._bridge.util import in_bridge_model_generate
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.dataset import Sample
@@ -284,10 +301,12 @@ from inspect_ai.util._sandbox.events import SandboxTimeoutError
 from inspect_ai.util._sandbox.lifecycle import SandboxLifecycleState, _lifecycle_state
 from inspect_ai.util._sandbox.limits import set_sandbox_limits
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from inspect_ai.util._sandbox.service import SandboxService
 from inspect_ai.util._store import init_subtask_store
 
 __all__ = [
     "KNOWN_MODEL_CALLS",
+    "MODEL_SERVICE",
     "OPTIONAL_NAMES",
     "PRIVATE_ATTRIBUTES",
     "PRIVATE_NAMES",
@@ -295,6 +314,7 @@ __all__ = [
     "ActiveSample",
     "PrerequisiteError",
     "SandboxLifecycleState",
+    "SandboxService",
     "SandboxTimeoutError",
     "SolverSpec",
     "TerminateSampleError",
@@ -348,6 +368,7 @@ __all__ = [
     "resolve_sandbox",
     "resolve_task_sandbox",
     "role_falls_back_on_active_model",
+    "route_agent_bridges",
     "route_tool_calls",
     "running_sample",
     "running_sample_id",
@@ -711,6 +732,39 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
         return await _inspect_call_tool(**{**given, "tools": chosen, "on_execute": announced})
 
     _call_tools.call_tool = call_tool
+
+
+# agent bridges
+
+
+def route_agent_bridges(
+    stand_in: Callable[[str | None], Awaitable[Any]],
+    serve: Callable[..., Awaitable[None]],
+) -> None:
+    """Let the running context choose what an agent bridge takes for its sandbox.
+
+    Args:
+        stand_in: given a sandbox's name, returns its stand-in, or ``None`` for Inspect's own way.
+        serve: given a stand-in, the service's name, its methods and the event that tells of its
+            start, carries out what programs ask of it.
+    """
+
+    async def sandbox_with_injected_tools(*, sandbox_name: str | None = None) -> Any:
+        found = await stand_in(sandbox_name)
+        if found is not None:
+            return found
+        return await _inspect_bridge_sandbox(sandbox_name=sandbox_name)
+
+    async def sandbox_service(**given: Any) -> Any:
+        if isinstance(given["sandbox"], SandboxEnvironment):
+            return await _inspect_bridge_service(**given)
+        return await serve(given["sandbox"], given["name"], given["methods"], given.get("started"))
+
+    parts = "inspect_ai.agent._bridge.sandbox"
+    vars(sys.modules[f"{parts}.bridge"])["sandbox_with_injected_tools"] = (
+        sandbox_with_injected_tools
+    )
+    vars(sys.modules[f"{parts}.service"])["sandbox_service"] = sandbox_service
 
 
 class SandboxWatch(dict[str, SandboxEnvironment]):

@@ -30,6 +30,7 @@ from inspect_tinker_plugin.docker_pool.host_config import (
 from inspect_tinker_plugin.docker_pool.image import Image
 from inspect_tinker_plugin.docker_pool.lease import KEPT, Lease
 from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
+from inspect_tinker_plugin.docker_pool.open_command import OpenCommand
 from inspect_tinker_plugin.docker_pool.results import result_of
 from inspect_tinker_plugin.docker_pool.stream import AttachedSocket
 from inspect_tinker_plugin.errors import (
@@ -149,22 +150,44 @@ class Container:
         assert executor is not None, "the container was not started"
         try:
             call = await executor.call(kind, words, **options)
-        except ConnectionError as ex:
-            await self._diagnose()
-            raise SandboxDiedError(
-                "the engine closed the connection to the sandbox, which ends it", container=self.id
-            ) from ex
-        except ExecutorSilent as ex:
-            await self._diagnose()
-            quietly(self._engine.submit, self.kill, "its executor did not answer")
-            raise SandboxMisusedError(
-                "the sandbox did not answer in time: its processes leave it no processor time or "
-                "memory",
-                container=self.id,
-            ) from ex
+        except (ConnectionError, ExecutorSilent) as ex:
+            raise await self.failure(ex) from ex
         if call.end is not None and Flag.UNSTOPPED in call.end.flags:
             quietly(self._engine.submit, self.kill, "a command in it could not be stopped")
         return call
+
+    async def open(self, command: Command) -> OpenCommand:
+        """Start a command to be read and written while it runs.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
+        """
+        executor = self._executor
+        assert executor is not None, "the container was not started"
+        env = [f"{key}={value}".encode() for key, value in command.env.items()]
+        words = (command.user or self.user, command.cwd, *command.argv)
+        try:
+            return OpenCommand(executor, executor.open(words, env=env), self.failure)
+        except ConnectionError as ex:
+            raise await self.failure(ex) from ex
+
+    async def failure(self, ex: ConnectionError | ExecutorSilent) -> SandboxError:
+        """Return what a failed request means, once it is known what became of the container.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
+        """
+        await self._diagnose()
+        if isinstance(ex, ConnectionError):
+            return SandboxDiedError(
+                "the engine closed the connection to the sandbox, which ends it", container=self.id
+            )
+        quietly(self._engine.submit, self.kill, "its executor did not answer")
+        return SandboxMisusedError(
+            "the sandbox did not answer in time: its processes leave it no processor time or "
+            "memory",
+            container=self.id,
+        )
 
     async def _diagnose(self) -> None:
         """Find out what happened to the container, within a limited time."""

@@ -34,6 +34,7 @@ from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.docker_pool.metrics import EXEC, EXECS, measure
+from inspect_tinker_plugin.docker_pool.open_command import OpenCommand
 from inspect_tinker_plugin.docker_pool.pool import Pool
 from inspect_tinker_plugin.docker_pool.sharing import current_setup
 from inspect_tinker_plugin.docker_pool.snapshot import Tape, taped
@@ -198,6 +199,14 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         with self._measured():
             outcome = await self._container.run(command)
         return _result(outcome, timeout)
+
+    async def open(self, cmd: list[str], *, user: str | None = None) -> OpenCommand:
+        """Start a command in the folder ``/``, to be read and written while it runs.
+
+        Its output is taken as it comes, without a limit. It ends with :meth:`OpenCommand.close`,
+        or with the container.
+        """
+        return await self._container.open(Command(argv=tuple(cmd), cwd="/", user=user))
 
     @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:

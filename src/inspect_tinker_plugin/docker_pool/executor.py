@@ -38,6 +38,10 @@ _WINDOW = 64 * 1024
 
 _MAX_REQUEST = 4 * 1024 * 1024
 _BUSY_PAUSE = 0.02
+_ENDLESS = 2**63
+_FULL_PAUSE = 0.001
+_SAID = 16 * 1024
+"""What is kept of the standard error of an open call."""
 _LONGEST_MILLISECONDS = 2**32 - 1
 
 
@@ -160,6 +164,10 @@ class Call:
     changed: anyio.Event | None = None
     loop: object = None
     heard: float = field(default_factory=time.monotonic)
+    open: bool = False
+    """Whether output is taken as it comes, and input given, while the command runs."""
+    rest: bytearray = field(default_factory=bytearray)
+    """Input of an open call that the executor has no room for yet."""
 
 
 class ExecutorSilent(Exception):
@@ -269,16 +277,8 @@ class Executor:
             ExecutorSilent: no answer came in time.
             OSError: the request is larger than a command can be.
         """
-        flags = (stdin is not None) | (timeout is not None) << 1
-        count = len(words) - 2
-        milliseconds = max(1, int(timeout * 1000)) if timeout else 0
-        milliseconds = min(milliseconds, _LONGEST_MILLISECONDS)
         begun = time.monotonic()
-        head = struct.pack(
-            "<IIIIIIQ", kind, flags, count, len(env), milliseconds, 0, limit
-        ) + _strings([*words, *env])
-        if len(head) > _MAX_REQUEST:
-            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+        head = _head(kind, words, env, has_input=stdin is not None, timeout=timeout, limit=limit)
         while True:
             call = Call(next(self._ids), Capture(limit), Capture(limit))
             await self._complete(call, head, stdin, timeout)
@@ -290,6 +290,62 @@ class Executor:
                     continue
                 call.end = replace(call.end, flags=Flag.TIMED_OUT)
             return call
+
+    def open(self, words: Sequence[str | bytes], *, env: Sequence[bytes] = ()) -> Call:
+        """Start a command to be read and written while it runs; :meth:`leave` ends it.
+
+        Raises:
+            ConnectionError: the channel closed.
+            OSError: the request is larger than a command can be.
+        """
+        head = _head(Kind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS)
+        call = Call(next(self._ids), Capture(_ENDLESS), Capture(_SAID), open=True)
+        self._calls[call.id] = call
+        self._send(_Request.RUN, call.id, head)
+        return call
+
+    async def read(self, call: Call) -> bytes:
+        """Wait for output of an open call; nothing at its end.
+
+        Raises:
+            ConnectionError, ExecutorSilent: as for :meth:`call`.
+        """
+        try:
+            while not call.out.data and call.end is None:
+                await self._turn(call, None)
+        finally:
+            self._wake()  # somebody else must read now
+        data = bytes(call.out.data)
+        call.out.data.clear()
+        return data
+
+    async def write(self, call: Call, data: bytes) -> None:
+        """Give an open call some input; what there is no room for follows when there is.
+
+        Raises:
+            ConnectionError: the channel closed.
+        """
+        call.rest += data
+        self._feed(call)
+        while self._outgoing and not self._lost:
+            await anyio.sleep(_FULL_PAUSE)
+            self._flush()
+
+    def leave(self, call: Call) -> None:
+        """End an open call's command with all that it started. Safe to call again."""
+        if self._calls.pop(call.id, None) is None or call.end is not None or self._lost:
+            return
+        try:
+            self._send(_Request.STOP, call.id)
+        except ConnectionError:
+            self._lost = True
+
+    def _feed(self, call: Call) -> None:
+        while call.credit and call.rest and call.end is None:
+            piece = bytes(call.rest[: call.credit])
+            del call.rest[: len(piece)]
+            call.credit -= len(piece)
+            self._send(_Request.INPUT, call.id, piece)
 
     async def _complete(
         self, call: Call, head: bytes, stdin: bytes | None, timeout: float | None
@@ -420,17 +476,36 @@ class Executor:
             call.err.add(body)
         elif kind is _Answer.TAKEN:
             call.credit += struct.unpack("<I", body)[0]
+            self._feed(call)
         elif kind is _Answer.END:
             how, flags, status, stage, error = struct.unpack("<IIIII", body)
             call.end = End(How(how), Flag(flags), status, Stage(stage), error)
         else:
             return
         if (
-            kind in (_Answer.TAKEN, _Answer.END)
+            (call.open or kind in (_Answer.TAKEN, _Answer.END))
             and call.changed is not None
             and call.loop is self._reader
         ):
             call.changed.set()
+
+
+def _head(
+    kind: Kind,
+    words: Sequence[str | bytes],
+    env: Sequence[bytes],
+    *,
+    has_input: bool,
+    timeout: float | None,
+    limit: int,
+) -> bytes:
+    flags = has_input | (timeout is not None) << 1
+    milliseconds = min(max(1, int(timeout * 1000)), _LONGEST_MILLISECONDS) if timeout else 0
+    numbers = (kind, flags, len(words) - 2, len(env), milliseconds, 0, limit)
+    head = struct.pack("<IIIIIIQ", *numbers) + _strings([*words, *env])
+    if len(head) > _MAX_REQUEST:
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+    return head
 
 
 def _strings(words: Sequence[str | bytes]) -> bytes:

@@ -12,6 +12,7 @@ from inspect_ai.scorer import Target
 from inspect_ai.solver import Generate, TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.agents.bridge import use_agent_bridges
 from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.model import PolicyModel
 from inspect_tinker_plugin.episode.quiet import QuietTranscript, keep_out_of_trace_log
@@ -126,6 +127,7 @@ class SampleSetup:
         spec = await task.sandbox_of(record.sample)
         if spec is None:
             return
+        stack.enter_context(use_agent_bridges())
         self.recorder = stack.enter_context(record_sandbox_metrics())
         record.sandboxes = await stack.enter_async_context(
             sample_sandboxes(

@@ -1,0 +1,322 @@
+"""The model APIs that agent programs speak: a request becomes a call of Inspect's bridge.
+
+What Inspect's own proxy does in the sandbox, done on this side of its wall: the same paths, the
+same checks, the same errors. Who translates a request and answers it is Inspect's bridge.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from inspect_tinker_plugin.agents import streaming
+
+PROVIDER_ERROR = "__inspect_provider_error__"
+"""The key under which Inspect's bridge returns an error that the program is to be shown."""
+
+_MCP_VERSION = "2025-03-26"
+_PING_SECONDS = 5.0
+
+Send = Callable[[bytes], Awaitable[None]]
+"""Send a client some bytes of a body."""
+
+Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""Call a method of the bridge by name; raises :class:`CallFailedError` where it fails."""
+
+
+class CallFailedError(Exception):
+    """The bridge could not carry out a call at all."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request of a program."""
+
+    method: str
+    path: str
+    """Decoded, without the query."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a program is answered."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    write: Callable[[Send], Awaitable[None]] | None = None
+    """Writes the body piece by piece, for a stream."""
+
+
+def _json(status: int, body: object, **headers: str) -> Response:
+    return Response(status, json.dumps(body).encode(), headers=headers)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One API: its method in the bridge, what a request must hold, and how it words an error."""
+
+    method: str
+    required: tuple[str, ...]
+    missing: Callable[[str], dict[str, Any]]
+    error: Callable[[int, str, Mapping[str, Any]], dict[str, Any]]
+
+
+def _openai_missing(name: str) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": f"Missing required parameter: '{name}'.",
+            "type": "invalid_request_error",
+            "param": name,
+            "code": "missing_required_parameter",
+        }
+    }
+
+
+def _openai_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    kind = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None, **body}}
+
+
+_ANTHROPIC_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+def _anthropic_missing(name: str) -> dict[str, Any]:
+    message = f"Missing required parameter: '{name}'."
+    return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+
+
+def _anthropic_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    kind = _ANTHROPIC_ERRORS.get(status, usual)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+_GOOGLE_ERRORS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
+
+
+def _google_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    said = {"code": status, "message": message, "status": _GOOGLE_ERRORS.get(status, "UNKNOWN")}
+    return {"error": said}
+
+
+_CHAT = Dialect("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
+_RESPONSES = Dialect("generate_responses", ("model", "input"), _openai_missing, _openai_error)
+_ANTHROPIC = Dialect(
+    "generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error
+)
+_GOOGLE = Dialect("generate_google", (), _openai_missing, _google_error)
+
+_DIALECTS = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/responses": _RESPONSES,
+    "/v1/messages": _ANTHROPIC,
+}
+
+
+class ModelApi:
+    """Answers the requests of one bridge's programs."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises:
+            CallFailedError: the bridge could not carry it out.
+        """
+        path, method = request.path, request.method
+        if method == "OPTIONS":
+            return Response(405, content_type="text/plain", headers={"Allow": "GET, POST"})
+        if path.startswith("/mcp/") and method == "GET":
+            return Response(405, headers={"Allow": "POST", "MCP-Protocol-Version": _MCP_VERSION})
+        dialect = _DIALECTS.get(path)
+        if path.startswith(("/v1beta/models/", "/models/")):
+            dialect = _GOOGLE
+        if method != "POST" or (dialect is None and not path.startswith("/mcp/")):
+            return _refused(404, f"Path {path} not found", "not_found")
+        if not _is_json(request.headers.get("content-type", "")):
+            return _refused(415, "Content-Type must be application/json", "invalid_request_error")
+        try:
+            body = json.loads(request.body)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            return _refused(400, "Request body must be a JSON object", "invalid_request_error")
+        if dialect is None:
+            return await self._tools(path, body)
+        for name in dialect.required:
+            if name not in body or (name == "model" and not _is_name(body[name])):
+                return _json(400, dialect.missing(name))
+        return await self._generate(dialect, request, body)
+
+    async def _generate(self, dialect: Dialect, request: Request, body: Any) -> Response:
+        streams = bool(body.get("stream", False))
+        if dialect is _CHAT:
+            body["parallel_tool_calls"] = False  # see `streaming._deltas`
+        if dialect is _GOOGLE:
+            streams = ":streamGenerateContent" in request.path
+            found = re.search(r"models/([^/:]+)", request.path)
+            if found is None:
+                return _json(400, _google_error(400, "Missing required model in request path.", {}))
+            body["model"] = found.group(1)
+        arguments = {"json_data": body}
+        if dialect is not _GOOGLE:
+            arguments["headers"] = dict(request.headers)
+        if dialect is _ANTHROPIC and streams:
+            return _stream(lambda send: self._message(arguments, send))
+        reply = await self._call(dialect.method, arguments)
+        if error := _provider_error(reply):
+            return _json(error.status, dialect.error(error.status, error.message, error.body))
+        if isinstance(reply, str):
+            reply = json.loads(reply)
+        if not streams:
+            return _json(200, reply)
+        events = _events(dialect, reply, body)
+        return _stream(lambda send: send(events))
+
+    async def _message(self, arguments: dict[str, Any], send: Send) -> None:
+        """Stream a message that is asked for only now, and show that somebody works on it."""
+        id = f"msg_{uuid.uuid4().hex[:24]}"
+        await send(streaming.named(streaming.message_start(id, arguments["json_data"]["model"])))
+        outcome: list[Any] = []
+        done = anyio.Event()
+
+        async def ask() -> None:
+            try:
+                outcome.append(await self._call(_ANTHROPIC.method, arguments))
+            except CallFailedError as ex:
+                outcome.append(ex)
+            done.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            while not done.is_set():
+                with anyio.move_on_after(_PING_SECONDS):
+                    await done.wait()
+                if not done.is_set():
+                    await send(streaming.named(streaming.PING))
+        reply = outcome[0]
+        if isinstance(reply, CallFailedError):
+            raise reply
+        if error := _provider_error(reply):
+            shown = _anthropic_error(error.status, error.message, error.body)
+            await send(streaming.named(shown))
+            return
+        await send(b"".join(map(streaming.named, streaming.message_events(reply))))
+
+    # host tools, by the Model Context Protocol
+
+    async def _tools(self, path: str, body: Any) -> Response:
+        server = path.removeprefix("/mcp/").split("/")[0]
+        id, method = body.get("id"), body.get("method")
+        if method == "notifications/initialized":
+            return Response(202)
+        try:
+            if method == "initialize":
+                about = {
+                    "protocolVersion": _MCP_VERSION,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": server, "version": "1.0.0"},
+                }
+                return _rpc(id, result=about)
+            if method == "tools/list":
+                tools = await self._call("list_tools", {"server": server})
+                return _rpc(id, result={"tools": tools})
+            if method != "tools/call":
+                return _rpc(id, error={"code": -32601, "message": f"Unknown method: {method}"})
+            asked = body.get("params", {})
+            if not asked.get("name"):
+                return _rpc(id, error={"code": -32602, "message": "Missing 'name' in params"})
+            arguments = {
+                "server": server,
+                "tool": asked["name"],
+                "arguments": asked.get("arguments", {}),
+            }
+            said = await self._call("call_tool", arguments)
+        except (CallFailedError, AttributeError) as ex:
+            return _rpc(id, error={"code": -32603, "message": str(ex)})
+        content = [{"type": "text", "text": said}] if isinstance(said, str) else said
+        return _rpc(id, result={"content": content})
+
+
+@dataclass(frozen=True)
+class _ProviderError:
+    status: int
+    message: str
+    body: Mapping[str, Any]
+
+
+def _provider_error(reply: Any) -> _ProviderError | None:
+    """Return the error that a program is to be shown in the place of a reply."""
+    if not isinstance(reply, dict) or PROVIDER_ERROR not in reply:
+        return None
+    said = reply[PROVIDER_ERROR]
+    body = said.get("body")
+    # 400, as from Inspect's proxy: a program would repeat what a server could not do.
+    status = said.get("status") or 400
+    sound = status if 200 <= status < 600 else 500
+    return _ProviderError(sound, said["message"], body if body else {})
+
+
+def _events(dialect: Dialect, reply: Any, body: Any) -> bytes:
+    if dialect is _RESPONSES:
+        return b"".join(map(streaming.named, streaming.response_events(reply)))
+    if dialect is _GOOGLE:
+        return streaming.data_only(reply)
+    options = body.get("stream_options") or {}
+    events = streaming.completion_events(reply, with_usage=bool(options.get("include_usage")))
+    return b"".join(map(streaming.data_only, events)) + b"data: [DONE]\n\n"
+
+
+def _stream(write: Callable[[Send], Awaitable[None]]) -> Response:
+    return Response(
+        200,
+        content_type="text/event-stream; charset=utf-8",
+        headers={"Cache-Control": "no-cache"},
+        write=write,
+    )
+
+
+def _refused(status: int, message: str, kind: str) -> Response:
+    return _json(status, {"error": {"message": message, "type": kind, "code": status}})
+
+
+def _rpc(id: object, **outcome: object) -> Response:
+    body = json.dumps({"jsonrpc": "2.0", "id": id, **outcome}).encode()
+    version = {"MCP-Protocol-Version": _MCP_VERSION}
+    return Response(200, body, content_type="application/json", headers=version)
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type.split(";")[0].strip() == "application/json"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

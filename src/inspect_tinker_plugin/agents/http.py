@@ -1,0 +1,160 @@
+"""HTTP/1.1 towards agent programs: one request per connection, as Inspect's own proxy serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import anyio
+import h11
+
+from inspect_tinker_plugin.agents.api import Request, Response
+
+MAX_HEAD = 64 * 1024
+MAX_BODY = 50 * 1024**2
+MAX_BODIES = 128 * 1024**2
+_READ_SECONDS = 300.0
+_SERVER = "asyncio-proxy"
+
+
+class Client(Protocol):
+    """A connection of a program."""
+
+    async def receive(self) -> bytes:
+        """Return what came; nothing at the end."""
+
+    async def send(self, data: bytes) -> None:
+        """Send; raises ``ConnectionError`` when nobody is there any more."""
+
+    async def close(self) -> None:
+        """Close the connection once all is sent. Safe to call again."""
+
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class Room:
+    """Bounds what the requests under way hold together: programs may send any number at once."""
+
+    def __init__(self) -> None:
+        self._used = 0
+
+    def take(self, size: int) -> None:
+        """Make room.
+
+        Raises:
+            RemoteProtocolError: there is none.
+        """
+        if self._used + size > MAX_BODIES:
+            raise h11.RemoteProtocolError("Too many large requests at once", 413)
+        self._used += size
+
+    def give_back(self, size: int) -> None:
+        """Have room again."""
+        self._used -= size
+
+
+async def serve_client(client: Client, answer: Answer, room: Room) -> None:
+    """Answer the one request of a connection and close it.
+
+    What a client does wrong, and that it leaves, is its own affair. What ``answer`` raises is not:
+    the connection is closed without a word, and the error goes on.
+    """
+    body = bytearray()
+    try:
+        wire = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        try:
+            with anyio.fail_after(_READ_SECONDS):
+                request = await _request(client, wire, body, room)
+        except (h11.RemoteProtocolError, UnicodeDecodeError, TimeoutError) as ex:
+            await _refuse(client, wire, str(ex) or "the request did not come in time")
+            return
+        if request is not None:
+            await _respond(client, wire, request.method, await answer(request))
+    except ConnectionError:
+        return
+    finally:
+        room.give_back(len(body))
+        with anyio.CancelScope(shield=True):
+            await client.close()
+
+
+async def _request(
+    client: Client, wire: h11.Connection, body: bytearray, room: Room
+) -> Request | None:
+    head: h11.Request | None = None
+    while True:
+        event: Any = wire.next_event()
+        if event is h11.NEED_DATA:
+            if wire.they_are_waiting_for_100_continue:
+                go_on = wire.send(h11.InformationalResponse(status_code=100, headers=[]))
+                await client.send(go_on or b"")
+            wire.receive_data(await client.receive())
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            if len(body) + len(event.data) > MAX_BODY:
+                raise h11.RemoteProtocolError("Body too large", 413)
+            room.take(len(event.data))
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            assert head is not None
+            return Request(
+                method=head.method.decode("ascii"),
+                path=unquote(urlsplit(head.target.decode("ascii")).path),
+                headers={
+                    name.decode("ascii"): value.decode("latin-1") for name, value in head.headers
+                },
+                body=bytes(body),
+            )
+        else:  # the client left
+            return None
+
+
+async def _respond(client: Client, wire: h11.Connection, method: str, response: Response) -> None:
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "Server": _SERVER,
+        "Content-Type": response.content_type,
+        **response.headers,
+        "Connection": "close",
+    }
+    if response.write is None:
+        headers["Content-Length"] = str(len(response.body))
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+    head = h11.Response(
+        status_code=response.status, reason=_phrase(response.status), headers=list(headers.items())
+    )
+    begun = wire.send(head) or b""
+
+    async def write(data: bytes) -> None:
+        nonlocal begun
+        await client.send(begun + (wire.send(h11.Data(data=data)) or b""))
+        begun = b""
+
+    if response.write is not None:
+        await client.send(begun)
+        begun = b""
+        await response.write(write)
+    elif response.body and method != "HEAD":
+        await write(response.body)
+    await client.send(begun + (wire.send(h11.EndOfMessage()) or b""))
+
+
+async def _refuse(client: Client, wire: h11.Connection, message: str) -> None:
+    if wire.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    body = b'{"error": {"message": "%s", "type": "invalid_request_error", "code": 400}}'
+    said = message.replace("\\", "").replace('"', "'").encode("ascii", "replace")
+    await _respond(client, wire, "GET", Response(400, body % said))
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Server Error" if 500 <= status < 600 else ""

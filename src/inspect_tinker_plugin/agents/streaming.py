@@ -1,0 +1,262 @@
+"""A reply of the policy as the events of a model API's stream.
+
+The reply is there as a whole before the first event, as with Inspect's own proxy; a client that
+asked for a stream gets the same reply, cut into pieces. ``tests/agents/test_proxy_parity.py``
+holds the events against those of Inspect's proxy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+Event = dict[str, Any]
+
+_TEXT = 48
+_ARGUMENTS = 32
+_JSON = 20
+
+
+def data_only(event: Event) -> bytes:
+    """Encode an event as Chat Completions and Google do: by its data alone."""
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+
+
+def named(event: Event) -> bytes:
+    """Encode an event as Responses and Anthropic do: by its type, and its data."""
+    return f"event: {event['type']}\n".encode() + data_only(event)
+
+
+def _pieces(text: str, size: int = _TEXT) -> Iterator[str]:
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
+# Chat Completions
+
+
+def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]:
+    """Yield the chunks of a chat completion; ``[DONE]`` is for the caller to add."""
+    head = {
+        "id": completion.get("id"),
+        "object": "chat.completion.chunk",
+        "created": completion.get("created"),
+        "model": completion.get("model"),
+    }
+    tail = {}
+    if completion.get("system_fingerprint") is not None:
+        tail["system_fingerprint"] = completion["system_fingerprint"]
+    for index, choice in enumerate(completion.get("choices", [])):
+        for delta in _deltas(choice.get("message") or {}):
+            said = {"index": index, "delta": delta, "finish_reason": None}
+            yield {**head, "choices": [said], **tail}
+        last = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        yield {**head, "choices": [last], **tail}
+    if with_usage and completion.get("usage"):
+        yield {**head, "choices": [], **tail, "usage": completion["usage"]}
+
+
+def _deltas(message: Event) -> Iterator[Event]:
+    yield {"role": message.get("role", "assistant")}
+    content = message.get("content")
+    if isinstance(content, str):
+        for piece in _pieces(content):
+            yield {"content": piece}
+    called = message.get("function_call")
+    if called:
+        yield {"function_call": {"name": called.get("name", "")}}
+        for piece in _pieces(called.get("arguments", "")):
+            yield {"function_call": {"arguments": piece}}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        head = {"index": index, "id": call.get("id"), "type": call.get("type")}
+        yield {"tool_calls": [{**head, "function": {"name": function.get("name", "")}}]}
+        # In one piece, with id and type again: some clients join the arguments of all calls.
+        if arguments := function.get("arguments", ""):
+            yield {"tool_calls": [{**head, "function": {"arguments": arguments}}]}
+
+
+# Responses
+
+_STAGES = {
+    "file_search_call": ("in_progress", "searching", "completed"),
+    "web_search_call": ("in_progress", "searching", "completed"),
+    "image_generation_call": ("in_progress", "generating", "completed"),
+}
+
+
+def response_events(response: Event) -> Iterator[Event]:
+    """Yield the events of a response."""
+    numbers = itertools.count(1)
+
+    def event(kind: str, data: Event) -> Event:
+        return {**data, "sequence_number": next(numbers), "type": f"response.{kind}"}
+
+    yield event("created", {"response": response})
+    yield event("in_progress", {"response": {**response, "status": "in_progress"}})
+    for index, item in enumerate(response.get("output", [])):
+        yield event("output_item.added", _item(item, index, "in_progress"))
+        place = {"item_id": item.get("id", f"item_{index}"), "output_index": index}
+        for kind, data in _item_events(item):
+            yield event(kind, {**place, **data})
+        yield event("output_item.done", _item(item, index, "completed"))
+    yield event("completed", {"response": {**response, "status": "completed"}})
+
+
+def _item(item: Event, index: int, status: str) -> Event:
+    # A custom tool call is done by its status, which it is given if it has none.
+    has_status = "status" in item or (status, item.get("type")) == ("completed", "custom_tool_call")
+    shown = {**item, "status": status} if has_status else item
+    return {"item": shown, "output_index": index}
+
+
+def _item_events(item: Event) -> Iterator[tuple[str, Event]]:
+    kind = item.get("type", "")
+    if kind == "message":
+        for index, content in enumerate(item.get("content", [])):
+            yield from _content_events(content, index)
+    elif kind == "reasoning":
+        yield from _reasoning_events(item)
+    elif kind == "function_call":
+        yield from _streamed("function_call_arguments", "arguments", item.get("arguments", ""))
+    elif kind == "custom_tool_call":
+        yield from _streamed("custom_tool_call_input", "input", item.get("input", ""))
+    elif kind in _STAGES:
+        for stage in _STAGES[kind]:
+            yield f"{kind}.{stage}", {}
+    elif kind == "code_interpreter_call":
+        yield f"{kind}.in_progress", {}
+        if code := item.get("code", ""):
+            yield from _streamed("code_interpreter_call_code", "code", code, _TEXT)
+        yield f"{kind}.interpreting", {}
+        yield f"{kind}.completed", {}
+    elif kind in ("mcp_call", "mcp_list_tools"):
+        yield f"{kind}.in_progress", {}
+        if kind == "mcp_call":
+            yield from _streamed("mcp_call_arguments", "arguments", item.get("arguments", ""))
+        yield f"{kind}.{'failed' if item.get('error') else 'completed'}", {}
+
+
+def _streamed(
+    kind: str, field: str, text: str, size: int = _ARGUMENTS
+) -> Iterator[tuple[str, Event]]:
+    for piece in _pieces(text, size):
+        yield f"{kind}.delta", {"delta": piece}
+    yield f"{kind}.done", {field: text}
+
+
+def _content_events(content: Event, index: int) -> Iterator[tuple[str, Event]]:
+    place = {"content_index": index}
+    field = {"output_text": "text", "refusal": "refusal"}.get(content.get("type", ""))
+    empty = {**content, field: ""} if field else content
+    yield "content_part.added", {**place, "part": empty}
+    if field:
+        kind = "output_text" if field == "text" else "refusal"
+        more: Event = {"logprobs": []} if field == "text" else {}
+        text = content.get(field, "")
+        for piece in _pieces(text):
+            yield f"{kind}.delta", {**place, "delta": piece, **more}
+        yield f"{kind}.done", {**place, field: text, **more}
+    yield "content_part.done", {**place, "part": content}
+
+
+def _reasoning_events(item: Event) -> Iterator[tuple[str, Event]]:
+    for index, content in enumerate(item.get("content") or ()):
+        if content.get("type") == "reasoning_text":
+            yield from _reasoning_text("reasoning_text", {"content_index": index}, content)
+    for index, part in enumerate(item.get("summary") or ()):
+        place = {"summary_index": index}
+        yield "reasoning_summary_part.added", {**place, "part": part}
+        if part.get("type") == "summary_text":
+            yield from _reasoning_text("reasoning_summary_text", place, part)
+        yield "reasoning_summary_part.done", {**place, "part": part}
+
+
+def _reasoning_text(kind: str, place: Event, content: Event) -> Iterator[tuple[str, Event]]:
+    text = content.get("text", "")
+    for piece in _pieces(text):
+        yield f"{kind}.delta", {**place, "delta": piece}
+    yield f"{kind}.done", {**place, "text": text}
+
+
+# Anthropic
+
+PING: Event = {"type": "ping"}
+
+
+def message_start(id: str, model: object) -> Event:
+    """Return the first event, which is sent before the reply is there."""
+    message = {
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "content": [],
+        "model": model,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }
+    return {"type": "message_start", "message": message}
+
+
+def message_events(message: Event) -> Iterator[Event]:
+    """Yield the events of a message after its first."""
+    for index, block in enumerate(message.get("content", [])):
+        if index and index % 3 == 0:
+            yield PING
+        opened = _opened(block)
+        if opened is None:
+            continue
+        yield {"type": "content_block_start", "index": index, "content_block": opened}
+        for delta in _block_deltas(block):
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    said = message.get("usage", {})
+    optional = (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "server_tool_use",
+    )
+    yield {
+        "type": "message_delta",
+        "delta": {
+            "stop_reason": message.get("stop_reason"),
+            "stop_sequence": message.get("stop_sequence"),
+        },
+        "usage": {
+            "output_tokens": said.get("output_tokens", 0),
+            **{name: said[name] for name in optional if name in said},
+        },
+    }
+    yield {"type": "message_stop"}
+
+
+def _opened(block: Event) -> Event | None:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": kind, "text": ""}
+    if kind == "thinking":
+        return {"type": kind, "thinking": ""}
+    if kind in ("tool_use", "server_tool_use"):
+        return {"type": kind, "id": block.get("id"), "name": block.get("name"), "input": {}}
+    if kind == "web_search_tool_result":
+        content = block.get("content", [])
+        return {"type": kind, "tool_use_id": block.get("tool_use_id"), "content": content}
+    return None
+
+
+def _block_deltas(block: Event) -> Iterator[Event]:
+    kind = block["type"]
+    if kind == "text":
+        for piece in _pieces(block.get("text", "")):
+            yield {"type": "text_delta", "text": piece}
+    elif kind == "thinking":
+        for piece in _pieces(block.get("thinking", "")):
+            yield {"type": "thinking_delta", "thinking": piece}
+        if block.get("signature"):
+            yield {"type": "signature_delta", "signature": block["signature"]}
+    elif kind in ("tool_use", "server_tool_use"):
+        for piece in _pieces(json.dumps(block.get("input", {}), ensure_ascii=False), _JSON):
+            yield {"type": "input_json_delta", "partial_json": piece}

@@ -1,0 +1,192 @@
+"""Programs in real sandboxes reach the policy at once, and nothing of the way there is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import eval_async
+from inspect_ai.agent import sandbox_agent_bridge
+from inspect_ai.model import ModelOutput
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+from tests.agents.sandboxed import agent, free_port, play, plum, task_of
+from tests.tokens.conversations import Rollout
+from tests.tokens.formats import renderer
+from tests.tokens.test_bridged import CORPUS, assert_exact, script
+
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.errors import AgentBridgeError, Cause
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.scripted.model import scripted_model
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+
+KINDS = [
+    pytest.param("local", id="local"),
+    pytest.param("docker_pool", id="docker_pool", marks=pytest.mark.docker),
+    pytest.param("docker", id="docker", marks=pytest.mark.docker),
+]
+WALLED = KINDS[1:]
+
+
+@pytest.fixture
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Inspect's own way fail, so that nobody takes it unseen."""
+
+    async def poll(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the sandbox was polled")
+
+    from inspect_ai.util._sandbox.service import SandboxService  # private: what is not to be used
+
+    monkeypatch.setattr(SandboxService, "handle_requests", poll)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("dialect", ["chat", "responses", "anthropic"])
+@pytest.mark.usefixtures("no_polling")
+async def test_a_program_in_a_sandbox_keeps_one_sequence(
+    kind: str, dialect: str, tmp_path: Path
+) -> None:
+    run = agent(port=free_port(), dialect=dialect, turns=len(CORPUS))
+    task = task_of(kind, tmp_path, run)
+    rollout = Rollout(DatasetRenderer(renderer("qwen3_keep_thinking")))
+    says = script(list(CORPUS.values()))
+
+    def reply(request: TurnRequest) -> ModelOutput:
+        said = says(request)
+        text, ended = said if isinstance(said, tuple) else (said, True)
+        reason = "stop" if ended else "length"
+        return rollout.answer(request, text, stop=ended, stop_reason=reason)
+
+    result = await play(task, reply)
+
+    assert result.error is None, result.error.__cause__
+    assert result.turns == len(CORPUS)
+    assert len(rollout.data()) == 1
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("no_polling")
+async def test_eight_conversations_at_once_are_all_answered(kind: str, tmp_path: Path) -> None:
+    result = await play(task_of(kind, tmp_path, agent(port=free_port(), turns=4, talks=8)), plum)
+    assert result.error is None, result.error.__cause__
+    assert result.turns == len(json.loads(result.state.metadata["printed"])) == 32
+    assert result.scores["includes"].score.value == "C"
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+async def test_a_limit_ends_the_program_and_the_state_is_scored(kind: str, tmp_path: Path) -> None:
+    task = task_of(kind, tmp_path, agent(port=free_port(), turns=100))
+    result = await play(task, plum, EpisodeOptions(max_turns=3))
+    assert result.error is None, result.error.__cause__
+    assert result.limit is not None
+    assert result.limit.type == "turn"
+    assert result.turns == 3
+    assert set(result.scores) == {"includes"}
+
+
+@solver
+def looking_after(port: int, seen: dict[str, list[str]]) -> Solver:
+    """Open a bridge twice, and look at what is there then."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        look = "ls -A /var/tmp; cat /proc/[0-9]*/comm"
+        seen["before"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
+        for _ in range(2):
+            async with sandbox_agent_bridge(port=port):
+                await sandbox().exec(["python3", "agent/program.py", json.dumps(
+                    {"dialect": "chat", "turns": 1, "talks": 1, "port": port})])  # fmt: skip
+        seen["after"] = sorted((await sandbox().exec(["sh", "-c", look])).stdout.split())
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize("kind", WALLED)
+async def test_nothing_of_a_bridge_is_left_in_the_sandbox(kind: str, tmp_path: Path) -> None:
+    seen: dict[str, list[str]] = {}
+    result = await play(task_of(kind, tmp_path, looking_after(free_port(), seen)), plum)
+    assert result.error is None, result.error.__cause__
+    assert result.turns == 2
+    assert "relay" not in seen["after"]
+    assert seen["after"] == seen["before"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_episode_that_is_closed_while_it_waits_leaves_no_port(
+    kind: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    task = task_of(kind, tmp_path, agent(port=port))
+    for _ in range(2):
+        episode = EpisodeRunner(task).episode(task.dataset[0])
+        assert isinstance(await episode.start(), TurnRequest)
+        await episode.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.docker
+async def test_a_program_that_ends_the_relay_gets_an_error_laid_to_it(tmp_path: Path) -> None:
+    kill = "for p in /proc/[0-9]*; do grep -q relay $p/comm && kill -9 ${p#/proc/}; done; sleep 60"
+    ask = 'cd agent && python3 program.py \'{"dialect":"chat","turns":1,"talks":1,"port":13131}\''
+    run = agent(["sh", "-c", f"({ask}); {kill}"], port=13131)
+    result = await play(task_of("docker_pool", tmp_path, run), plum)
+    assert result.error is not None
+    assert result.error.cause is Cause.INSIDE_SANDBOX
+    assert isinstance(result.error.__cause__, AgentBridgeError)
+    assert "13131" in str(result.error)
+
+
+async def test_a_port_that_is_taken_is_told_before_the_program_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        result = await play(task_of("local", tmp_path, agent(port=port)), plum)
+    assert result.error is not None
+    assert isinstance(result.error.__cause__, AgentBridgeError)
+    assert str(port) in str(result.error)
+    assert "sample 1" in str(result.error)
+    assert result.turns == 0
+
+
+@pytest.mark.docker
+async def test_a_port_that_is_taken_in_a_container_is_told(tmp_path: Path) -> None:
+    @solver
+    def twice() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            async with sandbox_agent_bridge(port=13131), sandbox_agent_bridge(port=13131):
+                return state
+
+        return solve
+
+    result = await play(task_of("docker_pool", tmp_path, twice()), plum)
+    assert result.error is not None
+    assert isinstance(result.error.__cause__, AgentBridgeError)
+    assert "in use" in str(result.error)
+
+
+@pytest.mark.docker
+@pytest.mark.slow  # Inspect's own bridge takes seconds to start, and polls
+async def test_an_eval_beside_an_episode_goes_inspects_own_way(tmp_path: Path) -> None:
+    run = agent(port=13131, turns=2)
+    task = task_of("docker_pool", tmp_path, run)
+    replies = ["No.", "It is plum."]
+    log, result = await asyncio.gather(
+        eval_async(task, model=scripted_model(replies), log_dir=str(tmp_path)),
+        play(task, lambda request: ModelOutput.from_content("rl/policy", replies[request.index])),
+    )
+    (sample,) = log[0].samples or []
+    assert result.error is None, result.error.__cause__
+    assert sample.error is None, sample.error.traceback
+    assert sample.scores is not None
+    assert sample.scores["includes"].value == result.scores["includes"].score.value == "C"
+    calls = [event for event in sample.events if event.event == "model"]
+    assert len(calls) == result.turns == 2

@@ -1,0 +1,76 @@
+"""The relay: what was built from the source, and what it does with clients that misbehave."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.agents.sandboxed import free_port
+
+from inspect_tinker_plugin.agents import relay
+
+PACKAGE = Path(relay.__file__).parents[1]
+COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+def test_the_shipped_program_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
+    compiler = shutil.which(COMPILERS[architecture])
+    if compiler is None:
+        pytest.skip(f"needs {COMPILERS[architecture]}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
+    if version.stdout.strip() != "12":
+        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
+    for folder in ("agents", "docker_pool"):
+        shutil.copytree(PACKAGE / folder / "native", tmp_path / folder / "native")
+    name = f"relay-{architecture}"
+    native = tmp_path / "agents" / "native"
+    subprocess.run(["make", "-B", "-C", native, name], check=True, capture_output=True)
+    assert (native / name).read_bytes() == relay.program(architecture)
+
+
+def test_a_machine_without_a_program_is_refused_by_name() -> None:
+    with pytest.raises(relay.RelayError, match="riscv64"):
+        relay.program("riscv64")
+
+
+def test_it_ends_with_its_input_and_removes_itself(tmp_path: Path) -> None:
+    machine = subprocess.run(["uname", "-m"], capture_output=True, text=True, check=True).stdout
+    if subprocess.run(["uname"], capture_output=True, text=True, check=True).stdout != "Linux\n":
+        pytest.skip("runs on Linux")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    file = folder / "relay"
+    file.write_bytes(relay.program(machine.strip()))
+    file.chmod(0o700)
+    port = free_port()
+    process = subprocess.Popen(
+        [file, str(port), file, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    told = process.stdout
+
+    def next_frame() -> tuple[int, int, bytes]:
+        kind, id, size = struct.unpack("<III", told.read(12))
+        return kind, id, told.read(size)
+
+    assert next_frame() == (1, 0, b"")  # listens
+    assert not folder.exists()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"hello")
+        assert next_frame() == (2, 1, b"")  # a connection
+        assert next_frame() == (3, 1, b"hello")
+        process.stdin.write(struct.pack("<III", 1, 1, 3) + b"yes" + struct.pack("<III", 2, 1, 0))
+        process.stdin.flush()
+        assert client.recv(10) == b"yes"
+        assert client.recv(10) == b""
+        assert next_frame() == (6, 1, struct.pack("<I", 3))  # was taken
+        assert next_frame() == (5, 1, b"")  # is gone
+    process.stdin.close()
+    assert process.wait(60) == 0
+    told.close()
