@@ -25,7 +25,7 @@ from inspect_tinker_plugin.audit import (
     Severity,
     run_audit,
 )
-from inspect_tinker_plugin.audit.attempts import Attempt
+from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.options import read_budget
 from inspect_tinker_plugin.audit.page import render
 from inspect_tinker_plugin.audit.probes.cheats import judged_places
@@ -169,7 +169,7 @@ async def test_gold_may_be_named(tmp_path: Path) -> None:
     assert named.summary["mean_reward"]["gold"] == 1.0
 
 
-def attempt(sample: str, reward: float, **fields: Any) -> Attempt:
+def attempt(sample: str, reward: float, **fields: Any) -> ModelAttempt:
     given: dict[str, Any] = {
         "sample": sample,
         "group": sample,
@@ -186,7 +186,7 @@ def attempt(sample: str, reward: float, **fields: Any) -> Attempt:
         "log": "x.eval",
         "epoch": 1,
     }
-    return Attempt(**{**given, **fields})
+    return ModelAttempt(**{**given, **fields})
 
 
 async def test_signal_says_what_to_drop(tmp_path: Path) -> None:

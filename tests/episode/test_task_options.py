@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -13,7 +12,7 @@ from inspect_ai.event import InterruptEvent, ToolEvent
 from inspect_ai.model import ModelCost, ModelInfo, ModelOutput, get_model, set_model_info
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, tool
+from tests.rl.tasks import nap
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
@@ -50,16 +49,6 @@ def test_what_has_no_effect_is_said_once(
         for _ in range(2):
             EpisodeRunner(plain(**option))
     assert caplog.text.count("its checkpoint has no effect") == 1
-
-
-@tool
-def nap() -> Tool:
-    async def execute() -> str:
-        """Sleep for long."""
-        await asyncio.sleep(60)
-        return "awake"
-
-    return execute
 
 
 async def test_a_tool_that_a_working_limit_cuts_off_is_logged_as_cancelled() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -44,6 +46,16 @@ def broken() -> Tool:
             x: Any number.
         """
         raise RuntimeError("the tool is broken")
+
+    return execute
+
+
+@tool
+def nap() -> Tool:
+    async def execute() -> str:
+        """Sleep for long."""
+        await asyncio.sleep(60)
+        return "awake"
 
     return execute
 

@@ -12,9 +12,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Scorer, includes, match
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, tool
 from tests.rl.policies import END, Words, encode, renderer, tool_call
-from tests.rl.tasks import adding, arithmetic, crashing, silent, sums
+from tests.rl.tasks import adding, arithmetic, crashing, nap, silent, sums
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -236,16 +235,6 @@ def _transition(result: StepResult) -> Transition:
 
 def _empty() -> tinker.ModelInput:
     return tinker.ModelInput.empty()
-
-
-@tool
-def nap() -> Tool:
-    async def execute() -> str:
-        """Sleep for long."""
-        await asyncio.sleep(60)
-        return "awake"
-
-    return execute
 
 
 async def test_a_reply_lost_in_mid_tool_is_scored_as_in_an_eval_and_counted() -> None:

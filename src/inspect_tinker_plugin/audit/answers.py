@@ -11,7 +11,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.tool import ToolInfo
 
-from inspect_tinker_plugin.audit.stage import Notes, Reply, shown
+from inspect_tinker_plugin.audit.stage import Notes, PolicyReply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
@@ -54,7 +54,7 @@ def give(text: str, request: TurnRequest) -> ModelOutput:
     return say("", call(taker[0], **{taker[1]: text}))
 
 
-def always(text: str | Callable[[TurnRequest], str]) -> Reply:
+def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:
     """Give one answer, and repeat it if asked again, until the solver seems to loop."""
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
@@ -130,7 +130,7 @@ def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) 
     return wanted[0] if wanted else ""
 
 
-def gold_reply(sample: Sample, form: str, gold: str | None = None) -> Reply:
+def gold_reply(sample: Sample, form: str, gold: str | None = None) -> PolicyReply:
     """Give the right answer in one of the `FORMS`."""
     write = FORMS[form]
     return always(lambda request: write(right_answer(sample, request, gold)))

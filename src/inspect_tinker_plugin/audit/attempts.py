@@ -15,7 +15,7 @@ from inspect_tinker_plugin.logs.rollout import figures
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class ModelAttempt:
     """One episode of a real model."""
 
     sample: int | str
@@ -37,7 +37,7 @@ class Attempt:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_attempts(paths: Sequence[Path], task: str) -> list[Attempt]:
+def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
     """Read all attempts at a task.
 
     Args:
@@ -47,7 +47,7 @@ def read_attempts(paths: Sequence[Path], task: str) -> list[Attempt]:
     Raises:
         ConfigError: A path does not exist, or no log has an attempt at the task.
     """
-    found: list[Attempt] = []
+    found: list[ModelAttempt] = []
     others: set[str] = set()
     for path in _files(paths):
         log = read_eval_log(str(path))
@@ -76,7 +76,7 @@ def _bare(task: str) -> str:
     return task.rpartition("/")[2]
 
 
-def _attempt(sample: EvalSample, path: Path) -> Attempt:
+def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
     seen = figures(sample)
     reward = seen.get("reward")
     if reward is None and sample.error is None and "reward" not in seen:
@@ -85,7 +85,7 @@ def _attempt(sample: EvalSample, path: Path) -> Attempt:
     tokens = seen.get("tokens") or {}
     metrics = seen.get("metrics") or {}
     replies = [message for message in sample.messages if message.role == "assistant"]
-    return Attempt(
+    return ModelAttempt(
         sample=sample.id,
         group=f"{path.name}/{sample.id}",
         reward=None if reward is None else float(reward),

@@ -10,7 +10,7 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 
-from inspect_tinker_plugin.audit.attempts import Attempt
+from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.reference import Gold
 from inspect_tinker_plugin.audit.stage import Budget
 from inspect_tinker_plugin.errors import ConfigError
@@ -70,7 +70,7 @@ class AuditOptions:
     prices: Mapping[str, float] | None = None
     """Prices, see `plan.PRICES`."""
 
-    attempts: Sequence[Attempt] = ()
+    attempts: Sequence[ModelAttempt] = ()
     """Attempts of a real model."""
 
     test_samples: Sequence[Sample] = ()

@@ -99,7 +99,7 @@ def episode_key(policy: str, sample: int | str, repeat: int) -> str:
     return json.dumps([policy, sample, repeat])
 
 
-class Journal:
+class AuditJournal:
     """The finished episodes of an audit, one per line; the first line identifies the audit.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from inspect_tinker_plugin.audit.contract import Probe
 from inspect_tinker_plugin.errors import PluginError
-from inspect_tinker_plugin.expressions import ExpressionError, Language, build
+from inspect_tinker_plugin.expressions import ExpressionError, build
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 
 HOOK = "inspect_rl_audit_probes"
@@ -32,13 +32,7 @@ def resolve_probes(
         ConfigError: An unknown name, a malformed expression, or an object that is no probe.
     """
     catalogue = (plugins or default_plugins()).catalogue(HOOK)
-    language = Language(
-        catalogue.entries,
-        noun="probe",
-        error=ProbeExpressionError,
-        clashes=catalogue.clashes,
-        broken=catalogue.broken,
-    )
+    language = catalogue.language("probe", ProbeExpressionError)
     probes: dict[str, Probe] = {}
     for name in names or list(catalogue.entries):
         built = build(name, language)

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.audit.options import (
     read_budget,
 )
 from inspect_tinker_plugin.audit.page import Transcript, place_of, render
-from inspect_tinker_plugin.audit.records import Journal
+from inspect_tinker_plugin.audit.records import AuditJournal
 from inspect_tinker_plugin.audit.reference import Gold, learn_reference
 from inspect_tinker_plugin.audit.resolve import resolve_probes
 from inspect_tinker_plugin.audit.stage import Stage
@@ -110,7 +110,7 @@ async def run_audit(
     task = with_plugin_scorers(task, plugins=plugins)
     samples = list(select_samples(task, options.selection, plugins=plugins))
     out = options.out.expanduser().absolute()
-    journal = Journal(out, _identity(task, name, options))
+    journal = AuditJournal(out, _identity(task, name, options))
     current = "honest policies"
 
     def told(planned: int | None) -> None:

@@ -21,7 +21,7 @@ from inspect_ai.model import ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
-from inspect_tinker_plugin.audit.records import EpisodeRecord, Journal, episode_key
+from inspect_tinker_plugin.audit.records import AuditJournal, EpisodeRecord, episode_key
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult, SolverLike, TurnRequest
 from inspect_tinker_plugin.errors import Cause, InspectRLError
@@ -46,7 +46,7 @@ _PROMPT = 100_000
 Notes = dict[str, Any]
 """Notes of one episode's policy and moves, as JSON."""
 
-Reply = Callable[[TurnRequest, Notes], ModelOutput | None]
+PolicyReply = Callable[[TurnRequest, Notes], ModelOutput | None]
 """Answers a model call; ``None`` when the policy has nothing more to say."""
 
 Move = Callable[[TaskState, Notes], Awaitable[None]]
@@ -63,7 +63,7 @@ class Play:
     sample: Sample
     """The sample."""
 
-    reply: Reply
+    reply: PolicyReply
     """The policy's replies."""
 
     repeat: int = 1
@@ -131,7 +131,7 @@ class Stage:
         runner_options: dict[str, Any],
         options: EpisodeOptions,
         reward: Callable[[EpisodeResult], Awaitable[Reward]],
-        journal: Journal,
+        journal: AuditJournal,
         folder: Path,
         budget: Budget,
         parallel: int,

@@ -19,7 +19,9 @@ from inspect_tinker_plugin.cli.options import (
     dataset_options,
     load_task,
     parse_args,
+    price_option,
     task_options,
+    test_task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, progress_bar, reported
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
 
     from inspect_tinker_plugin.audit import AuditOptions, AuditReport
-    from inspect_tinker_plugin.audit.attempts import Attempt
+    from inspect_tinker_plugin.audit.attempts import ModelAttempt
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
@@ -67,14 +69,7 @@ _COUNT = click.IntRange(1)
     "Default: 1500 episodes and 20m. The same command continues later.",
 )
 @click.option("--parallel", type=_COUNT, default=4, show_default=True, help="Episodes at once.")
-@click.option("--test-task", metavar="TASK", help="Look for samples that this task has, too.")
-@click.option(
-    "--test-arg",
-    "test_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Arguments of the test task.",
-)
+@test_task_options("Look for samples that this task has, too.")
 @click.option("--prompt-tokens", type=_COUNT, help="Report prompts that are longer.")
 @click.option(
     "--logs",
@@ -100,12 +95,8 @@ _COUNT = click.IntRange(1)
 @click.option(
     "--group-size", type=_COUNT, default=8, show_default=True, help="Group size in the cost plan."
 )
-@click.option(
-    "--price",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML or JSON with prices: prefill, cached, sample and train per million tokens, "
-    "sandbox_hour.",
+@price_option(
+    "YAML or JSON with prices: prefill, cached, sample and train per million tokens, sandbox_hour."
 )
 @click.option(
     "--out",
@@ -249,7 +240,7 @@ def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
 
 def _attempts(
     choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
-) -> Sequence[Attempt]:
+) -> Sequence[ModelAttempt]:
     from inspect_tinker_plugin.audit.attempts import read_attempts
 
     logs: list[Path] = list(choices["logs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -104,14 +103,6 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | N
     model = choices["model"] or str(make_tiny_model(folder / "tiny-model"))
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)
-    with LocalServer(model, state_dir=folder / "local-server", settings=settings) as server:
-        before = {name: os.environ.get(name) for name in server.environ}
-        os.environ.update(server.environ)
-        try:
-            yield model, server.url
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    server = LocalServer(model, state_dir=folder / "local-server", settings=settings)
+    with server, server.exported():
+        yield model, server.url

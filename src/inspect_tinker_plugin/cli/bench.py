@@ -46,7 +46,7 @@ SAMPLE = "inspect_rl_bench:sample"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class SideCost:
     """The cost of one side's episodes."""
 
     side: str
@@ -95,7 +95,7 @@ def bench(**choices: Any) -> None:
     from inspect_ai.util import display_type
 
     display_type()
-    costs: list[Cost] = []
+    costs: list[SideCost] = []
     interrupted = False
     try:
         asyncio.run(_bench(choices, costs))
@@ -110,7 +110,7 @@ def bench(**choices: Any) -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def as_text(costs: list[Cost]) -> str:
+def as_text(costs: list[SideCost]) -> str:
     """Return a line for each side, and one for each part of an episode's time; 60 columns."""
     ours = costs[0]
     turns = ours.turns or 0.0
@@ -133,7 +133,7 @@ def as_text(costs: list[Cost]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-async def _bench(choices: dict[str, Any], costs: list[Cost]) -> None:
+async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
     """Measure one side after the other; each result is in ``costs`` immediately."""
     from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
@@ -174,7 +174,7 @@ class _Plan:
     at_once: int
 
 
-async def _episodes(plan: _Plan) -> Cost:
+async def _episodes(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
     from inspect_tinker_plugin.cli.policies import scripted_policy
     from inspect_tinker_plugin.memory import freeze_memory_once
@@ -211,7 +211,7 @@ async def _episodes(plan: _Plan) -> Cost:
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     reports = [report for group in rolled for report in group]
     _require_no_failures([report.error for report in reports if report.error])
-    return Cost(
+    return SideCost(
         side="inspect rl",
         episodes=len(reports),
         cpu_s=cpu,
@@ -221,7 +221,7 @@ async def _episodes(plan: _Plan) -> Cost:
     )
 
 
-async def _eval(plan: _Plan) -> Cost:
+async def _eval(plan: _Plan) -> SideCost:
     from inspect_ai import eval_async
 
     from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
@@ -259,7 +259,7 @@ async def _eval(plan: _Plan) -> Cost:
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     _require_no_failures([] if log.error is None else [log.error.message])
     episodes = plan.passes * len(plan.samples)
-    return Cost(side="inspect eval", episodes=episodes, cpu_s=cpu, wall_s=wall)
+    return SideCost(side="inspect eval", episodes=episodes, cpu_s=cpu, wall_s=wall)
 
 
 def _remembering(task: Task) -> Task:

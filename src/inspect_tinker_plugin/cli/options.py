@@ -41,6 +41,33 @@ def task_options(command: Command) -> Command:
     )
 
 
+def test_task_options(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--test-task``, with this help, and ``--test-arg``."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(
+            [
+                click.option("--test-task", metavar="TASK", help=help),
+                click.option(
+                    "--test-arg",
+                    "test_args",
+                    multiple=True,
+                    metavar="KEY=VALUE",
+                    help="Arguments of the test task.",
+                ),
+            ]
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def price_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--price``, a file with prices."""
+    return click.option("--price", type=click.Path(path_type=Path), metavar="FILE", help=help)
+
+
 def load_task(choices: dict[str, Any]) -> ResolvedTask:
     """Take a command's task and its arguments out of its choices, and make the task."""
     from inspect_tinker_plugin.tasks.reference import resolve_task

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.scripted import Script, ScriptedPolicy, Turn, call, say, submit
+from inspect_tinker_plugin.scripted import Script, ScriptedPolicy, ScriptTurn, call, say, submit
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -45,7 +45,7 @@ _Said = str | ScriptedReply | list[str | ScriptedReply]
 _LINE: TypeAdapter[_Said] = TypeAdapter(_Said)
 
 
-def read_script(path: Path) -> list[list[Turn]]:
+def read_script(path: Path) -> list[list[ScriptTurn]]:
     """Read episodes from a script file of JSON lines.
 
     A line is one reply, a string or ``{"text", "tool_calls"}``, and the file one episode; or
@@ -61,8 +61,8 @@ def read_script(path: Path) -> list[list[Turn]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the script {path} cannot be read: {error}") from error
-    replies: list[Turn] = []
-    episodes: list[list[Turn]] = []
+    replies: list[ScriptTurn] = []
+    episodes: list[list[ScriptTurn]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

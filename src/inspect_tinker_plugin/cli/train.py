@@ -13,7 +13,9 @@ from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     parse_args,
+    price_option,
     task_options,
+    test_task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
 
@@ -62,16 +64,7 @@ _COUNT = click.IntRange(1)
     type=click.IntRange(0),
     help="Steps between measurements on the test set (10; 5 with --local).",
 )
-@click.option(
-    "--test-task", metavar="TASK", help="Measure the reward on this task during training."
-)
-@click.option(
-    "--test-arg",
-    "test_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Arguments of the test task.",
-)
+@test_task_options("Measure the reward on this task during training.")
 @click.option(
     "--test-split",
     metavar="SHARE",
@@ -94,12 +87,7 @@ _COUNT = click.IntRange(1)
     help="Check everything that can be checked without a server, print what the run would do and "
     "cost, and stop.",
 )
-@click.option(
-    "--price",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Prices for --dry-run, as for `inspect rl audit`.",
-)
+@price_option("Prices for --dry-run, as for `inspect rl audit`.")
 @click.option("--verbose", is_flag=True, help="Show the cookbook's own output, too.")
 @reported
 def train_command(**choices: Any) -> None:

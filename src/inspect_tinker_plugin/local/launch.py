@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     return _api(model, Path(state), int(report), LocalSettings.from_json(settings))
 
 
-class Report:
+class StartReport:
     """One line of JSON to the starter: the port, or why there is none."""
 
     def __init__(self, descriptor: int) -> None:
@@ -48,7 +48,7 @@ class Report:
 
 
 def _api(model: str, state: Path, report_to: int, settings: LocalSettings) -> int:
-    report = Report(report_to)
+    report = StartReport(report_to)
     lock = os.open(state / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

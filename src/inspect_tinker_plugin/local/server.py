@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -105,6 +106,20 @@ class LocalServer:
             "TINKER_TELEMETRY": "0",
             "HF_HUB_OFFLINE": "1",
         }
+
+    @contextlib.contextmanager
+    def exported(self) -> Iterator[None]:
+        """Set the variables of :attr:`environ` inside a block, here and for new processes."""
+        before = {name: os.environ.get(name) for name in self.environ}
+        os.environ.update(self.environ)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     @property
     def log(self) -> Path | None:

@@ -19,6 +19,7 @@ from typing import Any
 import pluggy
 
 from inspect_tinker_plugin.errors import PluginError
+from inspect_tinker_plugin.expressions import ExpressionError, Language
 from inspect_tinker_plugin.plugins import hookspecs
 from inspect_tinker_plugin.plugins.hookspecs import PROJECT
 
@@ -83,6 +84,24 @@ class Catalogue:
 
     broken: str
     """A sentence about plugins that could not be loaded; empty when there are none."""
+
+    def language(self, noun: str, error: type[ExpressionError], **terms: Any) -> Language:
+        """Return the language of expressions that use these names.
+
+        Args:
+            noun: What a name stands for, in messages.
+            error: The error for a faulty expression.
+            terms: ``score`` and ``term``, for languages that have them.
+        """
+        return Language(
+            self.entries,
+            noun=noun,
+            error=error,
+            clashes=self.clashes,
+            broken=self.broken,
+            origins=self.origins,
+            **terms,
+        )
 
 
 class Plugins:

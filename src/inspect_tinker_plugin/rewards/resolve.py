@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
+from inspect_tinker_plugin.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
@@ -21,13 +21,9 @@ from inspect_tinker_plugin.rewards.calling import (
 from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
-    GroupAggregator,
-    GroupFunction,
     GroupMember,
     GroupRewardSpec,
     Reward,
-    RewardAggregator,
-    RewardFunction,
     RewardSpec,
     UnscoredError,
     checked_reward,
@@ -41,82 +37,117 @@ class RewardExpressionError(ExpressionError, RewardError):
 
 
 @dataclass(frozen=True)
-class ResolvedReward:
-    """An aggregator that gives a finite number or one of two typed errors, in bounded time."""
+class _Resolved:
+    """An aggregator that is called in bounded time and whose errors have one of two types."""
 
-    spec: RewardSpec
-    """What was asked for; a string is resolved again in a worker process."""
+    spec: Any
+    """The caller's value; a string is resolved again in a worker process."""
 
-    aggregator: RewardAggregator | RewardFunction
-    """What it resolved to."""
+    aggregator: Callable[..., Any]
+    """The aggregator or function that it was resolved to."""
 
-    timeout: float | None = DEFAULT_TIMEOUT
-    """Seconds for one episode, ``None`` for no bound."""
+    timeout: float | None
+    """Seconds for one call, ``None`` for no bound."""
 
     origin: str = ""
     """Plugins that it comes from, for messages; empty for built-ins and for own objects."""
+
+    role: ClassVar[str]
+    noun: ClassVar[str]
+    """What it is, and what a name in an expression is, in messages."""
+
+    hook: ClassVar[str]
+    """The hook under which plugins provide it."""
+
+    terms: ClassVar[Mapping[str, Any]] = {}
+    """What its expressions have beside calls: scores and weights."""
 
     @property
     def name(self) -> str:
         """The expression, or the name of the object or function."""
         return self.spec if isinstance(self.spec, str) else object_name(self.spec)
 
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        """Give the reward of a finished episode.
-
-        Raises:
-            UnscoredError: a score that it needs is absent, unscored or not a number.
-            AggregatorError: it raised, timed out, or its reward is not a finite number.
-        """
-        return checked_reward(await _bounded(self, result), self.name, _described(self))
+    @classmethod
+    def of(cls, spec: Any, timeout: float | None, plugins: Plugins | None = None) -> Self:
+        """Resolve an expression, an object or a function."""
+        if isinstance(spec, cls):
+            return spec
+        if not isinstance(spec, str):
+            require_one_argument(spec, cls.role)
+            return cls(spec, spec, timeout)
+        catalogue = (plugins or default_plugins()).catalogue(cls.hook)
+        language = catalogue.language(cls.noun, RewardExpressionError, **cls.terms)
+        built = build(spec, language)
+        origin = origins(spec, language)
+        try:  # plugins are not typed at run time
+            require_one_argument(built, cls.role)
+        except RewardError as ex:
+            raise RewardError(f"{ex} (made by {spec!r}{origin})") from ex
+        return cls(spec, built, timeout, origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _resolve_again, (resolve_reward, self.spec, self.timeout)
+        return type(self).of, (self.spec, self.timeout)
+
+    async def _call(self, argument: Any) -> Any:
+        """Call the aggregator; its exceptions become one of the two typed errors."""
+        try:
+            return await call_function(self.aggregator, argument, timeout=self.timeout)
+        except (UnscoredError, AggregatorError):
+            raise
+        except OutOfTimeError as ex:
+            raise self._error(str(ex)) from ex
+        except Exception as ex:
+            raise self._error(f"raised {_first(ex)!r}") from ex
+
+    def _checked(self, answer: object) -> Reward:
+        return checked_reward(answer, self.name, f"reward {self.name!r}{self.origin}")
+
+    def _error(self, problem: str) -> AggregatorError:
+        return AggregatorError(f"reward {self.name!r}{self.origin} {problem}", aggregator=self.name)
 
 
-@dataclass(frozen=True)
-class ResolvedGroupReward:
-    """A group aggregator whose answer is checked, in bounded time."""
+class ResolvedReward(_Resolved):
+    """An aggregator that gives a finite number or one of two typed errors, in bounded time."""
 
-    spec: GroupRewardSpec
-    """What was asked for; a string is resolved again in a worker process."""
+    role = "reward"
+    noun = "aggregator"
+    hook = "inspect_rl_reward_aggregators"
+    terms: ClassVar[Mapping[str, Any]] = {"score": ScoreReward, "term": Term}
 
-    aggregator: GroupAggregator | GroupFunction
-    """What it resolved to."""
-
-    timeout: float | None = DEFAULT_GROUP_TIMEOUT
-    """Seconds for one group, ``None`` for no bound."""
-
-    origin: str = ""
-    """Plugins that it comes from, for messages; empty for built-ins and for own objects."""
-
-    @property
-    def name(self) -> str:
-        """The expression, or the name of the object or function."""
-        return self.spec if isinstance(self.spec, str) else object_name(self.spec)
-
-    async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        """Give the final reward of each member, ``None`` where its own one stands.
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        """Return the reward of a finished episode.
 
         Raises:
-            AggregatorError: it raised, timed out, gave another number of rewards, a reward
+            UnscoredError: a score that it needs is missing, unscored or not a number.
+            AggregatorError: it raised, timed out, or its reward is not a finite number.
+        """
+        return self._checked(await self._call(result))
+
+
+class ResolvedGroupReward(_Resolved):
+    """A group aggregator whose result is checked, in bounded time."""
+
+    role = "group reward"
+    noun = "group aggregator"
+    hook = "inspect_rl_group_aggregators"
+
+    async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
+        """Return the final reward of each member, ``None`` where its own one is kept.
+
+        Raises:
+            AggregatorError: it raised, timed out, or returned a wrong number of rewards, a reward
                 that is not finite, or one for a member that failed.
         """
-        answer = await _bounded(self, tuple(members))
+        answer = await self._call(tuple(members))
         listed = isinstance(answer, Sequence) and not isinstance(answer, str | bytes)
         if not listed or len(answer) != len(members):
             what = f"{len(answer)} rewards" if listed else f"{answer!r:.80}"
-            raise _error(self, f"gave {what} for {len(members)} members, not a reward each")
-        rewards = [
-            None if a is None else checked_reward(a, self.name, _described(self)) for a in answer
-        ]
+            raise self._error(f"gave {what} for {len(members)} members, not a reward each")
+        rewards = [None if each is None else self._checked(each) for each in answer]
         for index, (member, reward) in enumerate(zip(members, rewards, strict=True)):
             if member.failed and reward is not None:
-                raise _error(self, f"gave a reward to failed member {index}")
+                raise self._error(f"gave a reward to failed member {index}")
         return rewards
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _resolve_again, (resolve_group_reward, self.spec, self.timeout)
 
 
 def resolve_reward(
@@ -136,16 +167,7 @@ def resolve_reward(
     Raises:
         RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
     """
-    if isinstance(spec, ResolvedReward):
-        return spec
-    if isinstance(spec, str):
-        language = _reward_language(plugins or default_plugins())
-        built = build(spec, language)
-        origin = origins(spec, language)
-        _require_aggregator(built, "reward", spec, origin)
-        return ResolvedReward(spec, built, timeout, origin)
-    require_one_argument(spec, "reward")
-    return ResolvedReward(spec, spec, timeout)
+    return ResolvedReward.of(spec, timeout, plugins)
 
 
 def resolve_group_reward(
@@ -165,79 +187,12 @@ def resolve_group_reward(
     Raises:
         RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
     """
-    if isinstance(spec, ResolvedGroupReward):
-        return spec
-    if isinstance(spec, str):
-        language = _group_language(plugins or default_plugins())
-        built = build(spec, language)
-        origin = origins(spec, language)
-        _require_aggregator(built, "group reward", spec, origin)
-        return ResolvedGroupReward(spec, built, timeout, origin)
-    require_one_argument(spec, "group reward")
-    return ResolvedGroupReward(spec, spec, timeout)
-
-
-def _reward_language(plugins: Plugins) -> Language:
-    catalogue = plugins.catalogue("inspect_rl_reward_aggregators")
-    return Language(
-        catalogue.entries,
-        noun="aggregator",
-        error=RewardExpressionError,
-        score=ScoreReward,
-        term=Term,
-        clashes=catalogue.clashes,
-        broken=catalogue.broken,
-        origins=catalogue.origins,
-    )
-
-
-def _group_language(plugins: Plugins) -> Language:
-    catalogue = plugins.catalogue("inspect_rl_group_aggregators")
-    return Language(
-        catalogue.entries,
-        noun="group aggregator",
-        error=RewardExpressionError,
-        clashes=catalogue.clashes,
-        broken=catalogue.broken,
-        origins=catalogue.origins,
-    )
-
-
-def _require_aggregator(built: object, role: str, expression: str, origin: str) -> None:
-    """Refuse a factory's product that cannot be called; plugins are not typed at run time."""
-    try:
-        require_one_argument(built, role)
-    except RewardError as ex:
-        raise RewardError(f"{ex} (made by {expression!r}{origin})") from ex
-
-
-async def _bounded(resolved: ResolvedReward | ResolvedGroupReward, argument: Any) -> Any:
-    """Call the aggregator; whatever it raises becomes one of the two typed errors."""
-    try:
-        return await call_function(resolved.aggregator, argument, timeout=resolved.timeout)
-    except (UnscoredError, AggregatorError):
-        raise
-    except OutOfTimeError as ex:
-        raise _error(resolved, str(ex)) from ex
-    except Exception as ex:
-        raise _error(resolved, f"raised {_first(ex)!r}") from ex
+    return ResolvedGroupReward.of(spec, timeout, plugins)
 
 
 def _first(ex: Exception) -> BaseException:
-    """The first error inside an exception group, whose own text says nothing."""
+    """Return the first error inside an exception group, whose own text says nothing."""
     inner: BaseException = ex
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]
     return inner
-
-
-def _described(resolved: ResolvedReward | ResolvedGroupReward) -> str:
-    return f"reward {resolved.name!r}{resolved.origin}"
-
-
-def _error(resolved: ResolvedReward | ResolvedGroupReward, problem: str) -> AggregatorError:
-    return AggregatorError(f"{_described(resolved)} {problem}", aggregator=resolved.name)
-
-
-def _resolve_again(resolve: Callable[..., Any], spec: Any, timeout: float | None) -> Any:
-    return resolve(spec, timeout=timeout)

@@ -74,7 +74,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class RewardRules:
     """Turns results into rewards, the same way for every env of a dataset."""
 
     aggregator: Aggregator

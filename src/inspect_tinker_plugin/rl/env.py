@@ -29,7 +29,7 @@ from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.cancellation import close_with_rollout
-from inspect_tinker_plugin.rl.ending import Ending, Outcomes
+from inspect_tinker_plugin.rl.ending import Ending, RewardRules
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.turn_rules import TurnRules
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
@@ -77,7 +77,7 @@ class InspectEnv(Env):
         self,
         episode: Episode,
         tokens: EpisodeTokens,
-        outcomes: Outcomes,
+        outcomes: RewardRules,
         *,
         hooks: EpisodeHooks | None = None,
         rollout_limits: RolloutLimits | None = None,

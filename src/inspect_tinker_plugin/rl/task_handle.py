@@ -21,7 +21,7 @@ from inspect_tinker_plugin.plugins.dataset_hooks import DatasetHooks, with_plugi
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl import pickling
-from inspect_tinker_plugin.rl.ending import Outcomes
+from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
 from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -37,7 +37,7 @@ class Parts:
 
     runner: EpisodeRunner
     context: DatasetRenderer
-    outcomes: Outcomes
+    outcomes: RewardRules
     group_reward: ResolvedGroupReward | None
     hooks: DatasetHooks
 
@@ -96,7 +96,7 @@ class TaskHandle:
         return Parts(
             runner=runner,
             context=context,
-            outcomes=Outcomes(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
+            outcomes=RewardRules(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
             hooks=DatasetHooks(task, tool_executor=options.tool_executor),
         )

@@ -18,7 +18,7 @@ _HOOK = "inspect_rl_sandbox_providers"
 
 
 @dataclass(frozen=True)
-class SandboxMapping:
+class ProviderMapping:
     """Providers by the type of sandbox that a task may ask for; picklable, as it holds names."""
 
     providers: Mapping[str, str]
@@ -62,7 +62,7 @@ class SandboxChoice:
     for_inspect: SandboxEnvironmentType | None
     """The value that Inspect resolves as it does ``eval(sandbox=...)``."""
 
-    mapping: SandboxMapping | None
+    mapping: ProviderMapping | None
     """Maps the specification of the task and of each sample."""
 
 
@@ -76,7 +76,7 @@ def choose_sandbox(sandbox: Any) -> SandboxChoice:
     return SandboxChoice(sandbox if mapping is None else None, mapping)
 
 
-def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
+def resolve_sandbox(sandbox: Any) -> ProviderMapping | None:
     """Interpret ``sandbox=`` as a plugin's provider, or as a mapping from types to providers.
 
     Args:
@@ -90,10 +90,10 @@ def resolve_sandbox(sandbox: Any) -> SandboxMapping | None:
         SandboxConfigError: the name is known neither to a plugin nor to Inspect.
     """
     if isinstance(sandbox, Mapping):
-        return SandboxMapping(dict(sandbox))
+        return ProviderMapping(dict(sandbox))
     if not isinstance(sandbox, str) or _known_to_inspect(sandbox):
         return None
-    return SandboxMapping({"*": sandbox})
+    return ProviderMapping({"*": sandbox})
 
 
 def _mapper(name: object) -> SandboxMapper:

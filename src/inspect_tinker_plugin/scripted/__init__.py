@@ -6,7 +6,7 @@ from inspect_tinker_plugin.scripted.model import scripted_model
 from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
 from inspect_tinker_plugin.scripted.replies import (
     Script,
-    Turn,
+    ScriptTurn,
     call,
     default_script,
     say,
@@ -17,8 +17,8 @@ from inspect_tinker_plugin.scripted.tokenizer import load_renderer, load_tokeniz
 
 __all__ = [
     "Script",
+    "ScriptTurn",
     "ScriptedPolicy",
-    "Turn",
     "call",
     "default_script",
     "load_renderer",

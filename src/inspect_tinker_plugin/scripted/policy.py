@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.scripted.replies import Script, ScriptExhausted, Turn, say
+from inspect_tinker_plugin.scripted.replies import Script, ScriptExhausted, ScriptTurn, say
 
 if TYPE_CHECKING:
     import tinker
@@ -112,14 +112,14 @@ class ScriptedPolicy:
             config=GenerateConfig(),
         )
 
-    def _at(self, script: Any, turn: int) -> Turn:
+    def _at(self, script: Any, turn: int) -> ScriptTurn:
         if turn >= len(script):
             self.exhausted = True
             raise ScriptExhausted(
                 f"the script has {len(script)} replies, turn {turn} asked; add one, or let the "
                 "episode end earlier (max_turns)"
             )
-        reply: Turn = script[turn]
+        reply: ScriptTurn = script[turn]
         return reply
 
 

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.episode.types import TurnRequest
 SCRIPTED = "scripted"
 """Name of the model in every scripted output."""
 
-Turn: TypeAlias = (
+ScriptTurn: TypeAlias = (
     str
     | ModelOutput
     | Exception
@@ -33,7 +33,7 @@ Turn: TypeAlias = (
 )
 """One reply: text, a whole output, an error to raise, or a function of the request."""
 
-Script: TypeAlias = Sequence[Turn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
+Script: TypeAlias = Sequence[ScriptTurn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
 """Replies in order, or one function that answers every request."""
 
 
@@ -133,7 +133,7 @@ class Player:
             self.overrun.set()
             await asyncio.get_running_loop().create_future()
 
-    def _reply(self, turn: int) -> Turn:
+    def _reply(self, turn: int) -> ScriptTurn:
         if callable(self.script):
             return self.script
         if turn >= len(self.script):

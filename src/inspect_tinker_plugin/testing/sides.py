@@ -20,7 +20,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.sandboxes.resolve import SandboxMapping, choose_sandbox
+from inspect_tinker_plugin.sandboxes.resolve import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.scripted.model import ScriptedAPI, recording, scripted_model
 from inspect_tinker_plugin.scripted.replies import Player, Script
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
@@ -78,7 +78,7 @@ def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
     return with_samples(task, [copy.deepcopy(sample)])
 
 
-def with_mapped_sandboxes(task: Task, mapping: SandboxMapping) -> Task:
+def with_mapped_sandboxes(task: Task, mapping: ProviderMapping) -> Task:
     """Give a task and its samples the sandboxes of a plugin's provider, which no eval can name."""
     spec = internals.resolve_task_sandbox(task, None)
     mapped = with_samples(

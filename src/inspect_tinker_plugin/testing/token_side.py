@@ -76,7 +76,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
 
     from inspect_tinker_plugin.error_policy import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.rl.ending import Outcomes
+    from inspect_tinker_plugin.rl.ending import RewardRules
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
@@ -95,7 +95,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     tokens = RecordingTokens(
         DatasetRenderer(renderer), task=episode.prepared.name, sample_id=episode.sample.id
     )
-    outcomes = Outcomes(no_reward, ErrorPolicy.of("raise"))
+    outcomes = RewardRules(no_reward, ErrorPolicy.of("raise"))
     env = InspectEnv(episode, tokens, outcomes)
     try:
         await run_rollout(cast(TokenCompleter, policy), env)

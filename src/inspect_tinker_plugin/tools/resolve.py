@@ -10,7 +10,7 @@ from typing import Any
 from inspect_ai.tool import ToolResult
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.expressions import ExpressionError, Language, build, origins
+from inspect_tinker_plugin.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
 from inspect_tinker_plugin.tools.contract import (
@@ -84,14 +84,7 @@ def _resolve(spec: ToolExecutorSpec, plugins: Plugins | None) -> ToolExecutor | 
         return None
     if isinstance(spec, str):
         catalogue = (plugins or default_plugins()).catalogue("inspect_rl_tool_executors")
-        language = Language(
-            catalogue.entries,
-            noun="tool executor",
-            error=ToolExecutorExpressionError,
-            clashes=catalogue.clashes,
-            broken=catalogue.broken,
-            origins=catalogue.origins,
-        )
+        language = catalogue.language("tool executor", ToolExecutorExpressionError)
         executor = build(spec, language)
         origin = origins(spec, language)
         checked = _checked(executor, spec, origin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -128,7 +127,7 @@ def _server(request: TrainRequest, model: str, stack: ExitStack) -> LocalServer:
     started = time.monotonic()
     server = LocalServer(model, state_dir=request.log_dir / "local-server", settings=settings)
     stack.enter_context(server)
-    stack.enter_context(_environ(server.environ))
+    stack.enter_context(server.exported())
     request.say(f"the local server is ready after {time.monotonic() - started:.0f} s")
     return server
 
@@ -203,21 +202,6 @@ def _finish_logs(log_dir: Path) -> None:
         write_report(log_dir, logs=ROLLOUT_LOGS, test_logs=TEST_LOGS)
     except OSError as error:
         print(f"the report cannot be written: {error}", file=sys.stderr)
-
-
-@contextmanager
-def _environ(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the SDK, here and in worker processes."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

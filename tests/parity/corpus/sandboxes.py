@@ -20,7 +20,7 @@ from inspect_ai.util import (
     store,
 )
 
-from inspect_tinker_plugin.scripted.replies import Turn, call, say, submit
+from inspect_tinker_plugin.scripted.replies import ScriptTurn, call, say, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
 
 IMAGE = "inspect-rl-test/python:1"
@@ -81,7 +81,7 @@ def shell_task(environment: object, **sample: object) -> Task:
     )
 
 
-SHELL: list[Turn] = [
+SHELL: list[ScriptTurn] = [
     say("", call("bash", command="echo $((6 * 7)) && echo oops >&2 && exit 3")),
     say("", call("python", code="print(sum(range(10)))")),
     say("", call("bash", command="echo done > result.txt")),
@@ -117,7 +117,7 @@ def files() -> dict[str, str]:
     }
 
 
-FILES: list[Turn] = [
+FILES: list[ScriptTurn] = [
     say(
         "",
         call(
@@ -167,7 +167,7 @@ def sandbox_of_the_sample() -> Task:
     return shell_task(None, sandbox="local")
 
 
-GREET: list[Turn] = [
+GREET: list[ScriptTurn] = [
     say("", call("bash", command="echo $GREETING; echo done > result.txt")),
     "done",
 ]
@@ -240,7 +240,7 @@ def several_services() -> Task:
     )
 
 
-SLOW: list[Turn] = [say("", call("bash", command="sleep 30")), "done"]
+SLOW: list[ScriptTurn] = [say("", call("bash", command="sleep 30")), "done"]
 
 
 @case(

@@ -23,7 +23,7 @@ from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
-from inspect_tinker_plugin.audit.stage import Notes, Play, Reply, shown
+from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
 
 _FEW = 3
@@ -183,7 +183,7 @@ def _candidates(audit: AuditContext, sample: Sample) -> list[str]:
     return [*others[:4], own, *others[4:6]]
 
 
-def _hedged(audit: AuditContext, sample: Sample) -> Reply | None:
+def _hedged(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     """Name every candidate; for choices with letters, every letter."""
     write, candidates = FORMS[audit.reference.form], _candidates(audit, sample)
 
@@ -203,7 +203,7 @@ def _hedged(audit: AuditContext, sample: Sample) -> Reply | None:
     return always(text)
 
 
-def _other_answer(audit: AuditContext, sample: Sample) -> Reply | None:
+def _other_answer(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     """Give the answer to another sample; with choices, another choice."""
     write = FORMS[audit.reference.form]
     if sample.choices:
@@ -230,7 +230,7 @@ def _other_answer(audit: AuditContext, sample: Sample) -> Reply | None:
     return None
 
 
-def _embedded(audit: AuditContext, sample: Sample) -> Reply | None:
+def _embedded(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     """Give the target inside a longer word or number."""
     target = targets(sample)[0].strip()
     if sample.choices or len(target) > 60:
@@ -239,14 +239,14 @@ def _embedded(audit: AuditContext, sample: Sample) -> Reply | None:
     return always(FORMS[audit.reference.form](inside))
 
 
-def _negated(audit: AuditContext, sample: Sample) -> Reply | None:
+def _negated(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     if sample.choices or not any(c.isalnum() for c in targets(sample)[0]):
         return None
     text = f"I am sure that it is not {targets(sample)[0]}. It is something else, but I cannot say."
     return always(text)
 
 
-_WRONG: Mapping[str, Callable[[AuditContext, Sample], Reply | None]] = {
+_WRONG: Mapping[str, Callable[[AuditContext, Sample], PolicyReply | None]] = {
     "hedged-answer": _hedged,
     "wrong-answer-accepted": _other_answer,
     "substring-match": _embedded,
@@ -274,7 +274,7 @@ _VARIANTS: tuple[tuple[str, str, Change], ...] = (
 )
 
 
-def _variant(audit: AuditContext, sample: Sample, change: Change) -> Reply | None:
+def _variant(audit: AuditContext, sample: Sample, change: Change) -> PolicyReply | None:
     """Return the right answer, changed: only the answer for case and signs, else the reply."""
     form, gold = FORMS[audit.reference.form], audit.gold_of(sample)
     inner = change in (str.lower, str.upper) or change("x") in ("x.", "**x**")

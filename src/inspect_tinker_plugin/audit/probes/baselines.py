@@ -21,7 +21,7 @@ from inspect_tinker_plugin.audit.contract import (
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.reference import NULL
-from inspect_tinker_plugin.audit.stage import Notes, Play, Reply
+from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
@@ -75,7 +75,7 @@ class Baselines:
             )
         return [_general(audit, "empty-reply", full, records, Severity.HIGH)]
 
-    async def _plain(self, audit: AuditContext, code: str, reply: Reply) -> list[Finding]:
+    async def _plain(self, audit: AuditContext, code: str, reply: PolicyReply) -> list[Finding]:
         records = await _play(audit, code, reply)
         full = [r for r in records if audit.reference.is_full(r.reward)]
         if not full:
@@ -170,7 +170,7 @@ def _usable(tools: Sequence[dict[str, object]]) -> bool:
 
 
 async def _play(
-    audit: AuditContext, policy: str, reply: Reply, samples: Sequence[Sample] | None = None
+    audit: AuditContext, policy: str, reply: PolicyReply, samples: Sequence[Sample] | None = None
 ) -> list[EpisodeRecord]:
     plays = [
         Play(policy=policy, sample=sample, reply=reply)

@@ -26,7 +26,7 @@ from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, sh
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import files_named
-from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
+from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
 from inspect_tinker_plugin.episode.types import TurnRequest
 
 _FEW = 2
@@ -102,7 +102,7 @@ def _id(sample: Sample) -> int | str:
 # acting
 
 
-def _through_tools(script: str, finish: Reply) -> Reply:
+def _through_tools(script: str, finish: PolicyReply) -> PolicyReply:
     """Run a script with the task's tool, then answer; without such a tool only answer."""
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
@@ -128,7 +128,7 @@ def _from_outside(script: str) -> Move:
     return move
 
 
-def _play(policy: str, sample: Sample, script: str, finish: Reply) -> Play:
+def _play(policy: str, sample: Sample, script: str, finish: PolicyReply) -> Play:
     return Play(
         policy=policy,
         sample=sample,
@@ -295,7 +295,7 @@ async def _search(audit: AuditContext, samples: Sequence[Sample], *, host: bool)
     return found
 
 
-def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> Reply:
+def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> PolicyReply:
     write = FORMS[audit.reference.form]
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:

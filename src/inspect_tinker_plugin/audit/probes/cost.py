@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inspect_tinker_plugin.audit.attempts import Attempt
+from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.contract import AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding
 from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_of
@@ -18,7 +18,7 @@ class Cost:
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         options = audit.options
-        attempts: Sequence[Attempt] = options.attempts if options else ()
+        attempts: Sequence[ModelAttempt] = options.attempts if options else ()
         cost = _counted(attempts) if attempts else _estimated(audit)
         if cost is None:
             return []
@@ -41,7 +41,7 @@ class Cost:
         return [finding("cost", message, evidence={"plan": plan})]
 
 
-def _counted(attempts: Sequence[Attempt]) -> EpisodeCost:
+def _counted(attempts: Sequence[ModelAttempt]) -> EpisodeCost:
     cached, read = [], []
     for each in attempts:
         own = each.cached_tokens or _seen_before(each.input_tokens, each.turns)

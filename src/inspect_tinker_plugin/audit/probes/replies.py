@@ -15,7 +15,7 @@ from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
-from inspect_tinker_plugin.audit.stage import Notes, Play, Reply, shown
+from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
 
 _FEW = 2
@@ -169,7 +169,7 @@ async def _play(
     return [record for record in await audit.stage.run(plays) if record is not None]
 
 
-def _with_code(code: str) -> Reply:
+def _with_code(code: str) -> PolicyReply:
     def text(request: TurnRequest) -> str:
         names = [a or b for a, b in _NAME.findall(shown(request))]
         return f"```python\n{code.format(name=names[-1] if names else 'solution')}```"

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.audit.records import EpisodeRecord
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
-Seen = dict[int | str, tuple[str, Mapping[str, Any]]]
+Evidence = dict[int | str, tuple[str, Mapping[str, Any]]]
 """Messages and evidence by sample."""
 
 _NEAR_MOST = 20_000
@@ -99,7 +99,9 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
 def _copies(samples: Sequence[Sample]) -> list[Finding]:
     found = []
     ids = Counter(str(sample.id) for sample in samples)
-    twice: Seen = {id: (f"{n} samples have the id {id!r}.", {}) for id, n in ids.items() if n > 1}
+    twice: Evidence = {
+        id: (f"{n} samples have the id {id!r}.", {}) for id, n in ids.items() if n > 1
+    }
     found += per_sample("duplicate-id", twice)
     by_content: dict[str, list[Sample]] = defaultdict(list)
     by_question: dict[str, list[Sample]] = defaultdict(list)
@@ -248,9 +250,9 @@ def _overlap(audit: AuditContext) -> list[Finding]:
 
 def _targets(audit: AuditContext) -> list[Finding]:
     found = []
-    unreachable: Seen = {}
-    empty: Seen = {}
-    doubled: Seen = {}
+    unreachable: Evidence = {}
+    empty: Evidence = {}
+    doubled: Evidence = {}
     some = sum(bool(targets(sample)) for sample in audit.samples)
     for sample in audit.samples:
         assert sample.id is not None
@@ -427,7 +429,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
             )
     most = audit.options.prompt_tokens if audit.options else None
     if most is not None:
-        long: Seen = {
+        long: Evidence = {
             s.id: (f"The prompt has about {tokens:,} tokens, over {most:,}.", {})
             for s in audit.samples
             if s.id is not None and (tokens := _tokens(s, null.get(s.id))) > most

@@ -18,7 +18,7 @@ from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import shifted_clock
-from inspect_tinker_plugin.audit.stage import Move, Notes, Play, Reply
+from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
 
 TIMES = 5
 """How often one state is scored, and one policy is played."""
@@ -135,7 +135,7 @@ class ScorerChecks:
 # policies
 
 
-def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, Reply]]:
+def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, PolicyReply]]:
     """Yield the two honest policies: with the answer, where it is known, and without."""
     yield "unknowing", always(UNKNOWING)
     if sample.id in audit.reference.gold:

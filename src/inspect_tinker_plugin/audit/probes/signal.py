@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inspect_tinker_plugin.audit.attempts import Attempt
+from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 
@@ -25,7 +25,7 @@ class Signal:
     """Examines attempts of a real model."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        attempts: Sequence[Attempt] = audit.options.attempts if audit.options else ()
+        attempts: Sequence[ModelAttempt] = audit.options.attempts if audit.options else ()
         if not attempts:
             return []
         full = audit.reference.full
@@ -54,7 +54,7 @@ def _mixed(rewards: Sequence[float]) -> bool:
 
 
 def _figures(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ModelAttempt],
     by_sample: Mapping[int | str, list[float]],
     by_group: Mapping[str, list[float]],
     full: float,
@@ -119,7 +119,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[Attempt]) -> list[Finding]:
+def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[ModelAttempt]) -> list[Finding]:
     groups = {name: rewards for name, rewards in by_group.items() if len(rewards) > 1}
     flat = [name for name, rewards in groups.items() if not _mixed(rewards)]
     if not groups or 2 * len(flat) < len(groups):
@@ -133,7 +133,7 @@ def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[Attempt]) -> l
 
 
 def _extremes(
-    by_sample: Mapping[int | str, list[float]], attempts: Sequence[Attempt], full: float
+    by_sample: Mapping[int | str, list[float]], attempts: Sequence[ModelAttempt], full: float
 ) -> list[Finding]:
     found = []
     several = {id: rewards for id, rewards in by_sample.items() if len(rewards) > 1}
@@ -156,7 +156,7 @@ def _extremes(
     return found
 
 
-def _endings(attempts: Sequence[Attempt]) -> list[Finding]:
+def _endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
     found = []
     cut = [each for each in attempts if "max_tokens" in each.stop or each.stop == "token limit"]
     if len(cut) > _CUT * len(attempts):
@@ -175,7 +175,7 @@ def _endings(attempts: Sequence[Attempt]) -> list[Finding]:
 def _recommend(
     audit: AuditContext,
     by_sample: Mapping[int | str, list[float]],
-    attempts: Sequence[Attempt],
+    attempts: Sequence[ModelAttempt],
     keep: Sequence[int | str],
     full: float,
 ) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _recommend(
     return advice
 
 
-def _evidence(each: Attempt) -> dict[str, Any]:
+def _evidence(each: ModelAttempt) -> dict[str, Any]:
     return {
         "log": each.log,
         "sample": each.sample,
