@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
@@ -39,6 +40,12 @@ CATCH_ALL = (
 """Contains a little of everything, and so answers nothing."""
 
 _MOST_CONSTANTS = 5
+_MORE = 24
+"""Further samples for a constant answer that may have been right by chance."""
+
+_CHANCE = 0.01
+"""Probability of being right by chance below which a constant answer is a finding."""
+
 _FEW = 3
 _HOLES = 12
 """Samples without a target that get an empty reply, chosen or not."""
@@ -102,10 +109,15 @@ class Baselines:
         form = audit.reference.form
         for answer in _constants(audit):
             policy = f"constant:{answer[:40]}"
-            records = await _play(audit, policy, always(FORMS[form](answer)))
+            reply, candidates = always(FORMS[form](answer)), _candidates(audit)
+            records = await _play(audit, policy, reply)
             full = [r for r in records if audit.reference.is_full(r.reward)]
-            rate = _base_rate(audit, answer, len(full) / len(records) if records else 0.0)
-            candidates = _candidates(audit)
+            if 2 * len(full) >= len(records) and _luck(audit, len(full), len(records)):
+                others = [sample for sample in audit.wide if sample not in audit.chosen]
+                records += await _play(audit, policy, reply, others[:_MORE])
+                full = [r for r in records if audit.reference.is_full(r.reward)]
+            lucky = _luck(audit, len(full), len(records))
+            rate = _base_rate(audit, answer, len(full) / max(1, len(records)), lucky)
             if rate >= 0.8 and len(full) >= min(_FEW, len(records)):
                 severity = Severity.HIGH
             elif rate >= 0.5 and rate >= 1 / candidates + 0.2 and len(full) >= _FEW:
@@ -244,9 +256,24 @@ def _candidates(audit: AuditContext) -> int:
     return max(2, choices or distinct)
 
 
-def _base_rate(audit: AuditContext, answer: str, seen: float) -> float:
-    """Return the share of all samples with this target, or the observed share if unknown."""
+def _luck(audit: AuditContext, full: int, tries: int) -> bool:
+    """Tell whether a letter may be right this often by chance, as when choices are shuffled.
+
+    Every letter is tried, so the best of them must be that much less probable.
+    """
+    choices = max((len(sample.choices or []) for sample in audit.samples), default=0)
+    if choices < 2:
+        return False
+    p = 1 / choices
+    tail = sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
+    return tail * choices > _CHANCE
+
+
+def _base_rate(audit: AuditContext, answer: str, seen: float, lucky: bool) -> float:
+    """Return the share of all samples with this target, or the observed one if not chance."""
     known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
-    if not known or answer not in known or seen == 0:
+    if seen >= 0.8 and not lucky:
         return seen
-    return min(seen, known.count(answer) / len(known)) if seen < 0.8 else seen
+    if answer in known:
+        return min(seen, known.count(answer) / len(known))
+    return 0.0 if lucky else seen
