@@ -190,3 +190,46 @@ async def test_an_eval_beside_an_episode_goes_inspects_own_way(tmp_path: Path) -
     assert sample.scores["includes"].value == result.scores["includes"].score.value == "C"
     calls = [event for event in sample.events if event.event == "model"]
     assert len(calls) == result.turns == 2
+
+
+FAILURES = {
+    "a status": (["sh", "-c", "echo broken >&2; exit 3"], "broken"),
+    "a signal": (["sh", "-c", "echo dying >&2; kill -9 $$"], "dying"),
+    "no such program": (["sh", "-c", "nonsense"], "nonsense"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_program_that_fails_is_an_error_of_the_solver(failure: str, tmp_path: Path) -> None:
+    command, said = FAILURES[failure]
+    result = await play(task_of("local", tmp_path, agent(command, port=free_port())), plum)
+    assert result.error is not None
+    assert result.error.cause is Cause.SOLVER
+    assert said in str(result.error)
+    assert not result.scores
+
+
+REFUSED = """
+import sys
+sys.path.insert(0, "agent")
+import program
+chat = "/v1/chat/completions"
+for body in ({"model": "m"}, {"model": "m", "messages": [{"role": "nobody"}]}):
+    try:
+        program.post(PORT, chat, body)
+    except RuntimeError as ex:
+        assert " 400 " in str(ex), ex
+    else:
+        raise AssertionError("not refused")
+program.post(PORT, chat, {"model": "m", "messages": [{"role": "user", "content": "Well?"}]})
+"""
+
+
+async def test_a_refused_request_is_shown_to_the_program_which_goes_on(tmp_path: Path) -> None:
+    port = free_port()
+    text = f"PORT = {port}" + REFUSED
+    run = agent(["python3", "-c", text], port=port)
+    result = await play(task_of("local", tmp_path, run), plum)
+    assert result.error is None, result.error.__cause__
+    assert result.turns == 1
+    assert result.scores["includes"].score.value == "C"
