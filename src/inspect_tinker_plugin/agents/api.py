@@ -1,7 +1,7 @@
 """The model APIs that agent programs speak: a request becomes a call of Inspect's bridge.
 
-What Inspect's own proxy does in the sandbox, done on this side of its wall: the same paths, the
-same checks, the same errors. Who translates a request and answers it is Inspect's bridge.
+Does on this side of the sandbox what Inspect's own proxy does inside: the same paths, the
+same checks, the same errors. Inspect's bridge translates the requests and answers them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import anyio
 from inspect_tinker_plugin.agents import streaming
 
 PROVIDER_ERROR = "__inspect_provider_error__"
-"""The key under which Inspect's bridge returns an error that the program is to be shown."""
+"""The key under which Inspect's bridge returns an error that is meant for the program."""
 
 _MCP_VERSION = "2025-03-26"
 _PING_SECONDS = 5.0
 
 Send = Callable[[bytes], Awaitable[None]]
-"""Send a client some bytes of a body."""
+"""Sends a client some bytes of a body."""
 
 Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Call a method of the bridge by name; raises :class:`CallFailedError` where it fails."""
+"""Calls a method of the bridge by name; raises :class:`CallFailedError` if that fails."""
 
 
 class CallFailedError(Exception):
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What a program is answered."""
+    """The answer to a program's request."""
 
     status: int
     body: bytes = b""
@@ -64,7 +64,7 @@ def _json(status: int, body: object, **headers: str) -> Response:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API: its method in the bridge, what a request must hold, and how it words an error."""
+    """One API: its method in the bridge, required parts of a request, and its form of errors."""
 
     method: str
     required: tuple[str, ...]
@@ -202,7 +202,7 @@ class ModelApi:
         return _stream(lambda send: send(events))
 
     async def _message(self, arguments: dict[str, Any], send: Send) -> None:
-        """Stream a message that is asked for only now, and show that somebody works on it."""
+        """Stream a message that is not there yet, and show that it is being worked on."""
         id = f"msg_{uuid.uuid4().hex[:24]}"
         await send(streaming.named(streaming.message_start(id, arguments["json_data"]["model"])))
         outcome: list[Any] = []
@@ -274,12 +274,12 @@ class _ProviderError:
 
 
 def _provider_error(reply: Any) -> _ProviderError | None:
-    """Return the error that a program is to be shown in the place of a reply."""
+    """Return the error that a program receives instead of a reply."""
     if not isinstance(reply, dict) or PROVIDER_ERROR not in reply:
         return None
     said = reply[PROVIDER_ERROR]
     body = said.get("body")
-    # 400, as from Inspect's proxy: a program would repeat what a server could not do.
+    # 400, as from Inspect's proxy: a program would repeat a request after a server's error.
     status = said.get("status") or 400
     sound = status if 200 <= status < 600 else 500
     return _ProviderError(sound, said["message"], body if body else {})

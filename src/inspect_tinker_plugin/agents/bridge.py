@@ -1,9 +1,9 @@
-"""An episode's agent bridges, event-driven: what Inspect polls for, this side is told.
+"""An episode's agent bridges without polling: this side is notified instead.
 
 Inspect's ``sandbox_agent_bridge`` starts a proxy in the sandbox that leaves each request in a file,
 and looks for such files every two seconds. In an episode the same bridge gets a stand-in for its
 sandbox instead: its port leads to a server in this process, which calls the same methods. Evals
-are not touched, nor are sandboxes that no pipe leads into.
+are not affected, nor are sandboxes without a connection to this process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from inspect_tinker_plugin.errors import AgentBridgeError
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 1.0
-"""How long a limit has to end the sample before a failed call does."""
+"""Seconds that a limit has to end the sample before a failed call does."""
 
 _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False)
 
 
 @contextmanager
 def use_agent_bridges() -> Iterator[None]:
-    """Serve the agent bridges of this context, and of what it starts, from this process."""
+    """Serve the agent bridges of this context, and of everything it starts, from this process."""
     internals.route_agent_bridges(_stand_in, _serve)
     token = _active.set(True)
     try:
@@ -47,7 +47,7 @@ def use_agent_bridges() -> Iterator[None]:
 
 
 async def _stand_in(name: str | None) -> BridgeSandbox | None:
-    """Return what a bridge gets in the place of its sandbox; ``None`` for Inspect's own way."""
+    """Return the stand-in for a bridge's sandbox; ``None`` to use Inspect's own way."""
     if not _active.get():
         return None
     environment = sandbox(name)
@@ -79,11 +79,11 @@ class BridgeSandbox:
         self._listening = anyio.Event()
 
     def default_polling_interval(self) -> float:
-        """Nothing is polled."""
+        """Do nothing: nothing is polled."""
         return 0.0
 
     async def exec_remote(self, cmd: list[str], options: Any) -> _Proxy:
-        """Open the bridge's port, in the place of starting a proxy; return when it is open."""
+        """Open the bridge's port instead of starting a proxy; return when it is open."""
         variable = f"{internals.MODEL_SERVICE.upper()}_PORT"
         self._port = int(options.env[variable])
         self._asked.set()
@@ -94,7 +94,7 @@ class BridgeSandbox:
         """Serve programs until cancelled.
 
         Raises:
-            AgentBridgeError: programs cannot reach the port, or not any more.
+            AgentBridgeError: programs cannot reach the port, or can no longer reach it.
         """
         try:
             await self._asked.wait()
@@ -163,7 +163,7 @@ class BridgeSandbox:
 
 
 class _Proxy:
-    """What Inspect's bridge takes for the proxy's process: it lasts as long as the bridge."""
+    """What Inspect's bridge takes for the proxy's process: it lives as long as the bridge."""
 
     def __init__(self) -> None:
         self._killed = anyio.Event()
@@ -176,12 +176,12 @@ class _Proxy:
         raise StopAsyncIteration
 
     async def kill(self) -> None:
-        """End it; what serves the port ends with the bridge."""
+        """Do nothing: the port is served until the bridge ends."""
         self._killed.set()
 
 
 class Calls(internals.SandboxService):
-    """Inspect's service, its requests and responses handed over instead of left in files.
+    """Inspect's service, whose requests and responses are passed directly and not as files.
 
     So limits, terminations, checks and warnings are Inspect's own.
     """
@@ -204,7 +204,7 @@ class Calls(internals.SandboxService):
         """Call a method.
 
         Raises:
-            CallFailedError: it failed otherwise than by an error of the model.
+            CallFailedError: it failed with something other than an error of the model.
         """
         assert self._tasks is not None
         id = str(uuid.uuid4())
@@ -220,7 +220,7 @@ class Calls(internals.SandboxService):
         return waiting.result
 
     async def _exec(self, cmd: list[str], input: str | bytes | None = None) -> ExecResult[str]:
-        """Read a request, in the place of its file; there is nothing else to run."""
+        """Read a request, which takes the place of its file; there is nothing else to run."""
         id = cmd[-1].removeprefix(f"{self._queue}/").removesuffix(".json")
         waiting = self._waiting.get(id)
         text = waiting.request if waiting is not None else "null"
@@ -236,7 +236,7 @@ class Calls(internals.SandboxService):
 
 
 class _Waiting:
-    """A call under way."""
+    """A call in progress."""
 
     def __init__(self, request: str) -> None:
         self.request = request

@@ -24,10 +24,10 @@ class Client(Protocol):
     """A connection of a program."""
 
     async def receive(self) -> bytes:
-        """Return what came; nothing at the end."""
+        """Return what was received; nothing at the end."""
 
     async def send(self, data: bytes) -> None:
-        """Send; raises ``ConnectionError`` when nobody is there any more."""
+        """Send; raises ``ConnectionError`` when the client is gone."""
 
     async def close(self) -> None:
         """Close the connection once all is sent. Safe to call again."""
@@ -37,31 +37,31 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Room:
-    """Bounds what the requests under way hold together: programs may send any number at once."""
+    """Bounds the memory of concurrent requests: programs may send any number at once."""
 
     def __init__(self) -> None:
         self._used = 0
 
     def take(self, size: int) -> None:
-        """Make room.
+        """Reserve room.
 
         Raises:
-            RemoteProtocolError: there is none.
+            RemoteProtocolError: there is none left.
         """
         if self._used + size > MAX_BODIES:
             raise h11.RemoteProtocolError("Too many large requests at once", 413)
         self._used += size
 
     def give_back(self, size: int) -> None:
-        """Have room again."""
+        """Free room."""
         self._used -= size
 
 
 async def serve_client(client: Client, answer: Answer, room: Room) -> None:
     """Answer the one request of a connection and close it.
 
-    What a client does wrong, and that it leaves, is its own affair. What ``answer`` raises is not:
-    the connection is closed without a word, and the error goes on.
+    Errors of a client, and its leaving, are not reported. An exception of ``answer`` is raised,
+    and the connection is closed without an answer.
     """
     body = bytearray()
     try:

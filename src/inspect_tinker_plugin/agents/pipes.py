@@ -1,4 +1,4 @@
-"""How programs in a sandbox reach the model API: what each provider offers for it.
+"""The connections from programs in a sandbox to the model API, for each provider.
 
 ====================  =============================================================================
 ``docker_pool``       the relay, as a command of the pool's own executor
@@ -22,8 +22,8 @@ from inspect_tinker_plugin.agents.relay import Pipe, RelayError, program
 
 _SAID = 16 * 1024
 
-# Output: the machine's name. Input: the program's size, the program, the port. Tools from the
-# system's folders only, as the policy may own others of the image's PATH.
+# Output: the machine's name. Input: the program's size, the program, the port. Only tools in the
+# system's folders are used, as the policy may own others on the image's PATH.
 _INSTALL = """
 set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -87,7 +87,7 @@ class Installed:
             raise RelayError("the sandbox could not take the relay")
 
     async def listen(self, port: int) -> Pipe:
-        """Start it; what follows on the pipe are frames."""
+        """Start it; everything after that on the pipe is frames."""
         await self.pipe.send(f"{port}\n".encode())
         return self.pipe
 
@@ -134,7 +134,7 @@ class DockerExec:
     async def send(self, data: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._process.stdin.send(data)  # that it ended is seen by who reads
+            await self._process.stdin.send(data)  # the reader notices that it ended
 
     async def close(self) -> str:
         process, said = self._process, b""

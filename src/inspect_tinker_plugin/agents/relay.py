@@ -1,9 +1,9 @@
 """Connections of a sandbox's port, carried over the input and output of one command there.
 
-``native/relay.c`` listens in the sandbox and hands on bytes in frames: a head of three 32-bit
-numbers (kind, connection, bytes that follow) and what follows. What it says is as trustworthy as
+``native/relay.c`` listens in the sandbox and passes bytes on in frames: a head of three 32-bit
+numbers (kind, connection, payload length), then the payload. It is as trustworthy as
 the programs in the sandbox: it may open connections and send bytes, which they may do as well,
-and nothing else follows from it.
+and nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WINDOW = 64 * 1024
 _CHUNK = 16 * 1024
 _MOST_CONNECTIONS = 256
 _MOST_UNREAD = 64 * 1024**2
-"""Bytes of all connections together that nobody has read; who sends more is not heard any more.
-Requests are read as they come: only what follows a request can pile up."""
+"""Maximum unread bytes of all connections together; connections that send more are not read.
+Requests are read as they arrive: only data after a request can pile up."""
 
 ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
@@ -110,7 +110,7 @@ class Relay:
                     )
 
     async def run(self, serve: Serve, tasks: TaskGroup) -> NoReturn:
-        """Serve each connection in a task of its own, until cancelled.
+        """Serve each connection in a separate task, until cancelled.
 
         Raises:
             RelayError: the relay ended.
@@ -124,7 +124,7 @@ class Relay:
                     tasks.start_soon(serve, client)
                 elif id in self._clients:
                     self._tell(self._clients[id], kind, body)
-            await anyio.lowlevel.checkpoint()  # who reads must get to it
+            await anyio.lowlevel.checkpoint()  # let the readers run
 
     def _tell(self, client: RelayedClient, kind: _Told, body: bytes) -> None:
         if kind is _Told.DATA:
@@ -174,7 +174,7 @@ class RelayedClient:
         self._credit = _WINDOW
         self._changed = anyio.Event()
 
-    # told by the relay
+    # messages from the relay
 
     def arrived(self, data: bytes) -> None:
         if self._over or self._closed:
@@ -202,7 +202,7 @@ class RelayedClient:
         self._changed.set()
         self._changed = anyio.Event()
 
-    # asked by who serves it
+    # calls of the connection's server
 
     async def receive(self) -> bytes:
         while not self._arrived and not self._over:

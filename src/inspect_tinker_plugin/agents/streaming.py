@@ -1,8 +1,8 @@
 """A reply of the policy as the events of a model API's stream.
 
-The reply is there as a whole before the first event, as with Inspect's own proxy; a client that
+The reply is complete before the first event, as with Inspect's own proxy; a client that
 asked for a stream gets the same reply, cut into pieces. ``tests/agents/test_proxy_parity.py``
-holds the events against those of Inspect's proxy.
+compares the events with those of Inspect's proxy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _JSON = 20
 
 
 def data_only(event: Event) -> bytes:
-    """Encode an event as Chat Completions and Google do: by its data alone."""
+    """Encode an event as Chat Completions and Google do: only its data."""
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
 def named(event: Event) -> bytes:
-    """Encode an event as Responses and Anthropic do: by its type, and its data."""
+    """Encode an event as Responses and Anthropic do: its type and its data."""
     return f"event: {event['type']}\n".encode() + data_only(event)
 
 
@@ -37,7 +37,7 @@ def _pieces(text: str, size: int = _TEXT) -> Iterator[str]:
 
 
 def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]:
-    """Yield the chunks of a chat completion; ``[DONE]`` is for the caller to add."""
+    """Yield the chunks of a chat completion; the caller adds ``[DONE]``."""
     head = {
         "id": completion.get("id"),
         "object": "chat.completion.chunk",
@@ -105,7 +105,7 @@ def response_events(response: Event) -> Iterator[Event]:
 
 
 def _item(item: Event, index: int, status: str) -> Event:
-    # A custom tool call is done by its status, which it is given if it has none.
+    # A custom tool call ends with its status, which is added if it has none.
     has_status = "status" in item or (status, item.get("type")) == ("completed", "custom_tool_call")
     shown = {**item, "status": status} if has_status else item
     return {"item": shown, "output_index": index}

@@ -8,7 +8,7 @@ from inspect_tinker_plugin.docker_pool.executor import Call, Executor, ExecutorS
 from inspect_tinker_plugin.errors import SandboxError
 
 Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
-"""Says what a failed request means for its container."""
+"""Decides what a failed request means for its container."""
 
 
 class OpenCommand:
@@ -42,7 +42,7 @@ class OpenCommand:
             raise await self._failure(ex) from ex
 
     async def close(self) -> str:
-        """End it with all that it started; return what it said on its standard error.
+        """End it with everything that it started; return its standard error.
 
         Safe to call again.
         """

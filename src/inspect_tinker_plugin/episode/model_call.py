@@ -1,10 +1,10 @@
-"""A call of the policy as ``Model.generate`` makes it, without what only a network or a log needs.
+"""A call of the policy as ``Model.generate`` makes it, without parts for networks and logs.
 
-``Model.generate`` itself stays: what a call is given, its limits on messages, the merging of
-options and refusals are Inspect's own. This takes the place of ``Model._generate`` and follows it
-line by line. Left out is what cannot happen to a parked call (retries, time-outs, streams, the
-cache, a place in a connection pool) and copies of all messages for an event that nobody reads. Any
-hook, monitor, bridge or display that looks at model calls has them go the long way.
+``Model.generate`` itself stays: the arguments of a call, its message limits, the merging of
+options and refusals are Inspect's own. This replaces ``Model._generate`` and follows it
+line by line. Left out are things that cannot happen to a parked call (retries, time-outs, streams,
+the cache, a place in a connection pool) and copies of all messages for an event that nobody reads.
+With any hook, monitor, bridge or display that looks at model calls, ``Model._generate`` is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_tinker_plugin import inspect_internals as internals
 
 CANCELLED = "RuntimeError('model call cancelled')"
-"""What the event of a call says that something has cancelled."""
+"""The error in the event of a call that something has cancelled."""
 
 
 async def model_call(
@@ -34,13 +34,13 @@ async def model_call(
     tool_choice: ToolChoice,
     config: GenerateConfig,
 ) -> tuple[ModelOutput, ModelEvent]:
-    """Ask the policy, and account for its reply.
+    """Ask the policy, and record its reply and usage.
 
     Args:
         model: The policy.
-        messages: What it is shown.
+        messages: The conversation.
         definitions: Inspect's definitions of the tools, for the views of calls.
-        tools: The tools as it is told of them.
+        tools: The descriptions of the tools.
         tool_choice: Which of them it may call.
         config: The merged options.
 

@@ -1,14 +1,14 @@
-"""Episodes of which no log is kept: what only a log would show is left out or kept short.
+"""Episodes without a log: work that only a log would show is skipped or shortened.
 
 A task may still read its transcript (a scorer that counts tool calls, say), so events are there;
-what an event costs beyond its own facts is saved:
+only their extra costs are saved:
 
 * model calls record the conversation itself, not a copy of each message as it was;
 * solvers record neither their beginning and end nor the changes of the state;
 * the transcript is a list, without the indexes and back references of Inspect's own.
 
-The first episode that reads its transcript has the later ones of its task go the long way, so that
-they find all of it.
+The first episode that reads its transcript makes later episodes of its task record everything, so
+that they find all of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from inspect_tinker_plugin.fast_paths import FastPath, taken
 
 
 class QuietTranscript(internals.Transcript):
-    """A transcript that nobody is expected to read; whoever does finds all that was recorded.
+    """A transcript that nobody is expected to read; a reader still finds everything recorded.
 
-    Nothing of Inspect's class is set up before it is asked for. So there are no cycles of
+    Nothing of Inspect's class is set up before it is needed. So there are no cycles of
     references either, and an episode's end frees its events without the garbage collector.
 
     Args:
@@ -51,11 +51,11 @@ class QuietTranscript(internals.Transcript):
 
     @property
     def recorded(self) -> Sequence[Event]:
-        """What was recorded; looking at it does not count as reading."""
+        """The recorded events; looking at them does not count as reading."""
         return self._events if self._recorded is None else self._recorded
 
     def __getattr__(self, name: str) -> Any:
-        """Become an ordinary transcript, as soon as more is asked of it than to take events."""
+        """Become an ordinary transcript, as soon as it is used for more than adding events."""
         recorded = self.__dict__.get("_recorded")
         if recorded is None or name.startswith("__"):
             raise AttributeError(name)
@@ -74,17 +74,17 @@ _TRACED = (
     "inspect_ai.util._subprocess",
     "inspect_ai.util._subtask",
 )
-"""Loggers that note the beginning and end of all that they do in Inspect's trace log."""
+"""Loggers that record the beginning and end of every operation in Inspect's trace log."""
 
 
 _TRACE = 13
-"""Inspect's level of these notes, between ``DEBUG`` and ``INFO``."""
+"""Inspect's level of these records, between ``DEBUG`` and ``INFO``."""
 
 
 def keep_out_of_trace_log() -> None:
-    """Keep what this context does out of Inspect's trace log, unless traces were asked for.
+    """Keep this context out of Inspect's trace log, unless traces were asked for.
 
-    The log comes with the first ``eval()`` of a process and stays for good.
+    The log is opened by the first ``eval()`` of a process and stays open.
     """
     if not taken(FastPath.TRACES) or os.environ.get("INSPECT_TRACE_FILE"):
         return

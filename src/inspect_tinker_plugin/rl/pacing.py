@@ -1,4 +1,4 @@
-"""Lets many episodes start a few at a time, so that the event loop has time for everything else."""
+"""Starts many episodes a few at a time, so that the event loop has time for everything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from inspect_tinker_plugin.fast_paths import FastPath, taken
 
 AT_ONCE = 16
-"""Starts per turn of the loop; one takes about a millisecond."""
+"""Starts per iteration of the loop; one takes about a millisecond."""
 
 
 class Starts:
@@ -21,7 +21,7 @@ class Starts:
         self._counting = False
 
     async def turn(self) -> None:
-        """Return at once, or in a later turn of the loop when enough has started in this one."""
+        """Return immediately, or in a later iteration when enough has started in this one."""
         loop = asyncio.get_running_loop()
         if not self._counting:
             self._counting = True
@@ -37,7 +37,7 @@ class Starts:
         self._left = AT_ONCE
         while self._waiting and self._left > 0:
             place = self._waiting.popleft()
-            if not place.done():  # its episode was cancelled meanwhile
+            if not place.done():  # its episode was cancelled in the meantime
                 place.set_result(None)
                 self._left -= 1
         if self._left < AT_ONCE:

@@ -21,15 +21,15 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.testing.faults.campaign import Report, Settings, run_campaign
 
 WARM_UP = 2
-"""Waves before the first that is compared with: caches fill, and threads start."""
+"""Waves before the one to compare with: caches fill, and threads start."""
 
 MAY_GROW_MB = 32.0
-"""Megabytes that a process may hold more at the end than after the warm-up."""
+"""Megabytes by which a process may grow after the warm-up."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What the process holds between two waves."""
+    """The resources of the process between two waves."""
 
     memory_mb: float
     threads: int
@@ -38,7 +38,7 @@ class Holding:
 
     @classmethod
     def now(cls) -> Holding:
-        """Look, after a garbage collection."""
+        """Measure, after a garbage collection."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(
@@ -55,7 +55,7 @@ class Holding:
         )
 
     def grown_since(self, before: Holding) -> list[str]:
-        """Say what has grown."""
+        """Return what has grown."""
         grown = []
         if self.memory_mb > before.memory_mb + MAY_GROW_MB:
             grown.append(f"memory: {before.memory_mb:.1f} to {self.memory_mb:.1f} MB")
@@ -70,11 +70,11 @@ async def soak(minutes: float, settings: Settings) -> list[str]:
     """Run waves of episodes until the time is over.
 
     Args:
-        minutes: How long.
+        minutes: Duration.
         settings: How each wave is run; every wave has another seed.
 
     Returns:
-        What went wrong, or has grown.
+        Everything that went wrong, or has grown.
     """
     wrong: list[str] = []
     holdings: list[Holding] = []
