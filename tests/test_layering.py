@@ -230,6 +230,25 @@ def test_modules_say_what_they_are_for() -> None:
     assert not silent
 
 
+def test_facades_say_what_they_promise() -> None:
+    """A package that imports names for others lists them in ``__all__``."""
+    without = []
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        imports = any(found.file == path.relative_to(ROOT).as_posix() for found in IMPORTS)
+        if path.name == "__init__.py" and imports and "__all__" not in text:
+            names = [each for each in imports_of(path) if not each.is_of("__future__")]
+            without += [str(path.relative_to(ROOT))] if names else []
+    assert not without
+
+
+def test_tests_lie_in_folders_named_after_what_they_test() -> None:
+    others = {"contract", "example_tasks", "faults", "parity"}
+    parts = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))}
+    assert not folders - parts - others
+
+
 def test_no_module_has_a_name_that_says_nothing() -> None:
     nothing = {"utils", "util", "helpers", "common", "misc"}
     assert not [path for path in SOURCES if path.stem in nothing or path.parent.name in nothing]

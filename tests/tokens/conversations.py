@@ -16,7 +16,7 @@ from inspect_ai.model import (
     GenerateConfig,
     ModelOutput,
 )
-from inspect_ai.tool import ToolChoice, ToolInfo, ToolParam, ToolParams
+from inspect_ai.tool import Tool, ToolChoice, ToolInfo, ToolParam, ToolParams, tool
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
@@ -39,6 +39,19 @@ SUBMIT = ToolInfo(
     description="Submit an answer.",
     parameters=ToolParams(properties={"answer": ToolParam(type="string")}, required=["answer"]),
 )
+
+
+@tool
+def bash() -> Tool:
+    async def execute(cmd: str) -> str:
+        """Run a command.
+
+        Args:
+            cmd: The command.
+        """
+        return f"ran {cmd}"
+
+    return execute
 
 
 def compact_call(command: str) -> str:

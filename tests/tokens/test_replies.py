@@ -14,8 +14,8 @@ from inspect_ai.model import (
     ModelOutput,
     execute_tools,
 )
-from inspect_ai.tool import Tool, ToolCall, tool
-from tests.tokens.conversations import BASH, Rollout, opening
+from inspect_ai.tool import ToolCall
+from tests.tokens.conversations import BASH, Rollout, bash, opening
 from tests.tokens.formats import renderer, tokenizer
 
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -29,19 +29,6 @@ def sampled(text: str, *, name: str = "qwen3_instruct", **options: Any) -> Model
 def only_call(output: ModelOutput) -> ToolCall:
     (call,) = output.message.tool_calls or []
     return call
-
-
-@tool
-def bash() -> Tool:
-    async def execute(cmd: str) -> str:
-        """Run a command.
-
-        Args:
-            cmd: The command.
-        """
-        return f"ran {cmd}"
-
-    return execute
 
 
 async def answered(output: ModelOutput) -> ChatMessageTool:

@@ -22,27 +22,13 @@ from inspect_ai.solver import (
     system_message,
     use_tools,
 )
-from inspect_ai.tool import Tool, tool
-from tests.tokens.conversations import Rollout
+from tests.tokens.conversations import Rollout, bash
 from tests.tokens.formats import renderer
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
-
-
-@tool
-def bash() -> Tool:
-    async def execute(cmd: str) -> str:
-        """Run a command.
-
-        Args:
-            cmd: The command.
-        """
-        return f"ran {cmd}"
-
-    return execute
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -15,6 +15,8 @@ from inspect_tinker_plugin.audit.probes.samples import SampleChecks
 from inspect_tinker_plugin.audit.probes.scorer import ScorerChecks
 from inspect_tinker_plugin.audit.probes.signal import Signal
 
+__all__ = ["AUDIT_PROBES"]
+
 AUDIT_PROBES: Mapping[str, Callable[..., Probe]] = {
     "samples": SampleChecks,
     "baselines": Baselines,
