@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults soak bench compat update lock-check executor clean
+.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults soak bench compat trainers update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,13 @@ VERSIONS ?=
 compat: $(STAMP) ## contract tests and parity over releases of Inspect and the cookbook
 	$(BIN)/python -W ignore scripts/compat.py --jobs $(or $(filter-out 0,$(WORKERS)),1) \
 		$(if $(VERSIONS),$(VERSIONS),--write)
+
+# Releases that exports were tried with; they are no dependencies of this project.
+TRAINERS := trl==1.16.0 accelerate psutil verl==0.9.1 verifiers==0.4.0 ray tensordict==0.10.0 \
+	omegaconf antlr4-python3-runtime==4.9.3 hydra-core codetiming torchdata msgpack pyvers orjson
+trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifiers
+	@$(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps --upgrade --target .trainers $(TRAINERS)
+	PYTHONPATH=.trainers $(BIN)/python -m pytest -q tests/export/test_trainers.py
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py

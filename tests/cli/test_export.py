@@ -163,7 +163,7 @@ def test_a_sample_that_fails_is_named_and_the_exit_code_says_so() -> None:
         (["tasks.py@sums", "--max-samples", "0"], 2, "--max-samples"),
         (["tasks.py@sums", "--sandbox", "nothing"], 1, "nothing"),
         (["tasks.py@sums", "--model-role", "grader=no/model"], 1, "no/model"),
-        ([], 2, "Missing argument 'TASK'"),
+        ([], 2, "Missing argument 'TASK | LOGS...'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -154,7 +154,7 @@ def few_shot() -> list[ChatMessage]:
 async def test_tool_calls_in_a_prompt_are_kept_and_every_file_gets_their_schema(
     tmp_path: Path, format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.export.pipeline.PART_ROWS", 2)
+    monkeypatch.setattr("inspect_tinker_plugin.export.part.PART_ROWS", 2)
     plain = [Sample(input=f"plain {number}") for number in range(3)]
     task = Task(dataset=[*plain, Sample(input=few_shot()), *plain])
     rows = await exported(task, tmp_path / "out", ExportOptions(format=format))
@@ -200,8 +200,7 @@ async def test_what_a_column_cannot_carry_is_a_failure_of_that_sample_only(tmp_p
     assert [row["prompt"][0]["content"] for row in loaded(tmp_path / "out")] == ["é\u2028\x00"]
     reasons = {failure.id: failure.reason for failure in report.failures}
     assert reasons == {
-        "image": "its prompt has content of type 'image' in a user message; an export carries "
-        "text only.",
+        "image": "it has content of type 'image' in a user message; an export carries text only.",
         "surrogate": "its text cannot be written as UTF-8 (surrogates not allowed).",
     }
 

@@ -18,7 +18,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from inspect_tinker_plugin.errors import ConfigError, ExportError, TaskError
-from inspect_tinker_plugin.export import pipeline
+from inspect_tinker_plugin.export import part
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
@@ -87,7 +87,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "PART_ROWS", 3)
+    monkeypatch.setattr(part, "PART_ROWS", 3)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -312,8 +312,8 @@ def numbers():
 
 RUN = """
 import sys
-from inspect_tinker_plugin.export import pipeline
-pipeline.PART_ROWS = 10
+from inspect_tinker_plugin.export import part
+part.PART_ROWS = 10
 from inspect_tinker_plugin.cli.main import rl
 rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 """
@@ -353,8 +353,8 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
 
 FULL = """
 import resource, signal, sys
-from inspect_tinker_plugin.export import pipeline
-pipeline.PART_ROWS = 10
+from inspect_tinker_plugin.export import part
+part.PART_ROWS = 10
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
 from inspect_tinker_plugin.cli.main import rl
@@ -374,3 +374,14 @@ def test_a_full_disk_is_one_line_and_the_export_can_continue(tmp_path: Path) -> 
         [sys.executable, "-c", RUN], cwd=tmp_path, env=env, check=True, capture_output=True
     )
     assert len(rows(tmp_path / "out")) == 400
+
+
+async def test_an_export_that_replaced_another_is_the_one_that_is_read(tmp_path: Path) -> None:
+    import datasets
+
+    for count in (2, 3):
+        await export(numbers(count), tmp_path / "out", overwrite=True)
+        read = datasets.load_dataset(
+            str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
+        )
+        assert len(read) == count

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     load_task,
     parse_args,
-    task_options,
+    source_options,
 )
 from inspect_tinker_plugin.cli.reporting import (
     EXIT_INTERRUPTED,
@@ -23,16 +25,115 @@ from inspect_tinker_plugin.cli.reporting import (
     progress_bar,
     reported,
 )
+from inspect_tinker_plugin.options import declared_options
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
+    from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
     from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
 
 SHOWN_FAILURES = 10
 
+_OF_LOGS: list[Any] = [
+    click.option(
+        "--as",
+        "form",
+        type=click.Choice(["sft", "preference", "rejection", "rewards"]),
+        default="sft",
+        show_default=True,
+        help="What the rows of logs are for: to imitate, to compare, to imitate good ones, or "
+        "with their rewards.",
+    ),
+    click.option(
+        "--score",
+        metavar="NAME[.KEY]",
+        help="Score that is the reward (default: the logged reward, or the log's headline score, "
+        "or the mean of all).",
+    ),
+    click.option("--min-score", type=float, help="Only samples with at least that reward."),
+    click.option("--max-score", type=float, help="Only samples with at most that reward."),
+    click.option(
+        "--errors",
+        type=click.Choice(["keep", "drop", "only"]),
+        default="drop",
+        show_default=True,
+        help="Samples that failed.",
+    ),
+    click.option(
+        "--limits",
+        type=click.Choice(["keep", "drop", "only"]),
+        default="keep",
+        show_default=True,
+        help="Samples that a limit ended.",
+    ),
+    click.option(
+        "--max-length",
+        type=click.IntRange(1),
+        metavar="TOKENS",
+        help="Only branches of at most so many tokens, as the model's provider counted them.",
+    ),
+    click.option(
+        "--best",
+        type=click.IntRange(1),
+        metavar="K",
+        help="At most so many runs of each sample, those with the highest rewards.",
+    ),
+    click.option(
+        "--threshold",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Reward from which on a run is good (--as rejection, and labels of --as rewards).",
+    ),
+    click.option(
+        "--margin",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="By how much the rewards of a pair differ, at least.",
+    ),
+    click.option(
+        "--pairs",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        metavar="K",
+        help="At most so many pairs of each sample.",
+    ),
+    click.option(
+        "--split",
+        metavar="NAME=SHARE",
+        callback=lambda ctx, param, text: _parse_split(text),
+        help="Hold out a share of the samples as a split of its own, e.g. test=10%.",
+    ),
+    click.option(
+        "--split-seed", type=int, default=0, show_default=True, help="Hold out other samples."
+    ),
+]
+"""Options that go with --from-logs only."""
+
+_OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args"}
+"""Options that go without --from-logs only, beside those of a dataset."""
+
+
+def _log_options(command: Any) -> Any:
+    for option in reversed(_OF_LOGS):
+        command = option(command)
+    return command
+
+
+def _parse_split(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    name, equals, share = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"expected NAME=SHARE such as test=10%, not {text!r}.")
+    return name, share
+
 
 @click.command("export")
-@task_options
+@source_options
+@click.option("--from-logs", is_flag=True, help="Export the conversations of .eval logs.")
 @click.option(
     "--output",
     "-o",
@@ -44,9 +145,19 @@ SHOWN_FAILURES = 10
 @click.option(
     "--format",
     type=click.Choice(["parquet", "jsonl", "arrow"]),
-    default="parquet",
+    help="File format (default: jsonl for the layout tinker, otherwise parquet).",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["chat", "trl", "verl", "verifiers", "tinker"]),
+    default="chat",
     show_default=True,
-    help="File format.",
+    help="Columns: this project's own, or those that a trainer reads.",
+)
+@click.option(
+    "--push-to-hub",
+    metavar="REPO",
+    help="Upload the finished export to a private dataset repository of the Hugging Face Hub.",
 )
 @click.option(
     "--overwrite",
@@ -61,22 +172,65 @@ SHOWN_FAILURES = 10
     help="Maximum number of samples to prepare in parallel.",
 )
 @dataset_options("export", hints={"time_limit": "until its first model call"})
+@_log_options
+@click.pass_context
 @reported
-def export_command(output: Path, **choices: Any) -> None:
-    """Write the prompts and answers of TASK as a dataset.
+def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
+    """Write the prompts and answers of TASK, or the conversations of LOGS, as a dataset.
 
     TASK is a registered name (package/task) or a file (file.py@task), as for `inspect eval`.
     Each prompt is what the task's own solver would send to the model first. The columns are
     id, prompt, answer, info, task and tools; `datasets.load_dataset(DIR)` reads them.
+
+    With --from-logs, LOGS are .eval logs of any model, and folders of them. A row is one branch
+    of what the model saw and said; --as says what for. The options from --as on are for logs.
 
     An export that was interrupted continues when the same command is run again. Exit codes:
     0 all samples written, 1 nothing written, 2 wrong usage, 3 some samples could not be
     written (they are listed, and in DIR/export.json).
     """
     from inspect_tinker_plugin.export.folder import check_target
+
+    from_logs = choices.pop("from_logs")
+    _refuse_options_of_the_other(ctx, from_logs=from_logs)
+    sources = choices.pop("sources")
+    repository = choices.pop("push_to_hub")
+    if choices["format"] is None:
+        choices["format"] = "jsonl" if choices["layout"] == "tinker" else "parquet"
+    check_target(output, overwrite=choices["overwrite"])
+    if from_logs:
+        failed = _export_logs(sources, output, choices)
+    else:
+        if len(sources) != 1:
+            raise click.UsageError("one TASK, or --from-logs LOGS...")
+        failed = _export_task(output, {**choices, "task": sources[0]})
+    if repository is not None:
+        from inspect_tinker_plugin.export.hub import push_to_hub
+
+        push_to_hub(output, repository)
+        click.echo(f"Uploaded as the dataset {repository}.")
+    if failed:
+        sys.exit(EXIT_PARTIAL)
+
+
+def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None:
+    """Refuse options that would do nothing: those of logs for a task, and the other way round."""
+    from inspect_tinker_plugin.export.choosing import Choice
+
+    of_logs = {*Choice.__dataclass_fields__, "split", "split_seed"}
+    of_tasks = {each.name for each in declared_options() if "export" in each.commands} | _OF_TASKS
+    for each in ctx.command.params:
+        name = each.name or ""
+        if name not in (of_tasks if from_logs else of_logs):
+            continue
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            goes = "does not go with" if from_logs else "goes only with"
+            raise click.UsageError(f"{each.opts[0]} {goes} --from-logs.")
+
+
+def _export_task(output: Path, choices: dict[str, Any]) -> int:
     from inspect_tinker_plugin.export.pipeline import export_task
 
-    check_target(output, overwrite=choices["overwrite"])
     resolved = load_task(choices)
     options = _options(choices)
     try:
@@ -90,11 +244,49 @@ def export_command(output: Path, **choices: Any) -> None:
                 )
             )
     except KeyboardInterrupt:
-        click.echo("Interrupted; run the same command again to continue.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _interrupted()
     _tell(report, resolved.task.name, options.format)
-    if report.failures:
-        sys.exit(EXIT_PARTIAL)
+    return len(report.failures)
+
+
+def _export_logs(sources: Sequence[str], output: Path, choices: dict[str, Any]) -> int:
+    from inspect_tinker_plugin.export.from_logs import export_logs
+
+    options = _options_of_logs(choices)
+    try:
+        with progress_bar(f"logs as {options.choice.form}") as show:
+            report = asyncio.run(
+                export_logs(
+                    sources,
+                    output,
+                    options,
+                    on_progress=lambda now: show(now.done, now.total, now.failed),
+                )
+            )
+    except KeyboardInterrupt:
+        _interrupted()
+    _tell_of_logs(report, options.format)
+    return len(report.failures)
+
+
+def _interrupted() -> NoReturn:
+    click.echo("Interrupted; run the same command again to continue.", err=True)
+    sys.exit(EXIT_INTERRUPTED)
+
+
+def _options_of_logs(choices: dict[str, Any]) -> LogExportOptions:
+    from inspect_tinker_plugin.export.choosing import Choice
+    from inspect_tinker_plugin.export.from_logs import LogExportOptions
+
+    of_choice = {name: choices[name] for name in Choice.__dataclass_fields__}
+    return LogExportOptions(
+        choice=Choice(**of_choice),
+        layout=choices["layout"],
+        format=choices["format"],
+        split=choices["split"],
+        split_seed=choices["split_seed"],
+        overwrite=choices["overwrite"],
+    )
 
 
 def _options(choices: dict[str, Any]) -> ExportOptions:
@@ -105,6 +297,7 @@ def _options(choices: dict[str, Any]) -> ExportOptions:
     options = DatasetOptions(**dataset_choices("export", choices))
     return ExportOptions(
         format=choices["format"],
+        layout=choices["layout"],
         selection=options.selection,
         solver=options.solver,
         solver_name=f"{solver_name} {json.dumps(solver_args)}" if solver_name else None,
@@ -116,14 +309,31 @@ def _options(choices: dict[str, Any]) -> ExportOptions:
 
 
 def _tell(report: ExportReport, task: str, format: str) -> None:
-    for failure in report.failures[:SHOWN_FAILURES]:
-        click.echo(f"sample {failure.id}: {failure.reason}", err=True)
-    hidden = len(report.failures) - SHOWN_FAILURES
-    if hidden > 0:
-        click.echo(f"… and {hidden:,} more, in {report.path / 'export.json'}", err=True)
+    _name_failures(report)
     count = counted(report.written, "sample")
     files = counted(len(report.files), f"{format} file")
     earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
     missing = f"; {len(report.failures):,} could not be exported" if report.failures else ""
     click.echo(f"Wrote {count} of {task} to {report.path}: {files}{earlier}{missing}.")
     click.echo(f'Read them with datasets.load_dataset("{report.path}", split="train").')
+
+
+def _tell_of_logs(report: LogExportReport, format: str) -> None:
+    _name_failures(report)
+    rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
+    files = counted(len(report.files), f"{format} file")
+    missing = f"; {len(report.failures):,} could not be exported" if report.failures else ""
+    click.echo(
+        f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: {files}{missing}."
+    )
+    if report.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items())
+        click.echo(f"Left out: {reasons}.")
+
+
+def _name_failures(report: ExportReport) -> None:
+    for failure in report.failures[:SHOWN_FAILURES]:
+        click.echo(f"sample {failure.id}: {failure.reason}", err=True)
+    hidden = len(report.failures) - SHOWN_FAILURES
+    if hidden > 0:
+        click.echo(f"… and {hidden:,} more, in {report.path / 'export.json'}", err=True)

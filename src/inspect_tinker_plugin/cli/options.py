@@ -21,24 +21,30 @@ Decorator = Callable[[Command], Command]
 
 def task_options(command: Command) -> Command:
     """Add the argument and the options for a task and its arguments."""
-    return _decorated(
-        command,
-        [
-            click.argument("task", metavar="TASK"),
-            click.option(
-                "-T",
-                "task_args",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="One or more task arguments (e.g. -T arg=value).",
-            ),
-            click.option(
-                "--task-config",
-                metavar="FILE",
-                help="YAML or JSON config file with task arguments.",
-            ),
-        ],
-    )
+    return _decorated(command, [click.argument("task", metavar="TASK"), *_task_arguments()])
+
+
+def _task_arguments() -> list[Any]:
+    return [
+        click.option(
+            "-T",
+            "task_args",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="One or more task arguments (e.g. -T arg=value).",
+        ),
+        click.option(
+            "--task-config",
+            metavar="FILE",
+            help="YAML or JSON config file with task arguments.",
+        ),
+    ]
+
+
+def source_options(command: Command) -> Command:
+    """Add what stands for a task or, with ``--from-logs``, for logs."""
+    sources = click.argument("sources", metavar="TASK | LOGS...", nargs=-1, required=True)
+    return _decorated(command, [sources, *_task_arguments()])
 
 
 def test_task_options(help: str) -> Callable[[Command], Command]:

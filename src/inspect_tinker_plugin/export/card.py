@@ -6,34 +6,43 @@ is null there would have no type for the lines that follow.
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Features
 
 CARD = "README.md"
 
 
-def card(task: str, *, rich: bool, pattern: str) -> str:
+def card(title: str, about: str, *, features: Features, files: Mapping[str, str]) -> str:
     """Write the card.
 
     Args:
-        task: Name of the task.
-        rich: The schema of the files.
-        pattern: Matches the files.
+        title: Its heading.
+        about: What the rows are.
+        features: Types of the columns.
+        files: A pattern of file names for each split.
     """
     import yaml
 
-    from inspect_tinker_plugin.export.columns import features
-
+    splits = [{"split": split, "path": pattern} for split, pattern in files.items()]
     head: dict[str, Any] = {
         "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": pattern}]}
+            {
+                "config_name": "default",
+                "data_files": splits,
+                # `load_dataset` keeps what it read of a folder under the folder's last name and a
+                # hash of this card, and would take another export of that name for the same.
+                "description": f"export {uuid.uuid4().hex}",
+            }
         ],
-        "dataset_info": {"features": _fields(features(rich=rich))},
+        "dataset_info": {"features": _fields(features)},
     }
     return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {task}\n\n"
-        "Prompts and answers of an Inspect task, written by `inspect rl export`. `prompt` is what\n"
-        "the task's solver sends to the model first; `info` and `tools` hold JSON. `export.json`\n"
-        "says how it was made.\n"
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}\n\n{about}\n"
+        "`export.json` says how it was made.\n"
     )
 
 
@@ -47,4 +56,6 @@ def _type(of: Any) -> dict[str, Any]:
     if isinstance(of, List):
         inner = of.feature
         return {"list": _fields(inner)} if isinstance(inner, dict) else {"list": inner.dtype}
-    return {"struct": _fields(of)} if isinstance(of, dict) else {"dtype": of.dtype}
+    if isinstance(of, dict):
+        return {"struct": _fields(of)}
+    return {"dtype": getattr(of, "dtype", None) or type(of).__name__.lower()}  # Json has none

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.model import (
@@ -20,70 +20,22 @@ from pydantic_core import to_json
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.schema import Schema
 
-if TYPE_CHECKING:
-    from datasets import Features
-
-COLUMNS = ("id", "prompt", "answer", "info", "task", "tools")
-
-RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
-"""Keys of a message besides role and content; only in exports where a prompt needs them."""
-
-
-class ExportRow(TypedDict):
-    """One row. ``info`` and ``tools`` are JSON, so that the schema never depends on the data."""
-
-    id: str
-    prompt: list[dict[str, Any]]
-    answer: str
-    info: str
-    task: str
-    tools: str
+PROMPTS = Schema(
+    {
+        "id": "text",
+        "prompt": "messages",
+        "answer": "text",
+        "info": "text",
+        "task": "text",
+        "tools": "text",
+    }
+)
+"""The columns of an export of prompts."""
 
 
-def features(*, rich: bool) -> Features:
-    """Return the schema of an export.
-
-    Args:
-        rich: Messages also have :data:`RICH_KEYS`. Chat templates recognise an assistant message
-            with tool calls by the presence of the key, so plain exports leave the keys out.
-    """
-    from datasets import Features, List, Value
-
-    text = Value("string")
-    message: dict[str, Any] = {"role": text, "content": text}
-    if rich:
-        call = {"id": text, "type": text, "function": {"name": text, "arguments": text}}
-        message |= {
-            "reasoning_content": text,
-            "tool_calls": List(call),
-            "tool_call_id": text,
-            "name": text,
-        }
-    return Features(
-        {
-            "id": text,
-            "prompt": List(message),
-            "answer": text,
-            "info": text,
-            "task": text,
-            "tools": text,
-        }
-    )
-
-
-def is_rich(row: ExportRow) -> bool:
-    """Whether a prompt has more than roles and texts."""
-    return any(len(message) > 2 for message in row["prompt"])
-
-
-def widened(row: ExportRow) -> ExportRow:
-    """Give every message all the keys of the rich schema."""
-    empty = dict.fromkeys(RICH_KEYS)
-    return {**row, "prompt": [{**empty, **message} for message in row["prompt"]]}
-
-
-def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) -> ExportRow:
+def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) -> dict[str, Any]:
     """Make the row of a sample.
 
     Args:
@@ -97,22 +49,39 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
         ExportError: The prompt has content that is not text, or the sample has a value that
             JSON and Arrow cannot hold.
     """
-    row: ExportRow = {
+    row: dict[str, Any] = {
         "id": str(sample.id),
-        "prompt": [_message(message) for message in request.messages],
+        "prompt": [message_row(message) for message in request.messages],
         "answer": _answer(sample, state),
         "info": _info(sample),
         "task": task,
-        "tools": _json([_tool(tool) for tool in request.tools]),
+        "tools": tools_json(request.tools),
     }
+    require_text(row)
+    return row
+
+
+def require_text(row: Mapping[str, Any]) -> None:
+    """Make sure that a row can be written.
+
+    Raises:
+        ExportError: It has a text that is none in UTF-8.
+    """
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise ExportError(f"its text cannot be written as UTF-8 ({error.reason}).") from error
-    return row
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def message_row(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as chat templates take it.
+
+    It has ``role`` and ``content``; reasoning, tool calls, and the call that is answered, where
+    they apply.
+
+    Raises:
+        ExportError: It has content that is not text.
+    """
     content, reasoning = _content(message)
     made: dict[str, Any] = {"role": message.role, "content": content}
     if reasoning:
@@ -122,11 +91,13 @@ def _message(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function, "arguments": _json(call.arguments)},
+                "function": {"name": call.function, "arguments": to_text(call.arguments)},
             }
             for call in message.tool_calls
         ]
     if isinstance(message, ChatMessageTool):
+        if message.error is not None:
+            made["content"] = f"Error: {message.error.message}"  # as Inspect's providers say it
         if message.tool_call_id is not None:
             made["tool_call_id"] = message.tool_call_id
         if message.function is not None:
@@ -143,13 +114,14 @@ def _content(message: ChatMessage) -> tuple[str, str | None]:
         if isinstance(part, ContentText):
             texts.append(part.text)
         elif isinstance(part, ContentReasoning):
-            reasoning.append(part.reasoning)
+            # What a provider encrypted is not what the model thought; its summary may be there.
+            reasoning.append((part.summary or "") if part.redacted else part.reasoning)
         else:
             raise ExportError(
-                f"its prompt has content of type {part.type!r} in a {message.role} message; an "
+                f"it has content of type {part.type!r} in a {message.role} message; an "
                 "export carries text only."
             )
-    return "\n".join(texts), "\n".join(reasoning) or None
+    return "\n".join(texts), "\n".join(filter(None, reasoning)) or None
 
 
 def _answer(sample: Sample, state: TaskState) -> str:
@@ -157,7 +129,7 @@ def _answer(sample: Sample, state: TaskState) -> str:
     targets = [sample.target] if isinstance(sample.target, str) else list(sample.target)
     if sample.choices:
         targets = _shuffled_letters(targets, [c.original_position for c in state.choices])
-    return targets[0] if len(targets) == 1 else _json(targets) if targets else ""
+    return targets[0] if len(targets) == 1 else to_text(targets) if targets else ""
 
 
 def _shuffled_letters(targets: Sequence[str], positions: Sequence[int]) -> list[str]:
@@ -174,7 +146,7 @@ def _shuffled_letters(targets: Sequence[str], positions: Sequence[int]) -> list[
 
 
 def _info(sample: Sample) -> str:
-    return _json(
+    return to_text(
         {
             "sample_id": sample.id,
             "target": sample.target,
@@ -186,8 +158,12 @@ def _info(sample: Sample) -> str:
     )
 
 
+def tools_json(tools: Sequence[ToolInfo]) -> str:
+    """Describe tools as chat templates and OpenAI-compatible servers expect them, as JSON."""
+    return to_text([_tool(tool) for tool in tools])
+
+
 def _tool(tool: ToolInfo) -> dict[str, Any]:
-    """Describe a tool as chat templates and OpenAI-compatible servers expect it."""
     return {
         "type": "function",
         "function": {
@@ -198,7 +174,7 @@ def _tool(tool: ToolInfo) -> dict[str, Any]:
     }
 
 
-def _json(value: object) -> str:
+def to_text(value: object) -> str:
     """Write JSON: dates as ISO text, models as objects, anything unknown as its ``str``."""
     try:
         return to_json(

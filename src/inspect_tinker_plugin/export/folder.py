@@ -11,26 +11,30 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.card import CARD, card
-from inspect_tinker_plugin.export.columns import ExportRow, is_rich
 from inspect_tinker_plugin.export.formats import Format, read_part, write_part
 from inspect_tinker_plugin.export.journal import Failure, Journal, Part
+from inspect_tinker_plugin.export.schema import Row, Schema
 
 SUMMARY = "export.json"
 WORK = ".inspect-rl-export"
+TRAIN = "train"
+"""The split of rows that are not held out."""
 
 
 class ExportFolder:
     """An export in progress; made by :meth:`claim`."""
 
-    def __init__(self, path: Path, format: Format, created: bool) -> None:
+    def __init__(self, path: Path, format: Format, schema: Schema, created: bool) -> None:
         self.path = path
         self._format = format
+        self._schema = schema
         self._created = created
         self._work = path / WORK
         self._lock: IO[str] | None = None
@@ -44,6 +48,7 @@ class ExportFolder:
         identity: Mapping[str, Any],
         seed: int | None,
         format: Format,
+        schema: Schema,
         overwrite: bool,
     ) -> ExportFolder:
         """Take a folder for an export, to continue an unfinished one or to start a new one.
@@ -53,6 +58,7 @@ class ExportFolder:
             identity: What is exported.
             seed: Seed of the order, when this export starts from the beginning.
             format: File format.
+            schema: Columns of the files.
             overwrite: Start again, whatever export the folder holds.
 
         Raises:
@@ -63,7 +69,7 @@ class ExportFolder:
             check_target(path, overwrite=overwrite)
             created = not path.exists()
             (path / WORK).mkdir(parents=True, exist_ok=True)
-            folder = cls(path, format, created)
+            folder = cls(path, format, schema, created)
             try:
                 folder._take_lock()
                 folder._open_journal(identity, seed, overwrite)
@@ -105,54 +111,84 @@ class ExportFolder:
         self.journal = found
 
     def add(
-        self, rows: Sequence[ExportRow], failures: Sequence[Failure], *, samples: int, digest: str
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        failures: Sequence[Failure],
+        *,
+        samples: int,
+        digest: str,
+        left_out: Mapping[str, int] | None = None,
     ) -> None:
         """Write the next part and record it.
+
+        Args:
+            rows: Its rows by split.
+            failures: Samples that have none.
+            samples: Samples that the part is of.
+            digest: Of these samples; an export continues only with the same.
+            left_out: By reason, what was found not to be wanted.
 
         Raises:
             ExportError: The disk is full or the folder is gone; what was written stays.
         """
         index = len(self.journal.parts)
-        rich = any(is_rich(row) for row in rows)
+        given = {split: of_split for split, of_split in rows.items() if of_split}
+        rich = any(self._schema.is_rich(row) for part in given.values() for row in part)
+        counts = {split: len(of_split) for split, of_split in given.items()}
         try:
-            if rows:
-                write_part(self._part(index), rows, format=self._format, rich=rich)
-            self.journal.add(Part(index, samples, len(rows), rich, digest, list(failures)))
+            for split, of_split in given.items():
+                self._write(self._part(index, split), of_split, rich=rich)
+            self.journal.add(
+                Part(index, samples, counts, rich, digest, list(failures), dict(left_out or {}))
+            )
         except OSError as error:
             raise unwritable(self.path, error) from error
 
-    def finish(self, task: str, summary: Mapping[str, Any]) -> list[str]:
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows that are written, by split."""
+        total: Counter[str] = Counter()
+        for part in self.journal.parts:
+            total.update(part.rows)
+        return dict(total)
+
+    def finish(self, title: str, about: str, summary: Mapping[str, Any]) -> list[str]:
         """Give the parts their final names and write the card and ``export.json``.
 
         A finish that was interrupted is completed by the next call.
 
         Args:
-            task: Name of the task.
+            title: Heading of the card.
+            about: What the card says the rows are.
             summary: Entries of ``export.json`` besides the names of the files.
 
         Returns:
             Names of the files.
         """
-        parts = [part for part in self.journal.parts if part.rows]
-        names = [
-            f"train-{number:05d}-of-{len(parts):05d}.{self._format}" for number in range(len(parts))
-        ]
-        rich = any(part.rich for part in parts)
+        names: dict[Path, str] = {}
+        for split in self.rows:
+            parts = [part for part in self.journal.parts if part.rows.get(split)]
+            for number, part in enumerate(parts):
+                name = f"{split}-{number:05d}-of-{len(parts):05d}.{self._format}"
+                names[self._part(part.index, split)] = name
+        rich = any(part.rich for part in self.journal.parts)
+        files = list(names.values())
         try:
             if rich:
-                self._widen(parts)
+                self._widen()
             self._remove_old()
-            for part, name in zip(parts, names, strict=True):
-                if self._part(part.index).exists():
-                    self._part(part.index).replace(self.path / name)
-            pattern = f"train-*.{self._format}"
-            self._put(CARD, card(task, rich=rich, pattern=pattern))
-            text = json.dumps({**summary, "files": names}, indent=2, ensure_ascii=False)
+            for path, name in names.items():
+                if path.exists():
+                    path.replace(self.path / name)
+            patterns = {split: f"{split}-*.{self._format}" for split in self.rows}
+            features = self._schema.features(rich=rich)
+            self._put(CARD, card(title, about, features=features, files=patterns))
+            text = json.dumps({**summary, "files": files}, indent=2, ensure_ascii=False)
             self._put(SUMMARY, text + "\n")
             self._drop_work()
         except OSError as error:
             raise unwritable(self.path, error) from error
-        return names
+        return files
 
     def abandon(self) -> None:
         """Remove what this export wrote, and the folder if it was made for it."""
@@ -165,13 +201,16 @@ class ExportFolder:
         if self._lock is not None:
             self._lock.close()
 
-    def _widen(self, parts: Sequence[Part]) -> None:
+    def _widen(self) -> None:
         """Rewrite plain parts in the rich schema, as all files of an export must have the same."""
-        for part in parts:
-            path = self._part(part.index)
-            if not part.rich and path.exists():
-                rows = read_part(path, format=self._format)
-                write_part(path, rows, format=self._format, rich=True)
+        for part in self.journal.parts:
+            for split in () if part.rich else part.rows:
+                path = self._part(part.index, split)
+                if path.exists():
+                    self._write(path, read_part(path, format=self._format), rich=True)
+
+    def _write(self, path: Path, rows: Sequence[Row], *, rich: bool) -> None:
+        write_part(path, rows, format=self._format, schema=self._schema, rich=rich)
 
     def _remove_old(self) -> None:
         """Remove the finished export that this one replaces; its summary is removed last."""
@@ -189,8 +228,8 @@ class ExportFolder:
     def _drop_work(self) -> None:
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _part(self, index: int) -> Path:
-        return self._work / f"part-{index:05d}.{self._format}"
+    def _part(self, index: int, split: str) -> Path:
+        return self._work / f"part-{index:05d}-{split}.{self._format}"
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

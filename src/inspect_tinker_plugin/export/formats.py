@@ -6,30 +6,36 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-from inspect_tinker_plugin.export.columns import ExportRow, features, widened
+from inspect_tinker_plugin.export.schema import Row, Schema
 
 Format = Literal["parquet", "jsonl", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
-def write_part(path: Path, rows: Sequence[ExportRow], *, format: Format, rich: bool) -> None:
+def write_part(
+    path: Path, rows: Sequence[Row], *, format: Format, schema: Schema, rich: bool
+) -> None:
     """Write rows as one file, which appears complete or not at all.
 
     Args:
         path: The file.
         rows: Its rows.
         format: File format.
-        rich: The schema: see :func:`~inspect_tinker_plugin.export.columns.features`.
+        schema: Its columns.
+        rich: Whether messages have all the keys of the schema.
     """
     from datasets import Dataset
 
+    written, read = schema.written(rich=rich), schema.features(rich=rich)
     table = Dataset.from_list(
-        [dict(widened(row) if rich else row) for row in rows], features=features(rich=rich)
+        [schema.widened(row) if rich else dict(row) for row in rows], features=written
     )
     partial = path.with_name(path.name + ".partial")
     with _quiet():
+        if written != read:
+            table = table.cast(read)
         if format == "parquet":
             table.to_parquet(partial)
         elif format == "jsonl":
@@ -40,7 +46,7 @@ def write_part(path: Path, rows: Sequence[ExportRow], *, format: Format, rich: b
     partial.replace(path)
 
 
-def read_part(path: Path, *, format: Format) -> list[ExportRow]:
+def read_part(path: Path, *, format: Format) -> list[Row]:
     """Read the rows of a file that :func:`write_part` wrote."""
     from datasets import Dataset
 
@@ -54,7 +60,7 @@ def read_part(path: Path, *, format: Format) -> list[ExportRow]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     else:
         rows = Dataset.from_file(str(path), in_memory=True).to_list()
-    return cast(list[ExportRow], rows)
+    return list(rows)
 
 
 def _write_arrow(path: Path, table: Any) -> None:

@@ -22,19 +22,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Part:
-    """A run of consecutive samples that is written."""
+    """A run of consecutive samples that is written, with a file per split that has rows."""
 
     index: int
     """Number of the part, from 0; names its file."""
     samples: int
     """Samples taken from the selection, those that failed included."""
-    rows: int
-    """Rows in its file; there is no file when it has none."""
+    rows: dict[str, int]
+    """By split, the rows in its file."""
     rich: bool
-    """Whether its file has the rich schema."""
+    """Whether its files have the rich schema."""
     digest: str
     """Hash of the samples' ids, inputs and targets, in their order."""
     failures: list[Failure] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    """By reason, what was found not to be wanted when it was read."""
 
 
 class Journal:

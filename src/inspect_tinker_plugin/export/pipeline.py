@@ -7,7 +7,6 @@ import hashlib
 import json
 import platform
 import random
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -24,11 +23,14 @@ from pydantic_core import to_json
 
 from inspect_tinker_plugin.episode.types import SolverLike
 from inspect_tinker_plugin.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.columns import COLUMNS, ExportRow, row_of
+from inspect_tinker_plugin.export.columns import row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
-from inspect_tinker_plugin.export.folder import ExportFolder, check_target
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
 from inspect_tinker_plugin.export.formats import FORMATS, Format
 from inspect_tinker_plugin.export.journal import Failure
+from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row, prompt_schema
+from inspect_tinker_plugin.export.part import OpenPart
+from inspect_tinker_plugin.export.schema import Row, Schema
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
@@ -36,17 +38,11 @@ from inspect_tinker_plugin.tasks.selection import Selection
 
 logger = getLogger(__name__)
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the folder's layout; raised when older folders can no longer be continued."""
 
-PART_ROWS = 5_000
-PART_BYTES = 64 * 1024 * 1024
-PART_SECONDS = 30.0
-"""A part is written when it reaches any of these, so that an interruption loses little."""
-
-FIRST_ROWS = 256
-FIRST_SECONDS = 1.0
-"""The first part is written when it reaches both: whoever watches sees soon what there will be."""
+_ABOUT = """Prompts and answers of an Inspect task, written by `inspect rl export`. A prompt is what
+the task's solver sends to the model first; `info` and `tools` hold JSON."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,9 @@ class ExportOptions:
 
     format: Format = "parquet"
     """File format."""
+
+    layout: Layout = "chat"
+    """Columns: those of this project, or those that a trainer reads."""
 
     selection: Selection = field(default_factory=Selection)
     """Which samples."""
@@ -82,6 +81,8 @@ class ExportOptions:
             raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
         if self.format not in FORMATS:
             raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,18 @@ async def export_task(
     """
     options = options or ExportOptions()
     check_target(output, overwrite=options.overwrite)
+    schema = prompt_schema(options.layout)
     seed = _seed(options.selection)
     folder = ExportFolder.claim(
         output,
         identity=_identity(resolved, options),
         seed=seed,
         format=options.format,
+        schema=schema,
         overwrite=options.overwrite,
     )
     try:
-        export = _Export(resolved, folder, options)
+        export = _Export(resolved, folder, options, schema)
     except BaseException:
         if not folder.journal.parts:
             folder.abandon()
@@ -158,10 +161,17 @@ def _seed(selection: Selection) -> int | None:
 
 
 class _Export:
-    def __init__(self, resolved: ResolvedTask, folder: ExportFolder, options: ExportOptions):
+    def __init__(
+        self,
+        resolved: ResolvedTask,
+        folder: ExportFolder,
+        options: ExportOptions,
+        schema: Schema,
+    ) -> None:
         self._resolved = resolved
         self._folder = folder
         self._options = options
+        self._schema = schema
         chosen = replace(options.selection, sample_shuffle=folder.journal.seed)
         self._samples = select_samples(resolved.task, chosen)
         self._turns = FirstTurns(
@@ -189,17 +199,20 @@ class _Export:
         journal = self._folder.journal
         continued = sum(part.samples for part in journal.parts)
         failed = sum(len(part.failures) for part in journal.parts)
-        part = _OpenPart(continued)
+        part = OpenPart(continued, self._schema)
         total = len(self._samples)
         on_progress(ExportProgress(continued, total, failed))
         try:
             async with aclosing(self._results(continued)) as results:
                 async for result in results:
-                    part.add(result)
+                    if isinstance(result, Failure):
+                        part.add_unit([], [result])
+                    else:
+                        part.add_unit([(TRAIN, result)], [])
                     failed += isinstance(result, Failure)
                     on_progress(ExportProgress(part.stop, total, failed))
                     if part.full:
-                        full, part = part, _OpenPart(part.stop)
+                        full, part = part, OpenPart(part.stop, self._schema)
                         self._write(full)
         except asyncio.CancelledError:
             self._write(part)  # so that the next run continues from here
@@ -207,17 +220,17 @@ class _Export:
         self._write(part)
         return self._finish(continued)
 
-    async def _results(self, start: int) -> AsyncGenerator[ExportRow | Failure, None]:
+    async def _results(self, start: int) -> AsyncGenerator[Row | Failure, None]:
         """Yield the results of all samples in their order; several are in preparation at once."""
         places = asyncio.Semaphore(self._options.max_samples)
         window = 4 * self._options.max_samples
-        pending: deque[asyncio.Task[ExportRow | Failure]] = deque()
+        pending: deque[asyncio.Task[Row | Failure]] = deque()
         following = start
         try:
             while pending or following < len(self._samples):
                 while len(pending) < window and following < len(self._samples):
                     sample = self._samples[following]
-                    pending.append(asyncio.create_task(self._result(sample, places)))
+                    pending.append(asyncio.create_task(self._result(following, sample, places)))
                     following += 1
                 yield await pending[0]
                 pending.popleft()
@@ -226,18 +239,19 @@ class _Export:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _result(self, sample: Sample, places: asyncio.Semaphore) -> ExportRow | Failure:
+    async def _result(self, index: int, sample: Sample, places: asyncio.Semaphore) -> Row | Failure:
         async with places:
             try:
                 turn = await self._turns.of(sample)
-                return row_of(self._resolved.task.name, sample, turn.request, turn.state)
+                row = row_of(self._resolved.task.name, sample, turn.request, turn.state)
+                return prompt_row(self._options.layout, row, index)
             except ExportError as error:
                 return Failure(str(sample.id), str(error))
             except Exception as error:  # whatever the reason, the other samples can be written
                 logger.debug("sample %r could not be exported", sample.id, exc_info=error)
                 return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
 
-    def _write(self, part: _OpenPart) -> None:
+    def _write(self, part: OpenPart) -> None:
         if part.stop > part.start:
             self._folder.add(
                 part.rows,
@@ -249,7 +263,7 @@ class _Export:
     def _finish(self, continued: int) -> ExportReport:
         parts = self._folder.journal.parts
         failures = [failure for part in parts for failure in part.failures]
-        written = sum(part.rows for part in parts)
+        written = sum(self._folder.rows.values())
         if not written:
             self._folder.abandon()
             first = failures[0]
@@ -259,49 +273,22 @@ class _Export:
             )
         files = self._folder.finish(
             self._resolved.task.name,
+            _ABOUT,
             {
                 **_identity(self._resolved, self._options),
                 "seed": self._folder.journal.seed,
-                "columns": list(COLUMNS),
+                "columns": list(self._schema.columns),
                 "counts": {
                     "samples": len(self._samples),
                     "written": written,
                     "failed": len(failures),
                 },
                 "failures": [asdict(failure) for failure in failures],
-                "packages": _packages(),
+                "packages": packages(),
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
         return ExportReport(self._folder.path, files, written, failures, continued)
-
-
-class _OpenPart:
-    """The rows that are not written yet."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.stop = start
-        self.rows: list[ExportRow] = []
-        self.failures: list[Failure] = []
-        self._bytes = 0
-        self._since = time.monotonic()
-
-    def add(self, result: ExportRow | Failure) -> None:
-        self.stop += 1
-        if isinstance(result, Failure):
-            self.failures.append(result)
-        else:
-            self.rows.append(result)
-            self._bytes += len(result["info"]) + len(result["tools"])
-            self._bytes += sum(len(message["content"]) for message in result["prompt"])
-
-    @property
-    def full(self) -> bool:
-        rows, seconds = self.stop - self.start, time.monotonic() - self._since
-        if self.start == 0 and rows >= FIRST_ROWS and seconds >= FIRST_SECONDS:
-            return True
-        return rows >= PART_ROWS or self._bytes >= PART_BYTES or seconds >= PART_SECONDS
 
 
 def _digest(samples: SelectedSamples, start: int, stop: int) -> str:
@@ -320,7 +307,7 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
     """Return what two runs must have in common for the second to continue the first."""
     ref, task, selection = resolved.ref, resolved.task, options.selection
     return {
-        "layout": LAYOUT,
+        "version": LAYOUT,
         "task": ref.spec if ref is not None else task.name,
         "task_args": _plain(ref.args if ref is not None else {}),
         "task_version": task.version,
@@ -330,6 +317,7 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
         "sample_ids": _plain(selection.sample_ids or selection.patterns or None),
         "shuffle": selection.sample_shuffle or False,
         "format": options.format,
+        "layout": options.layout,
     }
 
 
@@ -337,6 +325,7 @@ def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
     return json.loads(to_json(value, fallback=str))
 
 
-def _packages() -> dict[str, str]:
+def packages() -> dict[str, str]:
+    """Return the releases that decide about what is written."""
     names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSample
 from pydantic import BaseModel
 
 from inspect_tinker_plugin.errors import ConfigError
@@ -16,10 +18,12 @@ from inspect_tinker_plugin.errors import ConfigError
 _SHOWN = 3
 
 
-def sample_hash(sample: Sample) -> str:
+def sample_hash(sample: Sample | EvalSample) -> str:
     """Hash the content of a sample: input, choices, target, files and setup script.
 
-    Ids and metadata do not count: the same question under another id is the same question.
+    Ids and metadata do not count: the same question under another id is the same question. A
+    logged sample has the hash of the sample that it is of, unless that has files: a log holds
+    their names only.
     """
     content = {
         "input": sample.input,
@@ -66,25 +70,41 @@ def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Sp
     Raises:
         ConfigError: The share is none of these, or leaves a side empty.
     """
-    wanted = held_out(share, len(samples))
-    by_hash: dict[str, list[int]] = {}
-    for position, sample in enumerate(samples):
-        by_hash.setdefault(sample_hash(sample), []).append(position)
-    order = sorted(by_hash, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
-    test: set[int] = set()
+    hashes = [sample_hash(sample) for sample in samples]
+    held = held_out_hashes(Counter(hashes), share, seed=seed)
+    return Split(
+        train=[index for index, each in enumerate(hashes) if each not in held],
+        test=[index for index, each in enumerate(hashes) if each in held],
+    )
+
+
+def held_out_hashes(counts: Mapping[str, int], share: str, *, seed: int = 0) -> frozenset[str]:
+    """Return the hashes of the samples that a split holds out.
+
+    Args:
+        counts: By :func:`sample_hash`, how many samples have that hash.
+        share: As in :func:`split_samples`.
+        seed: Another seed holds out other samples.
+
+    Raises:
+        ConfigError: The share is none, or leaves a side empty.
+    """
+    size = sum(counts.values())
+    wanted = held_out(share, size)
+    order = sorted(counts, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
+    held: set[str] = set()
+    taken = 0
     for each in order:
-        if len(test) >= wanted:
+        if taken >= wanted:
             break
-        test.update(by_hash[each])
-    if len(test) == len(samples):
+        held.add(each)
+        taken += counts[each]
+    if taken == size:
         raise ConfigError(
-            f"a test split of {share} holds out all {len(samples)} samples: many have the same "
+            f"a test split of {share} holds out all {size} samples: many have the same "
             "content; give a smaller share, or a --test-task"
         )
-    return Split(
-        train=[index for index in range(len(samples)) if index not in test],
-        test=sorted(test),
-    )
+    return frozenset(held)
 
 
 def held_out(share: str, size: int) -> int:

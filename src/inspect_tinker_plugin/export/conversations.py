@@ -1,0 +1,177 @@
+"""The conversations of a logged sample: what its model saw and said, a branch at a time.
+
+They come from the log's model events, not from the final messages, from which solvers take out
+what the model did say (``react()`` its call of ``submit``) and which hold one branch of several.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_ai.event import Event, ModelEvent, SpanBeginEvent
+from inspect_ai.log import EvalSample
+from inspect_ai.model import ChatMessageAssistant, ModelOutput
+
+from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.columns import message_row, tools_json
+
+_SCORERS = {"scorers", "scorer"}
+"""Types of the spans in which a sample is scored; who is asked there is a judge."""
+
+_CUT = {"max_tokens", "model_length", "content_filter"}
+"""Reasons for which a reply ends that are not the model's own; it must not learn to stop there."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One branch: calls of the model each of which begins with all of the one before."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """What the model saw at its last call, and what it said then; keys as in an export."""
+
+    trained: Sequence[bool]
+    """For each message, whether it holds words of the model to train on. A reply that two
+    branches share is trained on in the first; replies that were cut or do not parse, and words
+    that only look like the model's (few-shot examples), in none."""
+
+    tools: str
+    """The tools on offer, as JSON."""
+
+    turns: int
+    """Calls of the model."""
+
+    tokens: int | None
+    """Length as the model's provider counted it at the last call; ``None`` when it did not."""
+
+    @property
+    def prompt(self) -> int:
+        """Messages before the first that is trained on."""
+        return self.trained.index(True)
+
+
+def conversations(sample: EvalSample, model: str) -> list[Conversation]:
+    """Return the branches of a sample, in the order of their first calls.
+
+    Args:
+        sample: A sample with its events.
+        model: The model that was evaluated; the calls of others are not its words.
+
+    Raises:
+        ExportError: There is no call of the model, none of its words can be trained on, or a
+            message holds something other than text.
+    """
+    calls = _linked([_Call.of(event) for event in _calls(sample.events, model)])
+    if not calls:
+        raise ExportError(f"it has no call of {model}.")
+    continued = {id(call.parent) for call in calls if call.parent is not None}
+    taken: set[int] = set()
+    found = [_branch(call, taken) for call in _in_order(calls, continued)]
+    kept = [each for each in found if any(each.trained)]
+    if not kept:
+        raise ExportError("none of the model's replies is whole: all were cut, or do not parse.")
+    return kept
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of the model, and the one that it continues."""
+
+    event: ModelEvent
+    messages: list[dict[str, Any]]
+    tools: str
+    prefixes: list[bytes]
+    """Digests of the first messages: of none, of the first, of the first two …"""
+    parent: _Call | None = None
+
+    @classmethod
+    def of(cls, event: ModelEvent) -> _Call:
+        said = event.output.choices[0].message
+        messages = [message_row(message) for message in [*event.input, said]]
+        tools = tools_json(event.tools)
+        digest = hashlib.sha256(tools.encode("utf-8", "surrogatepass"))
+        prefixes = [digest.digest()]
+        for message in messages:
+            text = json.dumps(message, sort_keys=True)
+            digest.update(len(text).to_bytes(8, "big") + text.encode())
+            prefixes.append(digest.digest())
+        return cls(event, messages, tools, prefixes)
+
+    @property
+    def path(self) -> list[_Call]:
+        """The calls of the branch up to this one."""
+        path = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+
+def _calls(events: Sequence[Event], model: str) -> Iterator[ModelEvent]:
+    """Yield the answered calls of the model, but for those in which it judges."""
+    judging: set[str] = set()
+    for event in events:
+        if isinstance(event, SpanBeginEvent):
+            if event.type in _SCORERS or event.parent_id in judging:
+                judging.add(event.id)
+        elif (
+            isinstance(event, ModelEvent)
+            and event.model == model
+            and event.role is None
+            and event.span_id not in judging
+            and event.error is None
+            and not event.pending
+            and event.output.choices
+            and event.output.error is None
+        ):
+            yield event
+
+
+def _linked(calls: Sequence[_Call]) -> Sequence[_Call]:
+    """Find for each call the latest one of which its prompt holds everything."""
+    ends: dict[bytes, _Call] = {}
+    for call in calls:
+        for prefix in reversed(call.prefixes[:-1]):
+            if prefix in ends:
+                call.parent = ends[prefix]
+                break
+        ends[call.prefixes[-1]] = call
+    return calls
+
+
+def _in_order(calls: Sequence[_Call], continued: set[int]) -> list[_Call]:
+    """Return the last call of each branch, ordered by the branches' first calls."""
+    position = {id(call): number for number, call in enumerate(calls)}
+    ends = [call for call in calls if id(call) not in continued]
+    return sorted(ends, key=lambda end: (position[id(end.path[0])], position[id(end)]))
+
+
+def _branch(end: _Call, taken: set[int]) -> Conversation:
+    trained = [False] * len(end.messages)
+    path = end.path
+    for call in path:
+        if id(call) not in taken:
+            taken.add(id(call))
+            trained[len(call.messages) - 1] = _is_whole(call.event.output)
+    return Conversation(end.messages, trained, end.tools, len(path), _tokens(end.event.output))
+
+
+def _is_whole(output: ModelOutput) -> bool:
+    message = output.choices[0].message
+    return output.choices[0].stop_reason not in _CUT and _is_said(message)
+
+
+def _is_said(message: ChatMessageAssistant) -> bool:
+    """Return whether a message holds all that the model wrote; one that does not parse lacks it."""
+    calls = message.tool_calls or []
+    return not any(call.parse_error for call in calls) and bool(calls or message.text)
+
+
+def _tokens(output: ModelOutput) -> int | None:
+    usage = output.usage
+    if usage is None or not usage.output_tokens:
+        return None
+    read = (usage.input_tokens_cache_read or 0) + (usage.input_tokens_cache_write or 0)
+    return usage.input_tokens + read + usage.output_tokens

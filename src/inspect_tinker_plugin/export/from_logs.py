@@ -1,0 +1,456 @@
+"""An export of logs from beginning to end: samples read in order, rows written as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.log import EvalSample, read_eval_log_samples_by_id
+
+from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.export.choosing import Choice
+from inspect_tinker_plugin.export.columns import require_text, to_text
+from inspect_tinker_plugin.export.conversations import Conversation, conversations
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
+from inspect_tinker_plugin.export.formats import Format
+from inspect_tinker_plugin.export.journal import Failure
+from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
+from inspect_tinker_plugin.export.logged import Entry, Index, Reader, find_logs, index_logs
+from inspect_tinker_plugin.export.part import OpenPart
+from inspect_tinker_plugin.export.pipeline import (
+    ExportProgress,
+    ExportReport,
+    packages,
+)
+from inspect_tinker_plugin.export.schema import Row
+from inspect_tinker_plugin.tasks.split import held_out_hashes, sample_hash
+
+VERSION = 1
+"""Version of what is written; raised when an older beginning can no longer be continued."""
+
+_ABOUT = """Conversations of logged evals, written by `inspect rl export --from-logs`: what a model
+saw and said, from the logs' model events; `tools` and `scores` hold JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogExportOptions:
+    """How logs are exported."""
+
+    choice: Choice = field(default_factory=Choice)
+    """What is taken of them."""
+
+    layout: Layout = "chat"
+    """Columns: those of this project, or those that a trainer reads."""
+
+    format: Format = "parquet"
+    """File format."""
+
+    split: tuple[str, str] | None = None
+    """Name and share of a split that is held out, such as ``("test", "10%")``."""
+
+    split_seed: int = 0
+    """Another seed holds out other samples."""
+
+    overwrite: bool = False
+    """Start anew, whatever export the folder holds."""
+
+    def __post_init__(self) -> None:
+        if self.split is not None and (self.split[0] == TRAIN or not self.split[0].isalnum()):
+            raise ConfigError(
+                f"a split is held out under a name of letters and digits other than {TRAIN!r}, "
+                f"not {self.split[0]!r}"
+            )
+
+
+@dataclass(frozen=True)
+class LogExportReport(ExportReport):
+    """What an export of logs wrote."""
+
+    rows: Mapping[str, int]
+    """Rows by split."""
+
+    left_out: Mapping[str, int]
+    """Samples that were not chosen, by reason."""
+
+
+async def export_logs(
+    sources: Sequence[str],
+    output: Path,
+    options: LogExportOptions | None = None,
+    *,
+    on_progress: Callable[[ExportProgress], None] | None = None,
+) -> LogExportReport:
+    """Write the conversations of logs into a folder.
+
+    Args:
+        sources: ``.eval`` logs, and folders of them.
+        output: The folder.
+        options: What to write and how.
+        on_progress: Called after every sample.
+
+    Returns:
+        What was written. Samples that could not be exported are in it, and in ``export.json``.
+
+    Raises:
+        ConfigError: There are no logs, or the options do not go together.
+        ExportError: The folder cannot be written or continued, or there are no rows.
+    """
+    options = options or LogExportOptions()
+    check_target(output, overwrite=options.overwrite)
+    schema = log_schema(options.choice.form, options.layout)
+    paths = find_logs(sources)
+    index = await asyncio.to_thread(index_logs, paths, score=options.choice.score)
+    held = await asyncio.to_thread(_held_out, index, options)
+    folder = ExportFolder.claim(
+        output,
+        identity=_identity(index, options),
+        seed=None,
+        format=options.format,
+        schema=schema,
+        overwrite=options.overwrite,
+    )
+    try:
+        export = _LogExport(index, folder, options, held)
+        return await export.run(on_progress or (lambda progress: None))
+    finally:
+        if not folder.journal.parts:
+            folder.abandon()
+        folder.close()
+
+
+class _LogExport:
+    def __init__(
+        self,
+        index: Index,
+        folder: ExportFolder,
+        options: LogExportOptions,
+        held: frozenset[str],
+    ) -> None:
+        self._index = index
+        self._folder = folder
+        self._options = options
+        self._held = held
+        self._choice = options.choice
+        self._left_out: Counter[str] = Counter()
+        """By reason, what no sample has to be read for."""
+        self._part = OpenPart(0, log_schema(self._choice.form, options.layout))
+        self._groups: list[list[Entry]] = []
+        for group in index.groups:
+            kept = []
+            for entry in group:
+                reason = self._choice.why_not(entry)
+                if reason is None:
+                    kept.append(entry)
+                else:
+                    self._left_out[reason] += 1
+            if kept:
+                self._groups.append(kept)
+        self._reader = Reader(index, [entry for group in self._groups for entry in group])
+
+    async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
+        parts = self._folder.journal.parts
+        start = sum(part.samples for part in parts)
+        self._check_continuity()
+        continued = sum(len(group) for group in self._groups[:start])
+        total = sum(map(len, self._groups))
+        failed = sum(len(part.failures) for part in parts)
+        self._part = OpenPart(start, self._part.schema)
+        done = continued
+        on_progress(ExportProgress(done, total, failed))
+        try:
+            for group in self._groups[start:]:
+                rows, failures = await asyncio.to_thread(self._of_group, group)
+                self._part.add_unit(rows, failures)
+                done += len(group)
+                failed += len(failures)
+                on_progress(ExportProgress(done, total, failed))
+                if self._part.full:
+                    self._write()
+        except asyncio.CancelledError:
+            self._write()  # so that the next run goes on from here
+            raise
+        self._write()
+        return self._finish(continued)
+
+    def _of_group(self, group: Sequence[Entry]) -> tuple[list[tuple[str, Row]], list[Failure]]:
+        """Make the rows of the runs of one sample."""
+        failures: list[Failure] = []
+        make = self._pairs if self._choice.form == "preference" else self._spoken
+        rows = list(make(group, failures))
+        self._reader.forget(group)
+        return rows, failures
+
+    def _spoken(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
+        seen: set[str] = set()
+        taken = 0
+        for entry in self._choice.ordered(group):
+            if self._choice.best is not None and taken >= self._choice.best:
+                self._part.left_out["not among the best"] += 1
+                continue
+            run = self._run_of(entry, failures)
+            if run is None:
+                continue
+            if self._choice.form == "rejection":
+                text = json.dumps([talk.messages for talk in run.talks])
+                if text in seen:
+                    self._part.left_out["the same as another"] += 1
+                    continue
+                seen.add(text)
+            made: list[Row] = []
+            try:
+                for branch, talk in enumerate(run.talks):
+                    if self._fits(talk):
+                        further = self._further(run, branch)
+                        layout, form = self._options.layout, self._choice.form
+                        made += spoken_rows(layout, form, talk, further)
+                for row in made:
+                    require_text(row)
+            except ExportError as error:
+                failures.append(self._failure(entry, error))
+                continue
+            taken += bool(made)
+            for row in made:
+                yield run.split, row
+
+    def _pairs(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
+        runs: dict[int, _Run | None] = {}
+        taken = 0
+        for pair in self._choice.paired(group):
+            if taken >= self._choice.pairs:
+                break
+            for entry in pair:
+                if entry.place not in runs:
+                    runs[entry.place] = self._run_of(entry, failures)
+            better, worse = (runs[entry.place] for entry in pair)
+            if better is None or worse is None:
+                continue
+            row = self._pair(better, worse)
+            if row is None:
+                self._part.left_out["pairs without a common prompt"] += 1
+                continue
+            try:
+                require_text(row)
+            except ExportError as error:
+                failures.append(self._failure(better.entry, error))
+                continue
+            taken += 1
+            yield better.split, row
+
+    def _pair(self, better: _Run, worse: _Run) -> Row | None:
+        """Compare the first branches of two runs that begin alike."""
+        for branch, chosen in enumerate(better.talks):
+            for rejected in worse.talks:
+                start = chosen.prompt
+                if (
+                    better.split == worse.split
+                    and rejected.prompt == start
+                    and rejected.tools == chosen.tools
+                    and rejected.messages[:start] == chosen.messages[:start]
+                    and rejected.messages != chosen.messages
+                    and self._fits(chosen)
+                    and self._fits(rejected)
+                ):
+                    further = self._origin(better, branch) | {
+                        "rejected_epoch": worse.entry.epoch,
+                        "reward": better.entry.reward,
+                        "rejected_reward": worse.entry.reward,
+                    }
+                    return compared_row(self._options.layout, chosen, rejected, further)
+        return None
+
+    def _fits(self, talk: Conversation) -> bool:
+        most = self._choice.max_length
+        if most is None or (talk.tokens is not None and talk.tokens <= most):
+            return True
+        reason = "branches of unknown length" if talk.tokens is None else "branches too long"
+        self._part.left_out[reason] += 1
+        return False
+
+    def _run_of(self, entry: Entry, failures: list[Failure]) -> _Run | None:
+        try:
+            sample = self._reader.sample(entry)
+            if sample.invalidation is not None:
+                self._part.left_out["invalidated"] += 1
+                return None
+            talks = conversations(sample, self._index.logs[entry.log].caller)
+        except ExportError as error:
+            failures.append(self._failure(entry, error))
+            return None
+        except Exception as error:  # whatever it is, the other samples can be written
+            failures.append(self._failure(entry, ExportError(f"{type(error).__name__}: {error}")))
+            return None
+        held = self._held and sample_hash(sample) in self._held
+        assert not held or self._options.split is not None
+        split = self._options.split[0] if held and self._options.split else TRAIN
+        scores = {name: score.value for name, score in (sample.scores or {}).items()}
+        return _Run(entry, talks, split, to_text(scores), sample)
+
+    def _failure(self, entry: Entry, error: Exception) -> Failure:
+        log = self._index.logs[entry.log]
+        return Failure(entry.named(log), " ".join(str(error).split()))
+
+    def _origin(self, run: _Run, branch: int) -> dict[str, Any]:
+        log = self._index.logs[run.entry.log]
+        return {
+            "id": str(run.entry.id),
+            "epoch": run.entry.epoch,
+            "branch": branch,
+            "task": log.task,
+            "model": log.model,
+            "log": log.name,
+        }
+
+    def _further(self, run: _Run, branch: int) -> dict[str, Any]:
+        further = self._origin(run, branch)
+        further |= {"scores": run.scores, "reward": run.entry.reward}
+        if self._choice.form == "rewards" and self._options.layout == "trl":
+            assert run.entry.reward is not None
+            further["label"] = run.entry.reward >= self._choice.threshold
+        if self._choice.form == "rewards" and self._options.layout == "verifiers":
+            target = run.sample.target
+            further["answer"] = target if isinstance(target, str) else to_text(target)
+            further["info"] = to_text({"metadata": run.sample.metadata})
+        return further
+
+    def _write(self) -> None:
+        part, self._part = self._part, OpenPart(self._part.stop, self._part.schema)
+        if part.stop > part.start:
+            self._folder.add(
+                part.rows,
+                part.failures,
+                samples=part.stop - part.start,
+                digest=self._digest(part.start, part.stop),
+                left_out=part.left_out,
+            )
+
+    def _check_continuity(self) -> None:
+        start = 0
+        for part in self._folder.journal.parts:
+            stop = start + part.samples
+            if stop > len(self._groups) or part.digest != self._digest(start, stop):
+                raise ExportError(
+                    f"{self._folder.path} holds an unfinished export, but the logs have changed "
+                    "since. Use --overwrite to start again."
+                )
+            start = stop
+
+    def _digest(self, start: int, stop: int) -> str:
+        digest = hashlib.sha256()
+        for group in self._groups[start:stop]:
+            for entry in group:
+                name = self._index.logs[entry.log].path
+                digest.update(repr((name, entry.id, entry.epoch, entry.reward)).encode())
+        return digest.hexdigest()
+
+    def _finish(self, continued: int) -> LogExportReport:
+        parts = self._folder.journal.parts
+        failures = [*self._index.failures, *(f for part in parts for f in part.failures)]
+        rows = self._folder.rows
+        if not rows:
+            self._folder.abandon()
+            raise ExportError(f"nothing was written: {self._why_nothing(failures)}")
+        choice = self._choice
+        left_out = dict(self._all_left_out())
+        files = self._folder.finish(
+            ", ".join(sorted({log.task for log in self._index.logs})),
+            _ABOUT,
+            {
+                **_identity(self._index, self._options),
+                "task": ", ".join(sorted({log.task for log in self._index.logs})),
+                "models": sorted({log.model for log in self._index.logs}),
+                "columns": list(log_schema(choice.form, self._options.layout).columns),
+                "counts": {
+                    "samples": sum(map(len, self._index.groups)),
+                    "rows": rows,
+                    "failed": len(failures),
+                    "left_out": left_out,
+                },
+                "failures": [asdict(failure) for failure in failures],
+                "packages": packages(),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            },
+        )
+        return LogExportReport(
+            path=self._folder.path,
+            files=files,
+            written=sum(rows.values()),
+            failures=failures,
+            continued=continued,
+            rows=rows,
+            left_out=left_out,
+        )
+
+    def _all_left_out(self) -> Counter[str]:
+        total = Counter(self._left_out)
+        for part in self._folder.journal.parts:
+            total.update(part.left_out)
+        return total
+
+    def _why_nothing(self, failures: Sequence[Failure]) -> str:
+        total = sum(map(len, self._index.groups))
+        reasons = [f"{count} {reason}" for reason, count in self._all_left_out().most_common()]
+        if failures:
+            reasons.append(f"{len(failures)} failed, first {failures[0].id}: {failures[0].reason}")
+        if not reasons:
+            reasons = ["no two runs of a sample have different rewards"] if total else []
+        return f"of {total} logged samples, " + ("; ".join(reasons) or "none is complete")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a sample, read."""
+
+    entry: Entry
+    talks: Sequence[Conversation]
+    split: str
+    scores: str
+    sample: EvalSample
+
+
+def _held_out(index: Index, options: LogExportOptions) -> frozenset[str]:
+    """Return the hashes of the samples that are held out: by content, whatever their order."""
+    if options.split is None:
+        return frozenset()
+    counts: Counter[str] = Counter()
+    by_log: dict[int, list[Entry]] = {}
+    for group in index.groups:
+        by_log.setdefault(group[0].log, []).append(group[0])
+    for log, entries in by_log.items():
+        counts.update(_hashes(index.logs[log].path, entries))
+    return held_out_hashes(counts, options.split[1], seed=options.split_seed)
+
+
+def _hashes(path: str, entries: Sequence[Entry]) -> list[str]:
+    heavy = {"store", "messages", "output", "events", "timelines", "events_data"}
+    found = []
+    for entry in entries:
+        with suppress(Exception):  # it is named when its turn comes
+            (sample,) = read_eval_log_samples_by_id(
+                path,
+                [(entry.id, entry.epoch)],
+                resolve_attachments="core",
+                exclude_fields=heavy,
+            )
+            found.append(sample_hash(sample))
+    return found
+
+
+def _identity(index: Index, options: LogExportOptions) -> dict[str, Any]:
+    """Return what two runs must have in common for the second to continue the first."""
+    return {
+        "version": VERSION,
+        "logs": [log.path for log in index.logs],
+        "choice": asdict(options.choice),
+        "layout": options.layout,
+        "format": options.format,
+        "split": options.split,
+        "split_seed": options.split_seed,
+    }

@@ -1,0 +1,259 @@
+"""Layouts: rows with the columns that a trainer's released code reads.
+
+=============  ==========================================================================
+``chat``       this project's own: messages in OpenAI's form, tools as JSON
+``trl``        TRL's ``SFTTrainer``, ``DPOTrainer``, ``RewardTrainer``, ``KTOTrainer`` and, of
+               prompts, ``GRPOTrainer``
+``verl``       verl's ``RLHFDataset`` (prompts) and ``MultiTurnSFTDataset``
+``verifiers``  the wire form of a verifiers task (prompts), with completion and reward
+``tinker``     the cookbook's ``FromConversationFileBuilder`` and ``ComparisonBuilderFromJsonl``
+=============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.export.columns import PROMPTS
+from inspect_tinker_plugin.export.conversations import Conversation
+from inspect_tinker_plugin.export.schema import Kind, Row, Schema
+
+Layout = Literal["chat", "trl", "verl", "verifiers", "tinker"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+Form = Literal["sft", "preference", "rejection", "rewards"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+_ORIGIN: dict[str, Kind] = {
+    "id": "text",
+    "epoch": "int",
+    "branch": "int",
+    "task": "text",
+    "model": "text",
+    "log": "text",
+}
+"""Where a row of a log comes from."""
+
+_SPOKEN: dict[Layout, dict[str, Kind]] = {
+    "chat": {"messages": "messages", "tools": "text"},
+    "trl": {"prompt": "json", "completion": "json", "tools": "text"},
+    "verl": {"messages": "messages"},
+    "tinker": {"messages": "messages", "tools": "text"},
+}
+"""Columns of ``sft`` and ``rejection``."""
+
+_COMPARED: dict[Layout, dict[str, Kind]] = {
+    "chat": {"prompt": "messages", "chosen": "messages", "rejected": "messages", "tools": "text"},
+    "trl": {"prompt": "json", "chosen": "json", "rejected": "json", "tools": "text"},
+    "tinker": {"comparison": "comparison", "label": "text", "tools": "text"},
+}
+"""Columns of ``preference``."""
+
+_REWARDED: dict[Layout, dict[str, Kind]] = {
+    "chat": {"messages": "messages", "tools": "text"},
+    "trl": {"prompt": "json", "completion": "json", "label": "bool", "tools": "text"},
+    "verifiers": {
+        "prompt": "messages",
+        "completion": "messages",
+        "answer": "text",
+        "info": "text",
+        "tools": "text",
+    },
+    "tinker": {"messages": "messages", "tools": "text"},
+}
+"""Columns of ``rewards``, beside ``reward``."""
+
+_FORMS: dict[Form, dict[Layout, dict[str, Kind]]] = {
+    "sft": _SPOKEN,
+    "rejection": _SPOKEN,
+    "preference": _COMPARED,
+    "rewards": _REWARDED,
+}
+
+_VERL_PROMPTS: dict[str, Kind] = {
+    "data_source": "text",
+    "prompt": "messages",
+    "ability": "text",
+    "reward_model": "verl_reward",
+    "extra_info": "verl_info",
+}
+
+
+def prompt_schema(layout: Layout) -> Schema:
+    """Return the columns of an export of prompts."""
+    if layout == "verl":
+        return Schema(_VERL_PROMPTS)
+    columns = {**PROMPTS.columns, "prompt": "json"} if layout == "trl" else PROMPTS.columns
+    return Schema(columns, flat_calls=layout == "verifiers")
+
+
+def prompt_row(layout: Layout, row: Row, index: int) -> Row:
+    """Lay out a prompt.
+
+    Args:
+        layout: The layout.
+        row: As in the layout ``chat``.
+        index: Position of the sample in the export, from 0.
+    """
+    if layout == "verl":
+        return {
+            "data_source": row["task"],
+            "prompt": row["prompt"],
+            "ability": row["task"],
+            "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+            "extra_info": {"index": index, "id": row["id"], "info": row["info"]},
+        }
+    tools = row["tools"] if layout != "trl" else _tools(row["tools"])
+    return {**row, "prompt": _laid_out(row["prompt"], layout), "tools": tools}
+
+
+def log_schema(form: Form, layout: Layout) -> Schema:
+    """Return the columns of an export of logs.
+
+    Raises:
+        ConfigError: No trainer of the layout takes such rows.
+    """
+    columns = _FORMS[form].get(layout)
+    if columns is None:
+        able = ", ".join(each for each in LAYOUTS if each in _FORMS[form])
+        raise ConfigError(
+            f"there is nothing in {layout} that reads --as {form}; layouts with it: {able}"
+        )
+    rewarded: dict[str, Kind] = {"scores": "text", "reward": "float"}
+    if form == "preference":
+        rewarded = {"rejected_epoch": "int", "reward": "float", "rejected_reward": "float"}
+    marked = layout == "chat" or (layout == "tinker" and form != "preference")
+    flat = layout == "verifiers"
+    return Schema({**_ORIGIN, **columns, **rewarded}, flat_calls=flat, marked=marked)
+
+
+def spoken_rows(
+    layout: Layout, form: Form, talk: Conversation, further: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Lay out one branch: a row, or several where the layout cannot mark which words to train on.
+
+    Args:
+        layout: The layout.
+        form: Any but ``preference``.
+        talk: The branch.
+        further: Values of the other columns.
+
+    Raises:
+        ExportError: The trainer would read something other than what the branch is.
+    """
+    columns = _FORMS[form][layout]
+    if "messages" in columns:
+        yield _whole(layout, talk, further)
+        return
+    for start, end in _stretches(talk):
+        yield {
+            **further,
+            "prompt": _laid_out(talk.messages[:start], layout),
+            "completion": _laid_out(talk.messages[start:end], layout),
+            "tools": _tools(talk.tools) if layout == "trl" else talk.tools,
+        }
+
+
+def compared_row(
+    layout: Layout, chosen: Conversation, rejected: Conversation, further: Mapping[str, Any]
+) -> Row:
+    """Lay out a pair of branches that have the same prompt and the same tools."""
+    start = chosen.prompt
+    if layout == "tinker":
+        return {
+            **further,
+            "comparison": {
+                "prompt_conversation": _laid_out(chosen.messages[:start], layout),
+                "completion_A": _laid_out(chosen.messages[start:], layout),
+                "completion_B": _laid_out(rejected.messages[start:], layout),
+            },
+            "label": "A",
+            "tools": chosen.tools,
+        }
+    marked = layout == "chat"
+    return {
+        **further,
+        "prompt": _laid_out(
+            chosen.messages[:start], layout, marks=chosen.trained[:start] if marked else None
+        ),
+        "chosen": _laid_out(chosen.messages[start:], layout, marks=_marks(chosen, start, marked)),
+        "rejected": _laid_out(
+            rejected.messages[start:], layout, marks=_marks(rejected, start, marked)
+        ),
+        "tools": _tools(chosen.tools) if layout == "trl" else chosen.tools,
+    }
+
+
+def _whole(layout: Layout, talk: Conversation, further: Mapping[str, Any]) -> Row:
+    if layout == "verl":
+        said = [message["role"] == "assistant" for message in talk.messages]
+        if list(talk.trained) != said:
+            raise ExportError(
+                "verl trains on every assistant message, and this conversation has some that are "
+                "not to be trained on (examples, replies that were cut, or a branch's beginning "
+                "that another row has); --layout chat and trl can tell them apart."
+            )
+        if talk.tools != "[]":
+            raise ExportError(
+                "verl reads tools as Arrow structs, in which each tool gets the others' "
+                "parameters; --layout chat and trl keep them as they are."
+            )
+        return {**further, "messages": _laid_out(talk.messages, layout)}
+    return {
+        **further,
+        "messages": _laid_out(talk.messages, layout, marks=talk.trained),
+        "tools": talk.tools,
+    }
+
+
+def _stretches(talk: Conversation) -> Iterator[tuple[int, int]]:
+    """Yield where completions begin and end in which all of the model's words are trained on."""
+    start: int | None = None
+    end = 0
+    for place, message in enumerate(talk.messages):
+        if talk.trained[place]:
+            start = place if start is None else start
+            end = place + 1
+        elif message["role"] == "assistant" and start is not None:
+            yield start, end
+            start = None
+    if start is not None:
+        yield start, end
+
+
+def _marks(talk: Conversation, start: int, marked: bool) -> Sequence[bool] | None:
+    return talk.trained[start:] if marked else None
+
+
+def _laid_out(
+    messages: Sequence[Mapping[str, Any]],
+    layout: Layout,
+    *,
+    marks: Sequence[bool] | None = None,
+) -> list[dict[str, Any]] | str:
+    """Return messages as a layout has them: TRL's as JSON, without keys that do not apply."""
+    made = [dict(message) for message in messages]
+    for message in made:
+        if "tool_calls" in message:
+            message["tool_calls"] = [_call(call, layout) for call in message["tool_calls"]]
+    if marks is not None:
+        for message, mark in zip(made, marks, strict=True):
+            message["trainable"] = mark
+    return json.dumps(made, ensure_ascii=False) if layout == "trl" else made
+
+
+def _call(call: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
+    function = call["function"]
+    if layout == "verifiers":
+        return {"id": call["id"], "type": call["type"], **function}
+    if layout == "trl":  # chat templates want arguments as objects
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    return call
+
+
+def _tools(tools: str) -> str | None:
+    """Return tools as TRL reads them: some templates speak of tools when the list is empty."""
+    return None if tools == "[]" else tools

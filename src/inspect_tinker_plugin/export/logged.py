@@ -1,0 +1,283 @@
+"""Logged samples: an index of what logs hold, and the samples read when it is their turn.
+
+The index has a few hundred bytes per sample, from the logs' summaries. The samples themselves
+are read a few at a time. Everything here blocks, and belongs in a thread that has no event loop:
+there, Inspect's log functions need no patched asyncio.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.log import (
+    EvalLog,
+    EvalSample,
+    EvalSampleSummary,
+    list_eval_logs,
+    read_eval_log,
+    read_eval_log_sample_summaries,
+    read_eval_log_samples_by_id,
+)
+from inspect_ai.scorer import SampleScore, Score
+
+from inspect_tinker_plugin.episode.model import POLICY_MODEL, POLICY_PROVIDER
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.export.journal import Failure
+from inspect_tinker_plugin.rewards import UnscoredError
+from inspect_tinker_plugin.rewards.scores import score_reward
+
+_UNREAD = {"store", "messages", "output", "timelines"}
+"""Fields of a sample that an export does not look at."""
+
+_AT_ONCE = 16
+_BYTES_AT_ONCE = 8 * 1024 * 1024
+"""Samples that are read together have at most so many bytes, as a log holds them."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """One log, as its header says."""
+
+    path: str
+    name: str
+    """Name of the file."""
+    task: str
+    model: str
+    """The model that was evaluated, or is under training."""
+    caller: str
+    """What the log's model events call that model."""
+    headline: str | None
+    """The score that counts in this log; of our own logs the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One sample of a log: what is known of it before it is read."""
+
+    place: int
+    """Its position in the index."""
+    log: int
+    """Position of its log."""
+    id: int | str
+    epoch: int
+    reward: float | None
+    """Its score as a number; absent where it has none, which is not zero."""
+    error: bool
+    limit: str | None
+
+    def named(self, log: Log) -> str:
+        """Say which sample it is, for a person."""
+        return f"{self.id} (epoch {self.epoch} of {log.name})"
+
+
+@dataclass
+class Index:
+    """What logs hold."""
+
+    logs: list[Log] = field(default_factory=list)
+    groups: list[list[Entry]] = field(default_factory=list)
+    """The runs of a sample each, in the order of the samples' first appearance."""
+    failures: list[Failure] = field(default_factory=list)
+    """Logs that cannot be read."""
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All samples, in the order of the groups."""
+        return (entry for group in self.groups for entry in group)
+
+
+def find_logs(sources: Sequence[str]) -> list[str]:
+    """Return the logs that files and folders stand for, each once, by name.
+
+    Raises:
+        ConfigError: One is neither a log nor a folder with logs.
+    """
+    found: dict[str, None] = {}
+    for source in sources:
+        path = Path(source)
+        remote = "://" in source
+        if path.is_dir() or (remote and not source.endswith(".eval")):
+            infos = list_eval_logs(source, formats=["eval"]) if remote else []
+            names = sorted([info.name for info in infos] or map(str, path.rglob("*.eval")))
+            if not names:
+                raise ConfigError(f"the folder {source} holds no .eval log")
+        elif source.endswith(".eval") and (path.is_file() or remote):
+            names = [source]
+        elif path.is_file():
+            raise ConfigError(
+                f"{source} is no .eval log; `inspect log convert` makes one of a .json log"
+            )
+        else:
+            raise ConfigError(f"there is no log and no folder {source}")
+        found.update(dict.fromkeys(n if "://" in n else str(Path(n).absolute()) for n in names))
+    return list(found)
+
+
+def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
+    """Read headers and summaries.
+
+    Args:
+        paths: The logs.
+        score: The score that is the reward: its name, or ``name.key`` for one key of a dict
+            score; by default the log's headline score (in our own logs the reward), or else
+            the mean of all.
+
+    Raises:
+        ConfigError: No log has a score of that name.
+    """
+    index = Index()
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    seen: set[str] = set()
+    names: set[str] = set()
+    for path in paths:
+        try:
+            log = _log(path, read_eval_log(path, header_only=True))
+            summaries = read_eval_log_sample_summaries(path)
+        except Exception as error:  # whatever it is, the other logs can be read
+            index.failures.append(Failure(path, " ".join(f"it cannot be read: {error}".split())))
+            continue
+        index.logs.append(log)
+        for summary in summaries:
+            if not summary.completed or (summary.uuid is not None and summary.uuid in seen):
+                continue  # a log of a retry holds the samples of the log before it
+            if summary.uuid is not None:
+                seen.add(summary.uuid)
+            names.update(summary.scores or {})
+            entry = _entry(summary, len(index.logs) - 1, log, score)
+            groups.setdefault((log.task, repr(summary.id)), []).append(entry)
+    if score is not None and not any(_locate(score, names)):
+        raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
+    place = 0
+    for group in groups.values():
+        index.groups.append([_placed(entry, place + n) for n, entry in enumerate(group)])
+        place += len(group)
+    return index
+
+
+def _placed(entry: Entry, place: int) -> Entry:
+    return Entry(place, entry.log, entry.id, entry.epoch, entry.reward, entry.error, entry.limit)
+
+
+def _log(path: str, header: EvalLog) -> Log:
+    spec = header.eval
+    headline = spec.headline_metric
+    ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
+    return Log(
+        path=path,
+        name=path.rpartition("/")[2],
+        task=spec.task,
+        model=spec.model,
+        caller=POLICY_MODEL if ours else spec.model,
+        headline=None if headline is None else headline.scorer,
+    )
+
+
+def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None) -> Entry:
+    scores = summary.scores or {}
+    return Entry(
+        place=0,
+        log=log,
+        id=summary.id,
+        epoch=summary.epoch,
+        reward=reward_of(scores, score or header.headline),
+        error=summary.error is not None,
+        limit=summary.limit,
+    )
+
+
+def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
+    """Return the number that a score stands for; ``None`` when it is absent or no number.
+
+    Args:
+        scores: Scores of a sample.
+        path: The score's name, or ``name.key``; ``None`` for the mean of all.
+    """
+    if path is not None:
+        name, key = _locate(path, scores)
+        chosen = {name: scores[name]} if name else {}
+        if name and key:
+            value = scores[name].value
+            entry = value.get(key) if isinstance(value, Mapping) else None
+            if entry is None:
+                return None
+            chosen = {key: Score(value=entry)}
+    else:
+        chosen = dict(scores)
+    try:
+        values = [score_reward(n, SampleScore(score=each)).value for n, each in chosen.items()]
+    except UnscoredError:
+        return None
+    return sum(values) / len(values) if values else None
+
+
+def _locate(path: str, names: Mapping[str, Any] | set[str]) -> tuple[str, str]:
+    """Split ``name.key``; the longest beginning that is a name wins, for names with dots."""
+    name = path
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name, path[len(name) + 1 :] if name else ""
+
+
+class Reader:
+    """Reads the samples of an index, a few ahead.
+
+    Args:
+        index: The index.
+        entries: Those that may be asked for, about in that order.
+    """
+
+    def __init__(self, index: Index, entries: Sequence[Entry]) -> None:
+        self._logs = index.logs
+        self._entries = entries
+        self._at = {entry.place: number for number, entry in enumerate(entries)}
+        self._read: dict[int, EvalSample] = {}
+
+    def sample(self, entry: Entry) -> EvalSample:
+        """Return a sample, with its events and without its messages; the caller keeps it."""
+        if entry.place not in self._read:
+            self._fetch(self._window(entry))
+        return self._read.pop(entry.place)
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        """Let go of what was read ahead and is not needed."""
+        for entry in entries:
+            self._read.pop(entry.place, None)
+
+    def _window(self, first: Entry) -> list[Entry]:
+        sizes = _sizes(self._logs[first.log].path)
+        start = self._at[first.place]
+        window: list[Entry] = []
+        total = 0
+        for entry in self._entries[start : start + _AT_ONCE]:
+            total += sizes.get(f"samples/{entry.id}_epoch_{entry.epoch}.json", _BYTES_AT_ONCE // 4)
+            if entry.log != first.log or (window and total > _BYTES_AT_ONCE):
+                break
+            if entry.place not in self._read:
+                window.append(entry)
+        return window
+
+    def _fetch(self, window: Sequence[Entry]) -> None:
+        samples = read_eval_log_samples_by_id(
+            self._logs[window[0].log].path,
+            [(entry.id, entry.epoch) for entry in window],
+            concurrency=1,
+            resolve_attachments="core",
+            exclude_fields=_UNREAD,
+        )
+        self._read.update(
+            {entry.place: sample for entry, sample in zip(window, samples, strict=True)}
+        )
+
+
+@lru_cache(maxsize=4)
+def _sizes(path: str) -> Mapping[str, int]:
+    """Return the bytes of each file in a log; nothing for a log that is not of this machine."""
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as log:
+        return {info.filename: info.file_size for info in log.infolist()}
+    return {}

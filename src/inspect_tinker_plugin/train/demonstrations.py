@@ -1,0 +1,167 @@
+"""Exports of logs as data of the cookbook's supervised and preference loops.
+
+The cookbook's own ``FromConversationFileBuilder`` and ``ComparisonBuilderFromJsonl`` read exports
+of plain conversations in the layout ``tinker``. They know of no tools, and a renderer wants tool
+calls as objects, so these read the rest as well, in the layouts ``chat`` and ``tinker``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import chz
+import datasets
+import tinker
+from tinker_cookbook.preference.preference_datasets import ComparisonDatasetBuilder
+from tinker_cookbook.preference.types import Comparison, LabeledComparison
+from tinker_cookbook.renderers import (
+    Message,
+    Renderer,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    TrainOnWhat,
+)
+from tinker_cookbook.supervised.data import (
+    SupervisedDatasetFromHFDataset,
+    conversation_to_datum,
+)
+from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
+
+from inspect_tinker_plugin.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+@chz.chz
+class DemonstrationsBuilder(ChatDatasetBuilder):
+    """Conversations of an export ``--as sft``, ``rejection`` or ``rewards``, for imitation.
+
+    Trained on are the words that the export marks.
+    """
+
+    path: str = chz.field(doc="Folder of the export.")
+    held_out: str | None = chz.field(default=None, doc="Its split to evaluate on, if any.")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """Build both datasets.
+
+        Raises:
+            ConfigError: The folder holds no such export.
+        """
+        renderer = self.renderer
+
+        def datum(row: Row) -> tinker.Datum:
+            return conversation_to_datum(
+                conversation(row["messages"], row["tools"], renderer, marked=True),
+                renderer,
+                self.common_config.max_length,
+                TrainOnWhat.CUSTOMIZED,
+            )
+
+        train = rows_of(self.path, "train", "messages")
+        size = min(self.common_config.batch_size, len(train))
+        test = None
+        if self.held_out is not None:
+            rows = rows_of(self.path, self.held_out, "messages")
+            test = SupervisedDatasetFromHFDataset(rows, len(rows), map_fn=datum)
+        return SupervisedDatasetFromHFDataset(train, size, map_fn=datum), test
+
+
+@chz.chz
+class ComparisonsBuilder(ComparisonDatasetBuilder):
+    """Pairs of an export ``--as preference``, for the cookbook's preference loops."""
+
+    path: str = chz.field(doc="Folder of the export.")
+    renderer: Renderer = chz.field(doc="Describes the tools.")
+    held_out: str | None = chz.field(default=None, doc="Its split to evaluate on, if any.")
+
+    def get_train_and_test_datasets(self) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+        """Return the rows of the export.
+
+        Raises:
+            ConfigError: The folder holds no such export.
+        """
+        train = rows_of(self.path, "train", "tools")
+        test = None if self.held_out is None else rows_of(self.path, self.held_out, "tools")
+        return train, test
+
+    def example_to_labeled_comparison(self, example: dict[str, Any]) -> LabeledComparison | None:
+        """Return a row as the cookbook compares: A is the better."""
+        row = example.get("comparison") or {
+            "prompt_conversation": example["prompt"],
+            "completion_A": example["chosen"],
+            "completion_B": example["rejected"],
+        }
+        prompt = conversation(row["prompt_conversation"], example["tools"], self.renderer)
+        better, worse = ([_message(m) for m in row[f"completion_{each}"]] for each in "AB")
+        return LabeledComparison(Comparison(prompt, better, worse), label="A")
+
+
+def rows_of(path: str, split: str, column: str) -> datasets.Dataset:
+    """Load a split of an export.
+
+    Raises:
+        ConfigError: The folder holds no export with that split and that column.
+    """
+    try:
+        rows = datasets.load_dataset(path, split=split)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{path} holds no export with a split {split!r}: {reason}") from error
+    if column not in rows.column_names:
+        raise ConfigError(
+            f"{path} is no export of logs that can be used here: it has no column {column!r} but "
+            f"{', '.join(rows.column_names)}; export with --from-logs --as ... and the layout chat "
+            "or tinker"
+        )
+    return rows
+
+
+def conversation(
+    messages: Sequence[Row], tools: str | None, renderer: Renderer, *, marked: bool = False
+) -> list[Message]:
+    """Return an export's messages as a renderer takes them, its tools before them.
+
+    Args:
+        messages: The messages of a row.
+        tools: The tools on offer, as JSON.
+        renderer: Describes the tools; several leading system messages become one.
+        marked: Whether each message says if it is to be trained on.
+    """
+    leading = 0
+    while leading < len(messages) and messages[leading]["role"] == "system":
+        leading += 1
+    system = "\n\n".join(message["content"] for message in messages[:leading])
+    specs = [cast(ToolSpec, each["function"]) for each in json.loads(tools or "[]")]
+    opening: list[Message] = []
+    if specs:
+        opening = renderer.create_conversation_prefix_with_tools(specs, system)
+    elif leading:
+        opening = [Message(role="system", content=system)]
+    if marked:
+        for message in opening:
+            message["trainable"] = False
+    return [*opening, *(_message(message, marked=marked) for message in messages[leading:])]
+
+
+def _message(row: Row, *, marked: bool = False) -> Message:
+    content: Any = row["content"]
+    if row.get("reasoning_content"):
+        thought = ThinkingPart(type="thinking", thinking=row["reasoning_content"])
+        content = [thought, *([TextPart(type="text", text=content)] if content else [])]
+    message = Message(role=row["role"], content=content)
+    if row.get("tool_calls"):
+        message["tool_calls"] = [
+            ToolCall(id=call["id"], function=ToolCall.FunctionBody(**call["function"]))
+            for call in row["tool_calls"]
+        ]
+    for key in ("tool_call_id", "name"):
+        if row.get(key):
+            message[key] = row[key]
+    if marked:
+        message["trainable"] = bool(row["trainable"])
+    return message

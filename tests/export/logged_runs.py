@@ -1,0 +1,112 @@
+"""Logs to export: evals of scripted models, written and read back for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import datasets
+from inspect_ai import Task
+from inspect_ai import eval as inspect_eval
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalLog, EvalSample, read_eval_log
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.solver import TaskState
+from inspect_ai.tool import Tool, tool
+
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.export.choosing import Choice
+from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport, export_logs
+from inspect_tinker_plugin.scripted.model import scripted_model
+from inspect_tinker_plugin.scripted.replies import Script, call, say
+
+T = TypeVar("T")
+MODEL = "scripted/model"
+
+
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Call in another thread: below a running event loop, Inspect would patch asyncio."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def evaluated(task: Task, script: Script, log_dir: Path, **options: Any) -> EvalLog:
+    """Run an eval; returns its log as it is on the disk."""
+
+    def run() -> EvalLog:
+        model = scripted_model(script)
+        (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none", **options)
+        return read_eval_log(log.location, resolve_attachments="full")
+
+    return apart(run)
+
+
+def only_sample(task: Task, script: Script, log_dir: Path, **options: Any) -> EvalSample:
+    log = evaluated(task, script, log_dir, **options)
+    assert log.samples is not None
+    (sample,) = log.samples
+    assert sample.error is None, sample.error.message
+    return sample
+
+
+@tool
+def add() -> Tool:
+    async def execute(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    return execute
+
+
+@scorer(metrics=[accuracy()])
+def as_said() -> Scorer:
+    """Gives what the model says as the score; ``none`` gives no score."""
+
+    async def score(state: TaskState, target: Target) -> Score | None:
+        said = state.output.completion
+        return None if said == "none" else Score(value=float(said.partition(" ")[0]))
+
+    return score
+
+
+def sums(count: int = 3, **options: Any) -> Task:
+    samples = [Sample(id=n, input=f"{n} + 2", target=str(n + 2)) for n in range(1, count + 1)]
+    return Task(name="sums", dataset=samples, **options)
+
+
+def agent(count: int = 3) -> Task:
+    return sums(count, solver=react(tools=[add()]), scorer=includes())
+
+
+def adds_and_submits(request: TurnRequest) -> Any:
+    """Calls the tool, and submits what it says; wrongly in every other sample."""
+    last = request.messages[-1]
+    if last.role != "tool":
+        a = int(last.text.partition(" ")[0])
+        return say("I add.", call("add", a=a, b=2))
+    return say("", call("submit", answer=last.text if int(last.text) % 2 else "0"))
+
+
+def run_export(
+    sources: Sequence[Path] | Path, folder: Path, choice: Choice | None = None, **options: Any
+) -> LogExportReport:
+    """Export in a loop of its own."""
+    import asyncio
+
+    paths = [sources] if isinstance(sources, Path) else sources
+    chosen = LogExportOptions(choice=choice or Choice(), **options)
+    return asyncio.run(export_logs([str(path) for path in paths], folder, chosen))
+
+
+def loaded(folder: Path, split: str = "train") -> list[dict[str, Any]]:
+    data = datasets.load_dataset(str(folder), split=split, cache_dir=str(folder) + "-cache")
+    rows: list[dict[str, Any]] = data.to_list()
+    return rows

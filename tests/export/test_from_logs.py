@@ -1,0 +1,423 @@
+"""Logs as data: which samples become rows, in which splits, and what interrupts or repeats that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tests.export.logged_runs import (
+    adds_and_submits,
+    agent,
+    apart,
+    as_said,
+    evaluated,
+    loaded,
+    run_export,
+    sums,
+)
+from tests.logs.rollouts import by_word, dataset, roll_out
+
+from inspect_tinker_plugin.cli.export import export_command
+from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.export import from_logs, part
+from inspect_tinker_plugin.export.choosing import Choice
+from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
+from inspect_tinker_plugin.export.logged import find_logs, reward_of
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.tasks.split import split_samples
+
+FOUR = ["0.5 a", "1 b", "0 c", "1 d"]
+"""What four epochs say, and score."""
+
+
+def scored(folder: Path, says: list[str] | None = None, count: int = 1) -> Path:
+    """A log of samples whose epochs score what they say."""
+    said = iter((says or FOUR) * count)
+    task = sums(count, scorer=as_said(), epochs=len(says or FOUR))
+    evaluated(task, lambda request: next(said), folder, max_samples=1)
+    return folder
+
+
+def replies(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["messages"][-1]["content"] for row in rows]
+
+
+def test_every_run_of_a_sample_is_a_row_to_imitate(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    evaluated(agent(), adds_and_submits, logs, epochs=2)
+    report = run_export(logs, tmp_path / "out")
+    rows = loaded(tmp_path / "out")
+    assert report.written == len(rows) == 6
+    assert {(row["id"], row["epoch"]) for row in rows} == {
+        (str(n), e) for n in (1, 2, 3) for e in (1, 2)
+    }
+    assert {row["model"] for row in rows} == {"scripted/model"}
+    assert {row["task"] for row in rows} == {"sums"}
+    assert [m["trainable"] for m in rows[0]["messages"]] == [False, False, True, False, True]
+    assert [row["reward"] for row in rows if row["id"] == "2"] == [0.0, 0.0]
+    assert json.loads(rows[0]["tools"])[0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(), FOUR),
+        (Choice(min_score=0.5), ["0.5 a", "1 b", "1 d"]),
+        (Choice(max_score=0.5), ["0.5 a", "0 c"]),
+        (Choice(best=1), ["1 b"]),
+        (Choice(best=3), ["1 b", "1 d", "0.5 a"]),
+        (Choice(form="rejection"), ["1 b", "1 d"]),
+        (Choice(form="rejection", best=1), ["1 b"]),
+        (Choice(form="rejection", threshold=0.5), ["0.5 a", "1 b", "1 d"]),
+        (Choice(form="rewards"), FOUR),
+    ],
+    ids=str,
+)
+def test_runs_are_chosen_by_reward(choice: Choice, said: list[str], tmp_path: Path) -> None:
+    run_export(scored(tmp_path / "logs"), tmp_path / "out", choice)
+    assert replies(loaded(tmp_path / "out")) == said
+
+
+def test_rejection_takes_the_same_words_once(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs", ["1", "1", "1 other"])
+    report = run_export(logs, tmp_path / "out", Choice(form="rejection"))
+    assert replies(loaded(tmp_path / "out")) == ["1", "1 other"]
+    assert report.left_out == {"the same as another": 1}
+
+
+@pytest.mark.parametrize(
+    ("choice", "pairs"),
+    [
+        ({}, [("1 b", "0 c")]),
+        ({"pairs": 2}, [("1 b", "0 c"), ("1 d", "0.5 a")]),
+        (
+            {"pairs": 9},
+            [("1 b", "0 c"), ("1 d", "0.5 a"), ("0.5 a", "0 c"), ("1 b", "0.5 a"), ("1 d", "0 c")],
+        ),
+        ({"pairs": 9, "margin": 1.0}, [("1 b", "0 c"), ("1 d", "0 c")]),
+    ],
+    ids=str,
+)
+def test_pairs_are_of_one_sample_and_of_different_rewards(
+    choice: dict[str, Any], pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    run_export(scored(tmp_path / "logs"), tmp_path / "out", Choice(form="preference", **choice))
+    rows = loaded(tmp_path / "out")
+    assert sorted((r["chosen"][0]["content"], r["rejected"][0]["content"]) for r in rows) == sorted(
+        pairs
+    )
+    assert (rows[0]["chosen"][0]["content"], rows[0]["rejected"][0]["content"]) == pairs[0]
+    for row in rows:
+        assert row["reward"] > row["rejected_reward"]
+        assert [m["content"] for m in row["prompt"]] == ["1 + 2"]
+
+
+def test_pairs_have_one_prompt(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    for number, said in enumerate(["1", "0"]):
+        sample = Sample(id=1, input=f"version {number}", target="3")
+        evaluated(Task(name="t", dataset=[sample], scorer=as_said()), [said], logs)
+    with pytest.raises(ExportError, match="1 pairs without a common prompt"):
+        run_export(logs, tmp_path / "out", Choice(form="preference"))
+
+
+def test_a_sample_without_a_score_has_no_reward_rather_than_zero(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs", ["0", "none", "1"])
+    run_export(logs, tmp_path / "sft")
+    assert [row["reward"] for row in loaded(tmp_path / "sft")] == [0.0, None, 1.0]
+    report = run_export(logs, tmp_path / "rewards", Choice(form="rewards"))
+    assert replies(loaded(tmp_path / "rewards")) == ["0", "1"]
+    assert report.left_out == {"unscored": 1}
+
+
+@solver
+def failing(at: int) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        if state.epoch == at:
+            raise ValueError("broken")
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize(
+    ("errors", "epochs"), [("drop", [1, 3]), ("keep", [1, 2, 3]), ("only", [2])]
+)
+def test_samples_that_failed_are_left_out_unless_wanted(
+    errors: Any, epochs: list[int], tmp_path: Path
+) -> None:
+    task = sums(1, solver=failing(2), scorer=as_said(), epochs=3, fail_on_error=False)
+    evaluated(task, lambda request: "1", tmp_path / "logs")
+    run_export(tmp_path / "logs", tmp_path / "out", Choice(errors=errors))
+    assert sorted(row["epoch"] for row in loaded(tmp_path / "out")) == epochs
+
+
+@pytest.mark.parametrize(("limits", "epochs"), [("keep", [1, 2]), ("drop", [2]), ("only", [1])])
+def test_samples_that_a_limit_ended_can_be_left_out(
+    limits: Any, epochs: list[int], tmp_path: Path
+) -> None:
+    said = iter(["1", "1", "1"])
+
+    @solver
+    def twice() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            return await generate(state) if state.epoch == 1 else state
+
+        return solve
+
+    task = sums(1, solver=twice(), scorer=as_said(), epochs=2, message_limit=2)
+    evaluated(task, lambda request: next(said), tmp_path / "logs", max_samples=1)
+    run_export(tmp_path / "logs", tmp_path / "out", Choice(limits=limits))
+    assert sorted(row["epoch"] for row in loaded(tmp_path / "out")) == epochs
+
+
+def test_long_branches_and_those_of_unknown_length_can_be_left_out(tmp_path: Path) -> None:
+    from inspect_ai.model import ModelUsage
+
+    from inspect_tinker_plugin.scripted.replies import say
+
+    said = iter(
+        [
+            say("1 short", usage=ModelUsage(input_tokens=5, output_tokens=5)),
+            say("1 long", usage=ModelUsage(input_tokens=5, output_tokens=6)),
+            say("1 unknown", usage=ModelUsage()),
+        ]
+    )
+    task = sums(1, scorer=as_said(), epochs=3)
+    evaluated(task, lambda request: next(said), tmp_path / "logs", max_samples=1)
+    report = run_export(tmp_path / "logs", tmp_path / "out", Choice(max_length=10))
+    assert replies(loaded(tmp_path / "out")) == ["1 short"]
+    assert report.left_out == {"branches too long": 1, "branches of unknown length": 1}
+
+
+def test_rollout_logs_have_the_reward_of_the_training(tmp_path: Path) -> None:
+    groups = dataset(
+        by_word(), tmp_path, batch_size=2, group_size=2, reward="score:graded_by_word.right"
+    )
+    lines = ["2", "no"], ["5", "4"]
+    rewards = [
+        roll_out(group, said) for group, said in zip(groups.get_batch(0), lines, strict=True)
+    ]
+    assemble_pending(tmp_path)
+    run_export(tmp_path, tmp_path / "out", Choice(form="rewards"))
+    rows = loaded(tmp_path / "out")
+    assert [row["reward"] for row in rows] == [each for group in rewards for each in group]
+    assert [row["messages"][-1]["content"] for row in rows] == ["2", "no", "5", "4"]
+
+
+def test_a_log_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs")
+    (log,) = logs.glob("*.eval")
+    copy = tmp_path / "copy.eval"  # an eval that was retried repeats what its first log has
+    copy.write_bytes(log.read_bytes())
+    report = run_export([logs, log, copy], tmp_path / "out")
+    assert report.written == 4
+
+
+def test_a_log_that_cannot_be_read_is_named_and_the_others_are_exported(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs")
+    (logs / "bad.eval").write_bytes(b"PK\x03\x04 half")
+    report = run_export(logs, tmp_path / "out")
+    assert report.written == 4
+    (failure,) = report.failures
+    assert failure.id.endswith("bad.eval")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no.eval", "there is no log"),
+        ("empty", "holds no .eval log"),
+        ("x.json", "inspect log convert"),
+    ],
+)
+def test_what_is_no_log_is_refused(path: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.json").touch()
+    with pytest.raises(ConfigError, match=message):
+        find_logs([str(tmp_path / path)])
+
+
+def test_a_score_that_no_log_has_is_refused(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs")
+    with pytest.raises(ConfigError, match="no log has a score 'accuracy'; there is as_said"):
+        run_export(logs, tmp_path / "out", Choice(score="accuracy"))
+
+
+def test_a_score_is_named_by_itself_or_with_a_key() -> None:
+    from inspect_ai.scorer import Score
+
+    scores = {"a.b": Score(value=0.5), "judge": Score(value={"x": 1.0, "y": 0.0})}
+    assert reward_of(scores, "a.b") == 0.5
+    assert reward_of(scores, "judge.x") == 1.0
+    assert reward_of(scores, "judge") == 0.5
+    assert reward_of(scores, "judge.z") is None
+    assert reward_of(scores, "other") is None
+    assert reward_of({}, None) is None
+    assert reward_of({**scores, "c": Score(value=float("nan"))}, None) is None
+
+
+# splits
+
+
+def sides(folder: Path) -> dict[str, set[str]]:
+    return {
+        split: {row["messages"][0]["content"] for row in loaded(folder, split)}
+        for split in ("train", "test")
+    }
+
+
+def test_a_split_is_by_sample_and_that_of_a_training(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs", ["1", "0"], count=10)
+    report = run_export(logs, tmp_path / "out", split=("test", "30%"))
+    found = sides(tmp_path / "out")
+    assert report.rows == {"train": 14, "test": 6}
+    assert not found["train"] & found["test"]
+    task = sums(10)
+    held = split_samples(list(task.dataset), "30%").test
+    assert found["test"] == {task.dataset[index].input for index in held}
+
+
+def test_a_split_does_not_depend_on_the_order_or_the_names_of_logs(tmp_path: Path) -> None:
+    samples = [Sample(id=n, input=f"{n} + 2", target="x") for n in range(12)]
+    shuffled = random.Random(1).sample(samples, 12)
+    for name, chosen in (("a", samples), ("b", shuffled)):
+        task = Task(name=name, dataset=chosen, scorer=as_said())
+        evaluated(task, lambda request: "1", tmp_path / name)
+        run_export(tmp_path / name, tmp_path / f"out-{name}", split=("test", "0.25"))
+    assert sides(tmp_path / "out-a") == sides(tmp_path / "out-b")
+
+
+def test_the_same_question_under_two_ids_is_on_one_side(tmp_path: Path) -> None:
+    samples = [Sample(id=n, input=f"question {n % 5}", target="x") for n in range(10)]
+    evaluated(Task(dataset=samples, scorer=as_said()), lambda request: "1", tmp_path / "logs")
+    run_export(tmp_path / "logs", tmp_path / "out", split=("test", "20%"))
+    found = sides(tmp_path / "out")
+    assert not found["train"] & found["test"]
+    assert len(found["test"]) == 1
+
+
+@pytest.mark.parametrize("split", [("train", "10%"), ("", "10%"), ("te/st", "10%")])
+def test_names_of_splits_that_are_none_are_refused(split: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="a split is held out under a name"):
+        LogExportOptions(split=split)
+
+
+# interruptions
+
+
+def test_an_interrupted_export_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs", ["1 a", "1 a", "0 b"], count=6)
+    choice = Choice(form="rejection")
+    monkeypatch.setattr(part, "PART_ROWS", 2)
+    whole = run_export(logs, tmp_path / "whole", choice, split=("test", "4"))
+
+    async def interrupted() -> None:
+        at_three = asyncio.Event()
+        export = asyncio.ensure_future(
+            export_logs(
+                [str(logs)],
+                tmp_path / "out",
+                LogExportOptions(choice=choice, split=("test", "4")),
+                on_progress=lambda now: at_three.set() if now.done >= 6 else None,
+            )
+        )
+        await at_three.wait()
+        export.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await export
+
+    asyncio.run(interrupted())
+    report = run_export(logs, tmp_path / "out", choice, split=("test", "4"))
+    assert report.continued > 0
+    assert report.rows == whole.rows
+    assert report.left_out == whole.left_out == {"not good": 6, "the same as another": 8}
+    for split in ("train", "test"):
+        assert loaded(tmp_path / "out", split) == loaded(tmp_path / "whole", split)
+
+
+def test_an_export_of_other_logs_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs", count=3)
+    monkeypatch.setattr(part, "PART_ROWS", 1)
+
+    def full_disk(*arguments: Any) -> Any:
+        raise OSError("full")
+
+    with monkeypatch.context() as context:
+        calls = iter(range(100))
+        taken = from_logs._LogExport._of_group
+        context.setattr(
+            from_logs._LogExport,
+            "_of_group",
+            lambda self, group: full_disk() if next(calls) == 1 else taken(self, group),
+        )
+        with pytest.raises(OSError, match="full"):
+            run_export(logs, tmp_path / "out")
+    scored(logs)
+    with pytest.raises(ExportError, match="differs in logs"):
+        run_export(logs, tmp_path / "out")
+
+
+# the command
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    result = apart(CliRunner().invoke, export_command, list(arguments))
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_the_command_says_what_it_wrote_and_left_out(tmp_path: Path) -> None:
+    logs = scored(tmp_path / "logs")
+    status, said = command(
+        "--from-logs", str(logs), "--as", "rejection", "-o", str(tmp_path / "out")
+    )
+    assert status == 0, said
+    assert "Wrote 2 rows (2 in train)" in said
+    assert "Left out: 2 not good." in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from-logs", "x", "--limit", "3"], "--limit does not go with --from-logs"),
+        (["--from-logs", "x", "-T", "a=1"], "-T does not go with --from-logs"),
+        (["toy.py", "--best", "3"], "--best goes only with --from-logs"),
+        (["toy.py", "--as", "sft"], "--as goes only with --from-logs"),
+        (["one.py", "two.py"], "one TASK, or --from-logs LOGS..."),
+        (["--from-logs", "x", "--split", "test"], "expected NAME=SHARE such as test=10%"),
+    ],
+    ids=lambda value: value[-2] if isinstance(value, list) else "",
+)
+def test_options_that_would_do_nothing_are_refused(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    status, said = command(*arguments, "-o", str(tmp_path / "out"))
+    assert status == 2
+    assert message in said
+
+
+def test_an_upload_that_fails_leaves_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    out = tmp_path / "out"
+    status, said = command("--from-logs", str(logs), "-o", str(out), "--push-to-hub", "me/data")
+    assert status == 1
+    assert "is complete, but was not uploaded to 'me/data'" in said
+    assert len(loaded(out)) == 4
