@@ -61,7 +61,7 @@ def require_tried() -> None:
         reason = _verdict().reason
         if reason is not None:
             raise VersionError(
-                f"{_shown(names)} was not there when {PACKAGE} {_version(PACKAGE)} was tested, and "
+                f"{_shown(names)} was not tested with {PACKAGE} {_version(PACKAGE)}; "
                 f"with it, episodes differ from evals: {reason}. Install {_tested(names)}, or "
                 f"set {UNCHECKED}=1 to continue."
             )

@@ -151,7 +151,7 @@ async def test_a_cancellation_of_a_scorers_own_making_is_the_scorers_failure() -
 
         return score
 
-    with pytest.raises(EpisodeError, match="cancelled by nothing") as caught:
+    with pytest.raises(EpisodeError, match="cancelled, but not by the episode") as caught:
         await roll(Task(dataset=ask(), scorer=cancels_itself()), ["yes"])
     assert caught.value.cause is Cause.SCORER
 

@@ -162,5 +162,5 @@ async def test_a_cancellation_of_its_own_making_is_the_functions_failure() -> No
     async def cancels(result: EpisodeResult) -> float:
         raise asyncio.CancelledError
 
-    with pytest.raises(AggregatorError, match="cancelled by nothing"):
+    with pytest.raises(AggregatorError, match="cancelled, but not by the episode"):
         await resolve_reward(cancels)(finished())

@@ -78,7 +78,7 @@ async def test_the_turn_is_told_from_the_prompt() -> None:
     second = await policy(prompt(1, 2, *first.tokens, 3), [])
     assert first.tokens == again.tokens
     assert second.tokens != first.tokens
-    with pytest.raises(ScriptExhausted, match="2 replies, turn 2"):
+    with pytest.raises(ScriptExhausted, match="2 replies, but turn 2"):
         await policy(prompt(1, 2, *first.tokens, 3, *second.tokens, 4), [])
 
 

@@ -154,7 +154,7 @@ class BridgeSandbox:
         if said:
             raise AgentBridgeError(
                 f"the model API on port {port} of the sandbox did not come up: {said}. The local "
-                "sandbox shares the ports of this machine: give each episode a port of its own, or "
+                "sandbox shares the ports of this machine: give each episode its own port, or "
                 "use docker_pool"
             )
         async with listener:

@@ -294,7 +294,9 @@ def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
         if callable(script):
             return script(replace(request, index=turn))
         if turn >= len(script):
-            return ScriptExhausted(f"the script has {len(script)} replies, turn {turn} asked")
+            return ScriptExhausted(
+                f"the script has {len(script)} replies, but turn {turn} was asked for"
+            )
         return script[turn]
 
     return reply

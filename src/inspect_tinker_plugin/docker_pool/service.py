@@ -68,7 +68,7 @@ def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
         if key not in HONOURED and not key.startswith("x-"):
             raise refuse(key)
     if service.get("privileged"):
-        raise refuse("privileged", "a privileged container has no walls")
+        raise refuse("privileged", "a privileged container is not isolated")
     if str(service.get("restart") or "no").lower() not in ("no", "false"):
         raise refuse("restart", "a restarted container would lose the episode's state")
     if not service.get("image") and not service.get("build"):
@@ -76,7 +76,7 @@ def _parse(service: dict[str, Any], base: Path, source: str) -> ContainerConfig:
     command = _words(service.get("command"))
     for key in ("stdin_open", "tty"):
         if service.get(key) and not (command is None or is_keep_alive(command)):
-            raise refuse(key, "only as a way to keep a shell up")
+            raise refuse(key, "only to keep a shell running")
     extension = _extension(service.get("x-docker-pool") or {}, source)
     return ContainerConfig(
         image=service.get("image"),
@@ -204,7 +204,7 @@ def _mount(item: Any, base: Path, refuse: Refuse) -> Mount:
     if kind == "bind":
         source = str((base / Path(source).expanduser()).resolve())
         if any(socket.is_relative_to(source) for socket in _engine_sockets()):
-            raise refuse(f"volumes {source}", "it would hand out the Docker engine")
+            raise refuse(f"volumes {source}", "it would give access to the Docker engine")
     return Mount(source=source, target=target, kind=kind)
 
 
@@ -274,7 +274,7 @@ def _ulimit(name: str, value: Any) -> tuple[str, int, int]:
 def _runtime(service: dict[str, Any], refuse: Refuse) -> str | None:
     runtime = service.get("runtime")
     if runtime == "nvidia":
-        raise refuse("runtime nvidia", "it hands out the host's GPUs")
+        raise refuse("runtime nvidia", "it gives access to the host's GPUs")
     return None if runtime is None else str(runtime)
 
 

@@ -19,7 +19,7 @@ def being_cancelled() -> bool:
 
 def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     """Turn a ``CancelledError`` that nobody asked for into an ordinary error."""
-    wrapped = RuntimeError(f"{what} was cancelled by nothing that belongs to the episode")
+    wrapped = RuntimeError(f"{what} was cancelled, but not by the episode")
     wrapped.__cause__ = error
     return wrapped
 

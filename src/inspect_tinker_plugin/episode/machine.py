@@ -27,7 +27,7 @@ CLOSE_GRACE = 120.0
 HAD_NOT_ENDED = "later it had not ended"
 """Part of the error message of an episode that was given up."""
 
-CANCELLED_ITSELF = "it was cancelled by nothing that belongs to the episode"
+CANCELLED_ITSELF = "it was cancelled, but not by the episode"
 """Part of the error message of an episode that something inside it has cancelled."""
 
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before
@@ -156,8 +156,8 @@ class EpisodeMachine:
         await asyncio.wait([task], timeout=patience)
         if not task.done():
             logger.error(
-                "%s: it was closed %.0f s ago and still runs; something in it does not let "
-                "itself be cancelled. It is left to itself",
+                "%s: it was closed %.0f s ago and still runs; something in it "
+                "cannot be cancelled. It is left running",
                 self.name,
                 patience,
             )

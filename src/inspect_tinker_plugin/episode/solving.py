@@ -86,7 +86,7 @@ class Solving:
                     group.start_soon(self._solve, group, cancelled)
                 if cancelled:
                     raise RuntimeError(
-                        "the solver was cancelled by nothing that belongs to the episode "
+                        "the solver was cancelled, but not by the episode "
                         "(no limit, and the episode was not closed)"
                     ) from cancelled[0]
             except Exception as error:

@@ -72,7 +72,7 @@ async def _within(timeout: float | None, work: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise RuntimeError("it was cancelled by nothing that belongs to the episode") from ex
+        raise RuntimeError("it was cancelled, but not by the episode") from ex
 
 
 async def _apart(work: Coroutine[Any, Any, Any]) -> Any:

@@ -116,8 +116,8 @@ class ScriptedPolicy:
         if turn >= len(script):
             self.exhausted = True
             raise ScriptExhausted(
-                f"the script has {len(script)} replies, turn {turn} asked; add one, or let the "
-                "episode end earlier (max_turns)"
+                f"the script has {len(script)} replies, but turn {turn} was asked for; add one, "
+                "or let the episode end earlier (max_turns)"
             )
         reply: ScriptTurn = script[turn]
         return reply

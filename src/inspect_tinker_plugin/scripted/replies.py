@@ -137,7 +137,9 @@ class Player:
         if callable(self.script):
             return self.script
         if turn >= len(self.script):
-            return ScriptExhausted(f"the script has {len(self.script)} replies, turn {turn} asked")
+            return ScriptExhausted(
+                f"the script has {len(self.script)} replies, but turn {turn} was asked for"
+            )
         return self.script[turn]
 
 

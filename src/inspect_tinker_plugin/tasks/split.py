@@ -25,26 +25,41 @@ def sample_hash(sample: Sample | EvalSample) -> str:
     logged sample has the hash of the sample that it is of, unless that has files: a log holds
     their names only.
     """
-    content = {
+    return content_hash(sample_content(sample))
+
+
+def sample_content(sample: Sample | EvalSample) -> dict[str, Any]:
+    """Return the parts of a sample that make it the question that it is."""
+    return {
         "input": sample.input,
         "choices": sample.choices,
         "target": sample.target,
         "files": sample.files,
         "setup": sample.setup,
     }
-    text = json.dumps(_plain(content), sort_keys=True, ensure_ascii=False, default=str)
+
+
+def content_hash(content: object, *, fold_spaces: bool = False) -> str:
+    """Hash content, the same in every process.
+
+    Args:
+        content: Values of samples, such as texts, messages and mappings of them.
+        fold_spaces: Whether texts that differ only in white space are the same.
+    """
+    plain = _plain(content, fold_spaces)
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, fold_spaces: bool) -> Any:
     if isinstance(value, BaseModel):
         # The ids of messages differ from process to process.
         return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): _plain(entry, fold_spaces) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value
+        return [_plain(entry, fold_spaces) for entry in value]
+    return " ".join(value.split()) if fold_spaces and isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def check_request(request: TrainRequest) -> None:
         from inspect_tinker_plugin.local import settings as local
 
         if request.base_url is not None:
-            raise ConfigError("--local starts a server of its own; leave --base-url out")
+            raise ConfigError("--local starts its own server; leave --base-url out")
         if reason := local.missing():
             raise ConfigError(reason)
         if request.model is not None and not Path(request.model).expanduser().is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -11,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.dataset import Sample
-from pydantic import BaseModel
 
 from inspect_tinker_plugin.audit.answers import choice_texts, holds, targets
 from inspect_tinker_plugin.audit.contract import AuditContext, finding, per_sample, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.near import NotInstalled, near_pairs
 from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.tasks.split import content_hash, sample_content
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
@@ -141,29 +140,11 @@ def _copies(samples: Sequence[Sample]) -> list[Finding]:
 
 
 def _content(sample: Sample) -> dict[str, Any]:
-    return {
-        "input": sample.input,
-        "choices": sample.choices,
-        "target": sample.target,
-        "files": sample.files,
-        "setup": sample.setup,
-        "sandbox": sample.sandbox,
-    }
+    return {**sample_content(sample), "sandbox": sample.sandbox}
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(_plain(content), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return " ".join(value.split()) if isinstance(value, str) else value
+    return content_hash(content, fold_spaces=True)
 
 
 def question(sample: Sample) -> str:
