@@ -73,6 +73,15 @@ def test_links_to_files_lead_somewhere(document: Path) -> None:
     assert not broken
 
 
+def test_the_answers_of_where_is_are_modules_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Where is")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z_/]+\.py)`", table))
+    package = ROOT / "src" / "inspect_tinker_plugin"
+    assert len(named) >= 12
+    assert not [path for path in named if not (package / path).is_file()]
+
+
 def anchors(file: Path) -> set[str]:
     """Anchors that a Markdown file's headings get on the code hosts."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text("utf-8")), re.MULTILINE)
