@@ -70,27 +70,27 @@ _OF_LOGS: list[Any] = [
         "--max-length",
         type=click.IntRange(1),
         metavar="TOKENS",
-        help="Only branches of at most so many tokens, as the model's provider counted them.",
+        help="Only branches of at most this many tokens, as the model's provider counted them.",
     ),
     click.option(
         "--best",
         type=click.IntRange(1),
         metavar="K",
-        help="At most so many runs of each sample, those with the highest rewards.",
+        help="Maximum runs per sample, those with the highest rewards.",
     ),
     click.option(
         "--threshold",
         type=float,
         default=1.0,
         show_default=True,
-        help="Reward from which on a run is good (--as rejection, and labels of --as rewards).",
+        help="Minimum reward of a good run (--as rejection, and labels of --as rewards).",
     ),
     click.option(
         "--margin",
         type=click.FloatRange(0),
         default=0.0,
         show_default=True,
-        help="By how much the rewards of a pair differ, at least.",
+        help="Minimum difference of the rewards of a pair.",
     ),
     click.option(
         "--pairs",
@@ -98,16 +98,16 @@ _OF_LOGS: list[Any] = [
         default=1,
         show_default=True,
         metavar="K",
-        help="At most so many pairs of each sample.",
+        help="Maximum pairs per sample.",
     ),
     click.option(
         "--split",
         metavar="NAME=SHARE",
         callback=lambda ctx, param, text: _parse_split(text),
-        help="Hold out a share of the samples as a split of its own, e.g. test=10%.",
+        help="Hold out a share of the samples as a separate split, e.g. test=10%.",
     ),
     click.option(
-        "--split-seed", type=int, default=0, show_default=True, help="Hold out other samples."
+        "--split-seed", type=int, default=0, show_default=True, help="Seed of the held-out samples."
     ),
 ]
 """Options that go with --from-logs only."""

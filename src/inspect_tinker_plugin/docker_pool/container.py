@@ -172,7 +172,7 @@ class Container:
             raise await self.failure(ex) from ex
 
     async def failure(self, ex: ConnectionError | ExecutorSilent) -> SandboxError:
-        """Return what a failed request means, once it is known what became of the container.
+        """Return what a failed request means, once the state of the container is known.
 
         Raises:
             SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.

@@ -60,7 +60,7 @@ class LogExportOptions:
     """Another seed holds out other samples."""
 
     overwrite: bool = False
-    """Start anew, whatever export the folder holds."""
+    """Start again, whatever export the folder holds."""
 
     def __post_init__(self) -> None:
         if self.split is not None and (self.split[0] == TRAIN or not self.split[0].isalnum()):
@@ -175,7 +175,7 @@ class _LogExport:
                 if self._part.full:
                     self._write()
         except asyncio.CancelledError:
-            self._write()  # so that the next run goes on from here
+            self._write()  # so that the next run continues from here
             raise
         self._write()
         return self._finish(continued)
