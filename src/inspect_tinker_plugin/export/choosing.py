@@ -1,4 +1,4 @@
-"""Which logged samples become rows, and which two become a pair."""
+"""Chooses which logged samples become rows, and which two become a pair."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is taken of logs."""
+    """The choice of logged samples and runs."""
 
     form: Form = "sft"
-    """What the rows are for."""
+    """The purpose of the rows."""
 
     score: str | None = None
     """The score that is the reward, as ``name`` or ``name.key``; by default the log's headline
     score (of rollout logs, the reward), or else the mean of all."""
 
     min_score: float | None = None
-    """Only samples with at least that reward."""
+    """Only samples with at least this reward."""
 
     max_score: float | None = None
-    """Only samples with at most that reward."""
+    """Only samples with at most this reward."""
 
     errors: Keep = "drop"
     """Samples that failed."""
@@ -38,19 +38,19 @@ class Choice:
     """Samples that a limit ended."""
 
     max_length: int | None = None
-    """Only branches of at most so many tokens, as the model's provider counted them."""
+    """Only branches of at most this many tokens, as the model's provider counted them."""
 
     best: int | None = None
-    """At most so many runs of a sample, those with the highest rewards."""
+    """Maximum runs per sample, those with the highest rewards."""
 
     threshold: float = 1.0
-    """The reward from which on a run is good: ``rejection`` takes no others."""
+    """Minimum reward of a good run: ``rejection`` takes no others."""
 
     margin: float = 0.0
-    """By how much the rewards of a pair must differ, at least; they always differ."""
+    """Minimum difference of the rewards of a pair; they always differ."""
 
     pairs: int = 1
-    """At most so many pairs of a sample."""
+    """Maximum pairs per sample."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -89,7 +89,7 @@ class Choice:
         return None
 
     def ordered(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the runs of a sample as they are tried: the best first, if not all are taken."""
+        """Return the runs of a sample in the order to try them: the best first, if limited."""
         if self.best is None:
             return list(entries)
         return sorted(entries, key=_falling)

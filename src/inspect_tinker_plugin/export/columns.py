@@ -62,7 +62,7 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
 
 
 def require_text(row: Mapping[str, Any]) -> None:
-    """Make sure that a row can be written.
+    """Check that a row can be written.
 
     Raises:
         ExportError: It has a text that is none in UTF-8.

@@ -1,4 +1,4 @@
-"""The conversations of a logged sample: what its model saw and said, a branch at a time.
+"""The conversations of a logged sample: what its model saw and said, branch by branch.
 
 They come from the log's model events, not from the final messages, from which solvers take out
 what the model did say (``react()`` its call of ``submit``) and which hold one branch of several.
@@ -20,7 +20,7 @@ from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.columns import message_row, tools_json
 
 _SCORERS = {"scorers", "scorer"}
-"""Types of the spans in which a sample is scored; who is asked there is a judge."""
+"""Types of the spans in which a sample is scored; model calls in them are those of a judge."""
 
 _CUT = {"max_tokens", "model_length", "content_filter"}
 """Reasons for which a reply ends that are not the model's own; it must not learn to stop there."""
@@ -28,10 +28,10 @@ _CUT = {"max_tokens", "model_length", "content_filter"}
 
 @dataclass(frozen=True)
 class Conversation:
-    """One branch: calls of the model each of which begins with all of the one before."""
+    """One branch: calls of the model, each of which begins with the whole one before."""
 
     messages: Sequence[Mapping[str, Any]]
-    """What the model saw at its last call, and what it said then; keys as in an export."""
+    """The model's last prompt, and its last reply; keys as in an export."""
 
     trained: Sequence[bool]
     """For each message, whether it holds words of the model to train on. A reply that two
@@ -39,13 +39,13 @@ class Conversation:
     that only look like the model's (few-shot examples), in none."""
 
     tools: str
-    """The tools on offer, as JSON."""
+    """The tools offered, as JSON."""
 
     turns: int
     """Calls of the model."""
 
     tokens: int | None
-    """Length as the model's provider counted it at the last call; ``None`` when it did not."""
+    """Length as the model's provider counted it at the last call; ``None`` if it did not count."""
 
     @property
     def prompt(self) -> int:
@@ -110,7 +110,7 @@ class _Call:
 
 
 def _calls(events: Sequence[Event], model: str) -> Iterator[ModelEvent]:
-    """Yield the answered calls of the model, but for those in which it judges."""
+    """Yield the answered calls of the model, except those in which it is a judge."""
     judging: set[str] = set()
     for event in events:
         if isinstance(event, SpanBeginEvent):
@@ -130,7 +130,7 @@ def _calls(events: Sequence[Event], model: str) -> Iterator[ModelEvent]:
 
 
 def _linked(calls: Sequence[_Call]) -> Sequence[_Call]:
-    """Find for each call the latest one of which its prompt holds everything."""
+    """Find for each call the latest one that its prompt continues."""
     ends: dict[bytes, _Call] = {}
     for call in calls:
         for prefix in reversed(call.prefixes[:-1]):
@@ -164,7 +164,7 @@ def _is_whole(output: ModelOutput) -> bool:
 
 
 def _is_said(message: ChatMessageAssistant) -> bool:
-    """Return whether a message holds all that the model wrote; one that does not parse lacks it."""
+    """Return whether a message holds all that the model wrote; unparsed messages do not."""
     calls = message.tool_calls or []
     return not any(call.parse_error for call in calls) and bool(calls or message.text)
 

@@ -1,4 +1,4 @@
-"""An export of logs from beginning to end: samples read in order, rows written as they come."""
+"""An export of logs from beginning to end: samples are read in order, rows written at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LogExportOptions:
     """How logs are exported."""
 
     choice: Choice = field(default_factory=Choice)
-    """What is taken of them."""
+    """Which samples and runs become rows."""
 
     layout: Layout = "chat"
     """Columns: those of this project, or those that a trainer reads."""
@@ -57,7 +57,7 @@ class LogExportOptions:
     """Name and share of a split that is held out, such as ``("test", "10%")``."""
 
     split_seed: int = 0
-    """Another seed holds out other samples."""
+    """Seed of the held-out samples."""
 
     overwrite: bool = False
     """Start again, whatever export the folder holds."""
@@ -72,7 +72,7 @@ class LogExportOptions:
 
 @dataclass(frozen=True)
 class LogExportReport(ExportReport):
-    """What an export of logs wrote."""
+    """The result of an export of logs."""
 
     rows: Mapping[str, int]
     """Rows by split."""
@@ -140,7 +140,7 @@ class _LogExport:
         self._held = held
         self._choice = options.choice
         self._left_out: Counter[str] = Counter()
-        """By reason, what no sample has to be read for."""
+        """Count, by reason, the samples that are left out without being read."""
         self._part = OpenPart(0, log_schema(self._choice.form, options.layout))
         self._groups: list[list[Entry]] = []
         for group in index.groups:
@@ -284,7 +284,7 @@ class _LogExport:
         except ExportError as error:
             failures.append(self._failure(entry, error))
             return None
-        except Exception as error:  # whatever it is, the other samples can be written
+        except Exception as error:  # whatever the reason, the other samples can be written
             failures.append(self._failure(entry, ExportError(f"{type(error).__name__}: {error}")))
             return None
         held = self._held and sample_hash(sample) in self._held
@@ -432,7 +432,7 @@ def _hashes(path: str, entries: Sequence[Entry]) -> list[str]:
     heavy = {"store", "messages", "output", "events", "timelines", "events_data"}
     found = []
     for entry in entries:
-        with suppress(Exception):  # it is named when its turn comes
+        with suppress(Exception):  # reported when it is the sample's turn
             (sample,) = read_eval_log_samples_by_id(
                 path,
                 [(entry.id, entry.epoch)],

@@ -36,7 +36,7 @@ class Part:
     """Hash of the samples' ids, inputs and targets, in their order."""
     failures: list[Failure] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
-    """By reason, what was found not to be wanted when it was read."""
+    """Number of samples left out after they were read, by reason."""
 
 
 class Journal:

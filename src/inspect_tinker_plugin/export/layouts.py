@@ -133,7 +133,7 @@ def log_schema(form: Form, layout: Layout) -> Schema:
 def spoken_rows(
     layout: Layout, form: Form, talk: Conversation, further: Mapping[str, Any]
 ) -> Iterator[Row]:
-    """Lay out one branch: a row, or several where the layout cannot mark which words to train on.
+    """Lay out one branch: one row, or several if the layout cannot mark the words to train on.
 
     Args:
         layout: The layout.
@@ -255,5 +255,5 @@ def _call(call: Mapping[str, Any], layout: Layout) -> Mapping[str, Any]:
 
 
 def _tools(tools: str) -> str | None:
-    """Return tools as TRL reads them: some templates speak of tools when the list is empty."""
+    """Return tools as TRL reads them: some templates mention tools even for an empty list."""
     return None if tools == "[]" else tools

@@ -1,4 +1,4 @@
-"""Logged samples: an index of what logs hold, and the samples read when it is their turn.
+"""Logged samples: an index of the logs' contents; samples are read when it is their turn.
 
 The index has a few hundred bytes per sample, from the logs' summaries. The samples themselves
 are read a few at a time. Everything here blocks, and belongs in a thread that has no event loop:
@@ -33,16 +33,16 @@ from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import score_reward
 
 _UNREAD = {"store", "messages", "output", "timelines"}
-"""Fields of a sample that an export does not look at."""
+"""Fields of a sample that an export does not use."""
 
 _AT_ONCE = 16
 _BYTES_AT_ONCE = 8 * 1024 * 1024
-"""Samples that are read together have at most so many bytes, as a log holds them."""
+"""Maximum bytes of samples that are read together, by their size in the log."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """One log, as its header says."""
+    """One log, from its header."""
 
     path: str
     name: str
@@ -51,14 +51,14 @@ class Log:
     model: str
     """The model that was evaluated, or is under training."""
     caller: str
-    """What the log's model events call that model."""
+    """The name of that model in the log's model events."""
     headline: str | None
-    """The score that counts in this log; of our own logs the reward."""
+    """The main score of this log; for rollout logs the reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One sample of a log: what is known of it before it is read."""
+    """One sample of a log, as far as it is known without reading it."""
 
     place: int
     """Its position in the index."""
@@ -67,7 +67,7 @@ class Entry:
     id: int | str
     epoch: int
     reward: float | None
-    """Its score as a number; absent where it has none, which is not zero."""
+    """Its score as a number; absent if it has none, which is not zero."""
     error: bool
     limit: str | None
 
@@ -78,11 +78,11 @@ class Entry:
 
 @dataclass
 class Index:
-    """What logs hold."""
+    """The contents of logs."""
 
     logs: list[Log] = field(default_factory=list)
     groups: list[list[Entry]] = field(default_factory=list)
-    """The runs of a sample each, in the order of the samples' first appearance."""
+    """The runs of each sample, in the order of the samples' first appearance."""
     failures: list[Failure] = field(default_factory=list)
     """Logs that cannot be read."""
 
@@ -139,7 +139,7 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
         try:
             log = _log(path, read_eval_log(path, header_only=True))
             summaries = read_eval_log_sample_summaries(path)
-        except Exception as error:  # whatever it is, the other logs can be read
+        except Exception as error:  # whatever the reason, the other logs can be read
             index.failures.append(Failure(path, " ".join(f"it cannot be read: {error}".split())))
             continue
         index.logs.append(log)
@@ -192,7 +192,7 @@ def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None)
 
 
 def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
-    """Return the number that a score stands for; ``None`` when it is absent or no number.
+    """Return a score as a number; ``None`` when it is absent or not a number.
 
     Args:
         scores: Scores of a sample.
@@ -245,7 +245,7 @@ class Reader:
         return self._read.pop(entry.place)
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        """Let go of what was read ahead and is not needed."""
+        """Discard samples that were read ahead and are not needed."""
         for entry in entries:
             self._read.pop(entry.place, None)
 

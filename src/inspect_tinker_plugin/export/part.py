@@ -16,11 +16,11 @@ PART_SECONDS = 30.0
 
 FIRST_ROWS = 256
 FIRST_SECONDS = 1.0
-"""The first part is written when it reaches both: whoever watches sees soon what there will be."""
+"""The first part is written when it reaches both, so that results can be seen early."""
 
 
 class OpenPart:
-    """Rows that are not written yet, and what they are of.
+    """Rows that are not written yet, and the samples that they come from.
 
     Args:
         start: Position of the first unit: a sample, or the runs of one.
@@ -34,13 +34,13 @@ class OpenPart:
         self.rows: dict[str, list[Row]] = {}
         self.failures: list[Failure] = []
         self.left_out: Counter[str] = Counter()
-        """By reason, what was found not to be wanted when it was read."""
+        """Number of samples left out after they were read, by reason."""
         self._bytes = 0
         self._count = 0
         self._since = time.monotonic()
 
     def add_unit(self, rows: Sequence[tuple[str, Row]], failures: Sequence[Failure]) -> None:
-        """Add all that one unit became: rows with their splits, and failures."""
+        """Add the results of one unit: rows with their splits, and failures."""
         self.stop += 1
         self._count += max(1, len(rows))
         self.failures += failures

@@ -326,6 +326,6 @@ def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
 
 
 def packages() -> dict[str, str]:
-    """Return the releases that decide about what is written."""
+    """Return the releases of packages that determine what is written."""
     names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}

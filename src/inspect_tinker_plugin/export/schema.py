@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 Kind = Literal[
     "text", "json", "int", "float", "bool", "messages", "comparison", "verl_reward", "verl_info"
 ]
-"""What a column holds; ``json`` is text in the files, and what it says to ``datasets``."""
+"""The type of a column; ``json`` is text in the files, and parsed by ``datasets``."""
 
 RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """Keys of a message beside role and content; only in exports where a message needs them."""
