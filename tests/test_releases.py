@@ -142,7 +142,7 @@ def test_a_release_that_behaves_differently_is_refused_in_one_line(release: Rele
     assert "inspect-ai 0.3.9999" in line
     assert "INSPECT_RL_UNCHECKED=1" in line
     assert "scores" in line
-    assert release.remembered() == [line.partition("eval is with it: ")[2].partition(". Inst")[0]]
+    assert release.remembered() == [line.partition("differ from evals: ")[2].partition(". Inst")[0]]
     again = release.inspect("rl", "export", "toy.py", "--output", "out")
     assert only_line(again) == line
     assert "comparing" not in again.stderr
