@@ -4,19 +4,24 @@ Each release is installed without its dependencies into a folder of its own, whi
 the environment's own packages; what it asks for and does not find there is said beside its result.
 So fifteen releases of Inspect need one environment, and a release whose requirements an index
 cannot meet is tried all the same.
+
+Each result is kept as soon as it is there, with a digest of the source. A run that was stopped
+continues: a release is tried again only if the package or its tests have changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 
@@ -27,6 +32,7 @@ from inspect_tinker_plugin.releases import TRIED
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = Path(sys.prefix) / "compat"
+KEPT = FOLDERS / "results.jsonl"
 PAGE = ROOT / "docs" / "compatibility.md"
 TABLE = re.compile(r"(?<=<!-- make compat -->\n).*?(?=<!-- end -->)", re.DOTALL)
 NEWEST = "newest"
@@ -104,7 +110,11 @@ def run(folder: Path, *command: str) -> tuple[bool, str]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder), "INSPECT_RL_UNCHECKED": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")]),
+            "INSPECT_RL_UNCHECKED": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -142,6 +152,38 @@ def _last(said: str, pattern: str) -> str:
     return found[-1] if found else said.splitlines()[-1] if said else "nothing"
 
 
+def source() -> str:
+    """A digest of the package and of what is run here: what a result was shown of."""
+    digest = hashlib.sha256()
+    for folder in ("src", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kept(shown_of: str) -> dict[tuple[str, str], Row]:
+    """What was kept of earlier runs, the latest of each release."""
+    rows: dict[tuple[str, str], Row] = {}
+    for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() else ():
+        found = json.loads(line)
+        if found.pop("source") == shown_of:
+            row = Row(**found)
+            rows[row.name, row.release] = row
+    return rows
+
+
+def keep(row: Row, shown_of: str) -> None:
+    """Add a result to what is kept."""
+    with KEPT.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**asdict(row), "source": shown_of}) + "\n")
+
+
+def _sorted(rows: Iterable[Row]) -> list[Row]:
+    newest_first = sorted(rows, key=lambda row: Version(row.release), reverse=True)
+    return sorted(newest_first, key=lambda row: row.name)
+
+
 def page(rows: Sequence[Row]) -> str:
     """The documentation page with these rows in its table."""
     lines = ["| release | tests | parity | notes |", "| --- | --- | --- | --- |", *map(str, rows)]
@@ -155,20 +197,31 @@ def main() -> int:
     parser.add_argument("only", nargs="*", metavar="NAME=RELEASE", help=f"or NAME={NEWEST}")
     parser.add_argument("--docker", action="store_true", help="with the parity cases of Docker")
     parser.add_argument("--jobs", type=int, default=1, help="releases at once")
+    parser.add_argument("--again", action="store_true", help="also what was tried before")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {PAGE.name}")
     args = parser.parse_args()
     wanted = [each.partition("=")[::2] for each in args.only] or [
         (name, release) for name in TRIED for release in releases(name)
     ]
+    FOLDERS.mkdir(exist_ok=True)
+    shown_of = source()
+    before = {} if args.again else kept(shown_of)
+
+    def result(name: str, release: str) -> Row:
+        if (row := before.get((name, release))) is None:
+            row = try_release(name, release, docker=args.docker)
+            keep(row, shown_of)
+        return row
+
     for name, release in wanted:
         install(name, release)
     rows = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for row in pool.map(lambda each: try_release(*each, docker=args.docker), wanted):
+        for row in pool.map(lambda each: result(*each), wanted):
             rows.append(row)
             print(row, flush=True)
-    if args.write:
-        PAGE.write_text(page(rows), encoding="utf-8")
+            if args.write:
+                PAGE.write_text(page(_sorted(kept(shown_of).values())), encoding="utf-8")
     bad = [f"{row.name} {row.release}" for row in rows if not row.passed]
     print(f"{len(rows)} releases, {len(rows) - len(bad)} pass", *bad, sep="; ")
     return 1 if bad else 0

@@ -58,3 +58,13 @@ def test_what_is_declared_is_imported() -> None:
 
 def test_requirements_have_a_lower_bound() -> None:
     assert not [str(each) for each in requirements() if ">=" not in str(each.specifier)]
+
+
+def test_where_the_package_lives_is_said_in_one_place() -> None:
+    [address] = PROJECT["urls"].values()
+    folders = ("src", "docs", "tests", "scripts", "example_tasks", "example_plugins", ".github")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+    files += list(ROOT.glob("*.md"))
+    texts = {path: path.read_bytes() for path in files}
+    assert len(texts) > 300
+    assert not [str(path) for path, text in texts.items() if address.encode() in text]

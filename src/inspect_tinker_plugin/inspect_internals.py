@@ -11,6 +11,7 @@ to one :class:`VersionError` that names what is missing, not to a stray ImportEr
 from __future__ import annotations
 
 import ast
+import asyncio
 import hashlib
 import importlib
 import inspect
@@ -18,7 +19,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import cache
@@ -26,7 +27,11 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
+from anyio.abc import Process
+
 from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
 
 SUPPORTED_INSPECT = ">=0.3.270,<0.4"
 
@@ -125,6 +130,12 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.solver._task_state:state_jsonable": "the state in the transcript's first event",
     "inspect_ai.util._anyio:inner_exception": "the one exception inside a task group's",
     "inspect_ai.util._checkpoint.checkpointer_factory:create_checkpointer": "react() asserts one",
+    "inspect_ai.util._concurrency:_concurrency_registry": (
+        "limits of the process that were made before they could serve several event loops"
+    ),
+    "inspect_ai.util._concurrency:anyio": (
+        "limits of the process (connections, subprocesses) serve one event loop only"
+    ),
     "inspect_ai.util._limit:monitor_working_limit": "ends a sample that exceeds its working limit",
     "inspect_ai.util._limit:record_sample_limit_data": "sample_limits() for scorers",
     "inspect_ai.util._limit:reset_sample_limit_data": "sample_limits() for scorers",
@@ -157,6 +168,9 @@ PRIVATE_NAMES: dict[str, str] = {
         "carries out a program's call: limits, terminations, checks"
     ),
     "inspect_ai.util._store:init_subtask_store": "store() of a sample",
+    "inspect_ai.util._subprocess:open_process": (
+        "a process whose start is cancelled can keep its event loop from ever ending"
+    ),
 }
 
 
@@ -283,7 +297,7 @@ from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._solver import SolverSpec
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
 from inspect_ai.tool import ToolCall, ToolCallError, ToolDef
-from inspect_ai.util import Limit, SandboxEnvironment, display_type
+from inspect_ai.util import Limit, SandboxEnvironment, _concurrency, _subprocess, display_type
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
 from inspect_ai.util._limit import (
@@ -378,8 +392,10 @@ __all__ = [
     "set_sample_state",
     "set_sandbox_limits",
     "set_task_generate",
+    "share_limits_between_loops",
     "solver_from_spec",
     "somebody_watches_model_calls",
+    "start_processes_uncut",
     "state_jsonable",
     "state_limits",
     "task_file",
@@ -683,6 +699,74 @@ def leave_out_solver_events() -> None:
 def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
     """Message, token and cost limit of a state, to be entered around its solver."""
     return state._message_limit, state._token_limit, state._cost_limit
+
+
+# what Inspect keeps for the whole process
+
+
+class _AnyioOfLimits:
+    """Replaces ``anyio`` in the module of Inspect's limits, with limiters for all event loops."""
+
+    CapacityLimiter = ProcessLimiter
+    Semaphore = ProcessSemaphore
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(anyio, name)
+
+
+def share_limits_between_loops() -> None:
+    """Make Inspect's process-wide limits work with, and count over, all event loops.
+
+    ``concurrency()`` (a model's connections, subprocesses, a tool's own calls) waits in limiters
+    that belong to one loop. A trainer with several threads and a loop in each would wait for
+    ever, since a waiter that is let in from another loop is not woken.
+    """
+    if isinstance(_concurrency.anyio, _AnyioOfLimits):  # type: ignore[attr-defined]  # its import
+        return
+    _concurrency.anyio = _AnyioOfLimits()  # type: ignore[attr-defined,assignment]  # stands in
+    made = getattr(_concurrency._concurrency_registry, "_semaphores", {})
+    for key, limit in list(made.items()):
+        if limit.value >= limit.concurrency:  # one that is in use belongs to a running eval
+            made.pop(key, None)
+
+
+START_PATIENCE = 0.5
+"""Seconds that a process whose start was cancelled has to finish starting, before it is killed."""
+
+_open_process = _subprocess.open_process  # type: ignore[attr-defined]  # its import
+
+
+async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
+    """Start a process for Inspect; if the start is cancelled, finish it and kill the process.
+
+    asyncio itself waits for a process whose start is cancelled, and does so for ever if its pipes
+    were not connected yet: they are connected in another task, which a loop that ends cancels as
+    well. Only a second cancellation ends that wait, and nobody else sends one.
+    """
+    starting = asyncio.ensure_future(_open_process(*args, **kwargs))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Done by the loop: this task may be cancelled again, and leave.
+        asyncio.get_running_loop().call_later(START_PATIENCE, starting.cancel)
+        starting.add_done_callback(_kill)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                with suppress(Exception), anyio.move_on_after(START_PATIENCE):
+                    await starting.result().aclose()
+        raise
+
+
+def _kill(started: asyncio.Task[Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        with suppress(ProcessLookupError):
+            started.result().kill()
+
+
+def start_processes_uncut() -> None:
+    """Make Inspect start its processes such that an event loop can end at any moment."""
+    _subprocess.open_process = _open_process_uncut  # type: ignore[attr-defined]  # its import
 
 
 # tool calls

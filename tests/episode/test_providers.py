@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate
 from tests.episode import sandbox_folder
@@ -18,7 +19,9 @@ from tests.episode.sandbox_folder import Counted
 from inspect_tinker_plugin.episode.places import Places, sandbox_places
 from inspect_tinker_plugin.episode.providers import in_surroundings
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import Cause
+from inspect_tinker_plugin.options import EpisodeOptions
 
 
 async def test_surroundings_are_changed_only_while_the_work_itself_runs(tmp_path: Path) -> None:
@@ -107,10 +110,11 @@ def preparing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def boxed(**sample: Any) -> EpisodeRunner:
+def boxed(options: EpisodeOptions | None = None, **sample: Any) -> EpisodeRunner:
     samples = [Sample(id=1, input="?", target="!", **sample)]
     return EpisodeRunner(
-        Task(dataset=samples, solver=generate(), scorer=match(), sandbox=sandbox_folder.PROVIDER)
+        Task(dataset=samples, solver=generate(), scorer=match(), sandbox=sandbox_folder.PROVIDER),
+        options=options,
     )
 
 
@@ -155,3 +159,34 @@ async def test_a_sandbox_is_released_once_and_not_as_interrupted(when: str) -> N
     assert [interrupted for _, interrupted in sandbox_folder.releases] == [False]
     assert not sandbox_folder.alive
     assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
+
+
+@pytest.mark.parametrize("stubborn", [False, True], ids=["can be cancelled", "cannot"])
+async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
+    stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.RELEASE_GRACE", 0.1)
+    end = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        while not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+
+    monkeypatch.setattr(Counted, "sample_cleanup", hang)
+    runner = boxed(EpisodeOptions(max_sandboxes=1, stop_timeout=0.2))
+    for _ in range(3):
+        episode = runner.episode(runner.prepared.task.dataset[0])
+        async with asyncio.timeout(20):
+            assert isinstance(await episode.start(), TurnRequest)
+            result = await episode.reply(ModelOutput.from_content("rl/policy", "!"))
+        assert isinstance(result, EpisodeResult)
+        assert result.error is not None
+        assert result.error.cause is Cause.SANDBOX
+        assert "not released within 0.2 s" in str(result.error)
+    assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
+    end.set()
+    sandbox_folder.alive.clear()

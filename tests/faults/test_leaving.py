@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from tests.faults.leaving import MOMENTS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = """
@@ -56,11 +57,11 @@ def leave(mode: str, folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["return", "raise", "while starting", "interrupt"])
+@pytest.mark.parametrize("mode", ["return", "raise", *MOMENTS, "interrupt"])
 def test_leaving_a_process_leaves_no_container(mode: str, tmp_path: Path, label: str) -> None:
     process = leave(mode, tmp_path)
     output, _ = process.communicate(timeout=180)
-    assert mode == "while starting" or "started" in output, output
+    assert mode in MOMENTS or "started" in output, output
     assert containers(label) == []
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -28,7 +29,8 @@ from tests.logs.rollouts import (
     roll_out,
     samples,
 )
-from tests.rl.policies import Words
+from tests.rl import tasks
+from tests.rl.policies import TOKENIZER, Words
 from tests.rl.tasks import arithmetic
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -37,6 +39,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.rollout import figures as figures_of
 from inspect_tinker_plugin.logs.run import STAGING, runs_in
+from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -175,6 +178,30 @@ async def test_a_trainers_own_epochs_are_further_steps_of_the_policy(tmp_path: P
     assert [log.metadata["policy_step"] for log in logs] == [0, 1, 2, 3]
     noted = [figures_of(log.samples[0])["policy_step"] for log in logs if log.samples]
     assert noted == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("resumed", [0, 1, 2, 3, 5])
+async def test_a_resumed_run_goes_on_with_the_steps_of_its_trainer(
+    resumed: int, tmp_path: Path
+) -> None:
+    if resumed:
+        rows = [{"name": "x", "state_path": "tinker://x", "batch": n} for n in (1, resumed)]
+        lines = [json.dumps(row) for row in [*rows, {"name": "final", "sampler_path": "y"}]]
+        (tmp_path / "checkpoints.jsonl").write_text("\n".join(lines))
+    builder: Any = InspectRLDatasetBuilder
+    data, _ = await builder(
+        task=f"{tasks.__file__}@arithmetic",
+        task_args={"count": 2},
+        model_name=str(TOKENIZER),
+        renderer_name="qwen3_instruct",
+        log_dir=str(tmp_path / "rollouts"),
+    )()
+    assert len(data) == 2
+    for step in range(resumed, resumed + 5):  # as the cookbook does with num_epochs
+        await roll_out_batch(data, step % len(data))
+    assemble_pending(tmp_path / "rollouts" / "train")
+    logs = sorted(logs_in(tmp_path / "rollouts" / "train"), key=lambda log: log.eval.created)
+    assert [log.metadata["policy_step"] for log in logs] == [*range(resumed, resumed + 5)]
 
 
 async def test_a_damaged_part_costs_only_itself(tmp_path: Path) -> None:

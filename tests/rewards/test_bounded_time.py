@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import dedent
 from typing import Any
 
@@ -65,6 +66,22 @@ async def test_an_async_function_that_blocks_the_loop_is_interrupted(
         await resolve_reward(function, timeout=0.2)(finished())
     assert time.monotonic() - started < LONG / 2
     assert (await resolve_reward("mean")(finished({"match": 1}))).value == 1
+
+
+async def test_an_async_function_that_no_cancellation_ends_is_left_to_itself() -> None:
+    end = asyncio.Event()
+
+    async def clings(result: EpisodeResult) -> float:
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await end.wait()
+        return 1.0
+
+    async with asyncio.timeout(LONG):
+        with pytest.raises(AggregatorError, match="gave nothing within"):
+            await resolve_reward(clings, timeout=0.2)(finished())
+    end.set()
+    await asyncio.sleep(0.01)
 
 
 def test_it_is_interrupted_outside_the_main_thread_too() -> None:

@@ -16,6 +16,7 @@ from tests.rl.policies import renderer
 
 from inspect_tinker_plugin.episode.places import Places
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+from inspect_tinker_plugin.turnstile import _Waiter
 
 
 class _Crowd:
@@ -114,7 +115,8 @@ async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
     async with places.place():
         # Not by asyncio.run(): where nest_asyncio is in force, that leaves its loop open.
         gone = asyncio.new_event_loop()
-        places._waiting.append(gone.create_future())
+        turnstile = places._turnstile
+        turnstile._waiting.append(_Waiter(gone.create_future(), lambda inside: inside < 1))
         gone.close()
     async with asyncio.timeout(5), places.place():
         pass

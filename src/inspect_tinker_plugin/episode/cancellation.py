@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import anyio
 
 T = TypeVar("T")
+
+GRACE = 1.0
+"""Seconds that somebody's code has to end after it was cancelled for taking too long."""
+
+# asyncio holds tasks only weakly, and complains of those that are collected while they wait.
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+class GivenUpError(TimeoutError):
+    """Somebody's code did not end in its time."""
 
 
 def being_cancelled() -> bool:
@@ -39,6 +49,53 @@ async def contained(what: str, work: Awaitable[T]) -> T:
         if being_cancelled():
             raise
         raise RuntimeError(f"{what} raised {error!r:.200}") from error
+
+
+async def bounded(
+    work: Coroutine[Any, Any, T], seconds: float | None, *, grace: float | None = None
+) -> T:
+    """Await somebody's code in a separate task, for a limited time.
+
+    A time-out alone limits only code that can be cancelled. Code that has not ended within the
+    grace period after its cancellation is abandoned.
+
+    Args:
+        work: A coroutine.
+        seconds: How long it may take; ``None`` for no limit.
+        grace: Seconds it has to end after it is cancelled; ``GRACE`` if not given.
+
+    Raises:
+        GivenUpError: It took longer.
+    """
+    grace = GRACE if grace is None else grace
+    task, late = asyncio.ensure_future(work), False
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            late = True
+            task.cancel()
+            await asyncio.wait([task], timeout=grace)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task], timeout=grace)
+        if not task.done():
+            raise
+    finally:
+        if not task.done():
+            _abandoned.add(task)
+            task.add_done_callback(_forget)
+        elif not task.cancelled():
+            task.exception()  # who was cancelled meanwhile does not ask for it
+    if late and (not task.done() or task.cancelled()):
+        raise GivenUpError(f"it did not end within {seconds:g} seconds")
+    return task.result()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()
 
 
 async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:

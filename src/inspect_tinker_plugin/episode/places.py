@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from inspect_tinker_plugin.turnstile import Admission, Turnstile
 
 
 class Places:
@@ -17,9 +17,7 @@ class Places:
     training set with eight places and a test set with four have at most eight between them,
     and an episode of the test set starts when fewer than four are alive.
 
-    Inspect's ``concurrency()`` belongs to one event loop and is reset whenever an eval
-    starts: waiters of another thread's loop would never be woken, and an eval in the same
-    process would lift the bound. Here a place is handed over from loop to loop.
+    Inspect's ``concurrency()`` is reset whenever an eval starts, which would lift the bound.
 
     Args:
         count: The bound for callers that bring none; without it such callers never wait.
@@ -27,71 +25,29 @@ class Places:
 
     def __init__(self, count: int | None = None) -> None:
         self._count = count
-        self._alive = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._bounds: dict[asyncio.Future[None], int | None] = {}
-        self._lock = threading.Lock()
+        self._turnstile = Turnstile()
 
     @property
     def alive(self) -> int:
         """Places held now."""
-        return self._alive
+        return self._turnstile.inside
 
     @asynccontextmanager
     async def place(self, bound: int | None = None) -> AsyncIterator[None]:
         """Hold a place, among fewer than ``bound`` others if that is given."""
-        await self._acquire(self._count if bound is None else bound)
+        bound = self._count if bound is None else bound
+        if bound is None:
+            self._turnstile.pass_by()
+        else:
+            await self._turnstile.enter(_fewer_than(bound))
         try:
             yield
         finally:
-            self._release()
-
-    async def _acquire(self, bound: int | None) -> None:
-        with self._lock:
-            if bound is None or (not self._waiting and self._alive < bound):
-                self._alive += 1
-                return
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            self._bounds[turn] = bound
-        try:
-            await turn
-        except asyncio.CancelledError:
-            with self._lock:
-                still_waiting = turn in self._waiting
-                if still_waiting:
-                    self._waiting.remove(turn)
-                    self._let_in()  # the next one in the queue may have a wider bound
-            if not still_waiting:
-                self._release()  # the place had been given already
-            raise
-        finally:
-            self._bounds.pop(turn, None)
-
-    def _release(self) -> None:
-        with self._lock:
-            self._alive -= 1
-            self._let_in()
-
-    def _let_in(self) -> None:
-        """Give places to waiters, in order, up to the first whose bound is reached."""
-        while self._waiting:
-            bound = self._bounds.get(self._waiting[0], self._count)
-            if bound is not None and self._alive >= bound:
-                return
-            turn = self._waiting.popleft()
-            try:
-                turn.get_loop().call_soon_threadsafe(_grant, turn)
-            except RuntimeError:
-                self._bounds.pop(turn, None)
-                continue  # that loop is closed, and its waiter is gone
-            self._alive += 1
+            self._turnstile.leave()
 
 
-def _grant(turn: asyncio.Future[None]) -> None:
-    # A waiter that is being cancelled gives the place back itself.
-    if not turn.done():
-        turn.set_result(None)
+def _fewer_than(bound: int) -> Admission:
+    return lambda inside: inside < bound
 
 
 _places: dict[str, Places] = {}

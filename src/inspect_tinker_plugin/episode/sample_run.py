@@ -24,7 +24,7 @@ from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, contained, stray
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.record import SampleRecord
@@ -244,8 +244,8 @@ class SampleRun:
             return
         patience = record.task.options.stop_timeout
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(patience):
-                await contained("the task's cleanup", cleanup(record.state))
+            with anyio.CancelScope(shield=True):
+                await bounded(contained("the task's cleanup", cleanup(record.state)), patience)
         except Exception as error:
             # As in an eval: a failing clean-up is reported and changes no score.
             logger.warning(

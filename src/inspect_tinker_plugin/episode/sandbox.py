@@ -16,7 +16,7 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.docker_pool.sharing import sample_setup
-from inspect_tinker_plugin.episode.cancellation import uninterrupted
+from inspect_tinker_plugin.episode.cancellation import GivenUpError, bounded, uninterrupted
 from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.providers import prepare_provider
 from inspect_tinker_plugin.episode.types import Metrics
@@ -30,6 +30,10 @@ Cancelling a start half-way leaves behind what the engine goes on creating after
 gone: ``docker compose`` is killed, its last request is carried out nevertheless, and nobody
 knows of the container or network that it makes.
 """
+
+
+RELEASE_GRACE = 10.0
+"""Seconds that a start or release has to end after it was cancelled for taking too long."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,16 @@ class SandboxHolder:
     task, which no cancellation reaches, and ignores Inspect's own clean-up after failed
     files or set-up: that clean-up says ``interrupted``, on which the ``docker`` provider leaves its
     containers to the end of an eval, and an episode has no eval around it.
+
+    Args:
+        provider: Inspect's provider.
+        patience: Seconds that a release may take.
     """
 
-    def __init__(self, provider: type[SandboxEnvironment]) -> None:
+    def __init__(self, provider: type[SandboxEnvironment], *, patience: float) -> None:
         self.__name__ = provider.__name__  # Inspect names the provider in its errors
         self._provider = provider
+        self._patience = patience
         self._arguments: tuple[str, Any] = ("", None)
         self._starting: asyncio.Task[dict[str, SandboxEnvironment]] | None = None
         self._released = False
@@ -82,6 +91,7 @@ class SandboxHolder:
         """Release what was started, once; a second time only after a cancellation half-way.
 
         Raises:
+            TimeoutError: It took too long and was abandoned.
             Exception: What the provider raised.
         """
         async with self._lock:
@@ -104,12 +114,29 @@ class SandboxHolder:
             await asyncio.wait([starting], timeout=START_GRACE)
         if not starting.done():
             starting.cancel()
-            await asyncio.wait([starting])
+            await asyncio.wait([starting], timeout=RELEASE_GRACE)
+            if not starting.done():
+                raise self._too_slow(f"still starting {RELEASE_GRACE:g} s after it was cancelled")
         if starting.cancelled() or starting.exception() is not None:
             return  # a provider cleans up after a failed start itself
+        cleaning = self._clean_up(starting.result())
+        try:
+            await bounded(cleaning, self._patience, grace=RELEASE_GRACE)
+        except GivenUpError:
+            raise self._too_slow(
+                f"not released within {self._patience:g} s (stop_timeout)"
+            ) from None
+
+    async def _clean_up(self, environments: dict[str, SandboxEnvironment]) -> None:
         task_name, config = self._arguments
         cleanup: Callable[..., Any] = self._provider.sample_cleanup
-        await cleanup(task_name, config, starting.result(), False)
+        await cleanup(task_name, config, environments, False)
+
+    def _too_slow(self, what: str) -> TimeoutError:
+        return TimeoutError(
+            f"the sandbox of provider {self.__name__} was {what}. It may still be there; its "
+            "place is given to the next episode"
+        )
 
 
 async def _started(
@@ -128,6 +155,7 @@ async def sample_sandboxes(
     sample: Sample,
     *,
     max_sandboxes: int | None,
+    patience: float,
     metrics: Metrics,
     doing: Callable[[str], None] = lambda stage: None,
 ) -> AsyncIterator[SampleSandboxes]:
@@ -145,6 +173,7 @@ async def sample_sandboxes(
         sample: The sample, with its files and set-up script.
         max_sandboxes: Sandboxes of this provider that may be alive at once; the provider's
             default if not given.
+        patience: Seconds that the release may take.
         metrics: Receives ``sandbox/acquire_s``.
         doing: Called with a description of what is waited for.
     """
@@ -161,7 +190,7 @@ async def sample_sandboxes(
     async with places.place(bound):
         doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
-        holder = SandboxHolder(provider)
+        holder = SandboxHolder(provider, patience=patience)
         provider_like: Any = holder
         try:
             with sample_setup(files, setup) as shared:

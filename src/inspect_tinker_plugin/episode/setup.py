@@ -136,6 +136,7 @@ class SampleSetup:
                 spec,
                 record.sample,
                 max_sandboxes=task.options.max_sandboxes,
+                patience=task.options.stop_timeout,
                 metrics=record.metrics,
                 doing=self._now,
             )

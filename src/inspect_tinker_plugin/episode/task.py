@@ -70,6 +70,8 @@ class PreparedTask:
         sandbox_mapping: SandboxMapping | None = None,
     ) -> None:
         require_tried()
+        internals.share_limits_between_loops()
+        internals.start_processes_uncut()
         self.task = task
         self.name = task.name
         self.options = options

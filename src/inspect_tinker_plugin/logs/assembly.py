@@ -104,6 +104,16 @@ def _format(part: Path) -> Literal["eval", "json"]:
         return "eval" if file.read(2) == b"PK" else "json"
 
 
+def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int:
+    """Return the trainer's own epoch (`num_epochs`) in which a batch was asked for, from 0.
+
+    Each epoch asks for each batch once; a resumed run may begin in the middle of one.
+    """
+    batches = shared.get("batches", 0)
+    before, begun_at = divmod(shared.get("first_step", 0), batches) if batches else (0, 0)
+    return before + attempt.number + (attempt.batch < begun_at)
+
+
 def _batch_log(
     spec: EvalSpec, attempt: Attempt, samples: list[EvalSample], *, groups_read: int
 ) -> EvalLog:
@@ -113,15 +123,15 @@ def _batch_log(
     unique = hashlib.sha256(f"{spec.run_id}/{attempt.name}".encode()).hexdigest()[:22]
     causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
     shared: dict[str, Any] = spec.metadata or {}
-    # a trainer's own epochs (`num_epochs`) ask for each batch again, once per epoch
-    step = attempt.number * shared.get("batches", 0) + attempt.batch
+    epoch = _trainers_epoch(attempt, shared)
+    step = epoch * shared.get("batches", 0) + attempt.batch
     for sample in samples:
         note(sample, "policy_step", step)
     metadata: dict[str, Any] = {
         **shared,
         "batch": attempt.batch,
         "policy_step": step,
-        "visit": attempt.number + 1,
+        "visit": epoch + 1,
         "groups": attempt.groups,
         "groups_logged": groups_read,
         "group_size": group_size,

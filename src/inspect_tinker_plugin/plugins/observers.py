@@ -13,7 +13,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_tinker_plugin.episode.cancellation import being_cancelled
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.plugins.contracts import (
@@ -75,13 +75,14 @@ class Observers:
             try:
                 answer = getattr(observer, method)(make_event())
                 if inspect.isawaitable(answer):
-                    async with asyncio.timeout(TIMEOUT):
-                        await answer
+                    await bounded(contained("it", answer), TIMEOUT)
             except asyncio.CancelledError as ex:
                 if being_cancelled():
                     raise
                 self._complain(observer, method, ex)
-            except Exception as ex:
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as ex:  # SystemExit, or what test frameworks raise
                 self._complain(observer, method, ex)
 
     def _complain(self, observer: EpisodeObserver, method: str, ex: BaseException) -> None:

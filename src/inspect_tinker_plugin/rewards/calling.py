@@ -11,6 +11,7 @@ from contextvars import copy_context
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from inspect_tinker_plugin.episode.cancellation import bounded
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.rewards.blocking import BlockedLoopError, interrupt_if_blocked
 
@@ -86,7 +87,7 @@ async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
         except BaseException as ex:  # SystemExit would end the loop
             raise RuntimeError(f"raised {ex!r}") from ex
 
-    return await asyncio.ensure_future(run())
+    return await bounded(run(), None)
 
 
 async def _watched(work: Awaitable[Any], timeout: float | None) -> Any:

@@ -13,6 +13,7 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
+from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
 from inspect_tinker_plugin.rl.renderer import make_renderer
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
 
@@ -107,12 +108,14 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         self, renderer: Renderer, *, samples: SelectedSamples | None = None, **changes: Any
     ) -> InspectRLDataset:
         """Build the train dataset, from samples chosen before if they are given."""
+        options = self.dataset_options(**changes)
         return build_dataset(
             self.task,
             renderer,
-            self.dataset_options(**changes),
+            options,
             task_args=self.task_args,
             samples=samples,
+            first_step=0 if options.log_dir is None else resumed_at(log_folder(options.log_dir)),
         )
 
     def test_dataset(

@@ -165,6 +165,7 @@ def build_dataset(
     *,
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
+    first_step: int = 0,
 ) -> InspectRLDataset:
     """Check that a task, a renderer and options fit together, and make the dataset.
 
@@ -175,10 +176,11 @@ def build_dataset(
         task_args: Arguments of the task function.
         samples: Samples of this task that were chosen before, instead of those that the
             options choose.
+        first_step: The trainer's step that asks for the first batch, for the logs.
     """
     handle, samples = _prepared(task, renderer, options, task_args, samples)
     dataset = InspectRLDataset(handle, samples)
-    open_logs(handle, batches=len(dataset))
+    open_logs(handle, batches=len(dataset), first_step=first_step)
     dataset.prepare_ahead()
     return dataset
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
 from inspect_tinker_plugin.episode.runner import Episode
@@ -45,12 +46,25 @@ def log_run(handle: TaskHandle) -> LogRun | None:
     return None if log_dir is None else LogRun(log_folder(log_dir), handle.uid)
 
 
-def open_logs(handle: TaskHandle, *, batches: int) -> None:
+def resumed_at(log_dir: Path) -> int:
+    """Return the step at which a trainer resumes, if the log folder is inside its own folder.
+
+    The cookbook does not tell a dataset where it resumes; it reads the same file.
+    """
+    for folder in (log_dir, *list(log_dir.parents)[:3]):
+        if (folder / CHECKPOINTS_BASE_NAME).is_file():
+            last = get_last_checkpoint(str(folder))
+            return 0 if last is None or last.batch is None else last.batch
+    return 0
+
+
+def open_logs(handle: TaskHandle, *, batches: int, first_step: int = 0) -> None:
     """Prepare the log folder of a new dataset, if it has one.
 
     Args:
         handle: Shared by the dataset's groups.
         batches: batches of the dataset; a trainer may go through them more than once.
+        first_step: the trainer's step that asks for the first batch; not 0 in a resumed run.
 
     Raises:
         ConfigError: It cannot be written.
@@ -71,6 +85,7 @@ def open_logs(handle: TaskHandle, *, batches: int) -> None:
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,
             "batches": batches,
+            "first_step": first_step,
             "dataset_epochs": options.epochs,
             "shuffle": options.shuffle,
             "seed": options.seed,

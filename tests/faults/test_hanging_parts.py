@@ -1,0 +1,214 @@
+"""A part that hangs, in whatever way, costs its own episode and never the training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import (
+    ChatMessage,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    get_model,
+    modelapi,
+)
+from inspect_ai.scorer import Scorer, includes, model_graded_qa
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import ToolChoice, ToolInfo
+from inspect_ai.util import SandboxEnvironment
+from tests.episode import sandbox_folder
+from tests.episode.sandbox_folder import Counted
+from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.tasks import add
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.episode import runner as episode_runner
+from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.errors import Cause
+from inspect_tinker_plugin.plugins import observers
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+LIMITS = RolloutLimits(rollout_timeout_seconds=8.0)
+_ended: list[asyncio.Event] = []
+
+
+async def hang() -> None:
+    """Hang, and let itself be cancelled."""
+    await asyncio.sleep(3600)
+
+
+async def cling() -> None:
+    """Hang, whoever cancels it, until the test is over."""
+    ended = asyncio.Event()
+    _ended.append(ended)
+    while not ended.is_set():
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+ways = pytest.mark.parametrize("way", [hang, cling], ids=["hangs", "clings"])
+Way = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = asyncio.all_tasks()
+    monkeypatch.setattr("inspect_tinker_plugin.episode.cancellation.GRACE", 0.1)
+    yield
+    for ended in _ended:
+        ended.set()
+    _ended.clear()
+    if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=30)
+    assert not asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not episode_runner._running
+    assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
+    sandbox_folder.alive.clear()
+
+
+def plum(scorer: Scorer | None = None, **options: Any) -> Task:
+    return Task(
+        dataset=[Sample(id=1, input="Say plum.", target="plum")],
+        solver=[use_tools(add()), generate()],
+        scorer=scorer or includes(),
+        **options,
+    )
+
+
+async def play(task: Task, *lines: str, **options: Any) -> Any:
+    options = {"rollout_limits": LIMITS, "stop_timeout": 0.5, "group_size": 2, **options}
+    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
+    async with asyncio.timeout(150):
+        return await do_group_rollout(builder, Words(lines or ("plum",)))
+
+
+async def fails(cause: Cause, task: Task, *lines: str, **options: Any) -> None:
+    group = await play(task, *lines, on_error={cause: -3.0}, **options)
+    assert group.get_total_rewards() == [-3.0] * 2
+
+
+@modelapi("rl_hanging_judge")
+class HangingJudge(ModelAPI):
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        await cling()
+        raise AssertionError
+
+    async def count_text_tokens(self, text: str) -> int:
+        return len(text)
+
+
+@pytest.mark.slow
+async def test_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+    judge = get_model("rl_hanging_judge/judge")
+    await fails(Cause.SCORER, plum(model_graded_qa(model=judge)))
+
+
+@pytest.mark.slow
+@ways
+async def test_a_tool_executor(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+
+    async def executor(invocation: Any) -> Any:
+        await way()
+
+    call = tool_call("add", '{"x": 1, "y": 2}')
+    if way is cling:
+        await fails(Cause.SOLVER, plum(), call, tool_executor=executor)
+    else:  # scored as by a limit, in mid-call
+        group = await play(plum(), call, tool_executor=executor)
+        assert group.get_total_rewards() == [0.0] * 2
+
+
+class Hanging:
+    def __init__(self, event: str, way: Way) -> None:
+        self.event, self.way = event, way
+
+    async def on_episode_start(self, event: Any) -> None:
+        await self._at("start")
+
+    async def on_turn(self, event: Any) -> None:
+        await self._at("turn")
+
+    async def on_episode_end(self, event: Any) -> None:
+        await self._at("end")
+
+    async def _at(self, event: str) -> None:
+        if event == self.event:
+            await self.way()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    monkeypatch.setattr(observers, "TIMEOUT", 0.2)
+
+    def watch(observer: Any) -> None:
+        found = observers.Observers([observer])
+        path = "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers"
+        monkeypatch.setattr(path, lambda *_, **__: found)
+
+    return watch
+
+
+@ways
+@pytest.mark.parametrize("event", ["start", "turn", "end"])
+async def test_an_observer_changes_nothing(
+    event: str, way: Way, watched: Callable[[Any], None]
+) -> None:
+    watched(Hanging(event, way))
+    group = await play(plum(), rollout_limits=None)
+    assert group.get_total_rewards() == [1.0] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["sample_init", "write_file", "sample_cleanup"])
+async def test_a_sandbox(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.START_GRACE", 0.2)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.RELEASE_GRACE", 0.2)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+    real: Any = getattr(Counted, operation)
+
+    async def hanging(*arguments: Any) -> dict[str, SandboxEnvironment] | None:
+        await cling()
+        return {} if operation == "sample_init" else None
+
+    method = classmethod(lambda _, *a: hanging(*a)) if hasattr(real, "__self__") else hanging
+    monkeypatch.setattr(Counted, operation, method)
+    boxed = plum(sandbox=sandbox_folder.PROVIDER)
+    boxed.dataset[0].files = {"word": "plum"}
+    await fails(Cause.SANDBOX, boxed, max_sandboxes=2)
+
+
+@ways
+async def test_a_tasks_cleanup(way: Way) -> None:
+    async def cleanup(state: Any) -> None:
+        await way()
+
+    group = await play(plum(cleanup=cleanup), rollout_limits=None)
+    assert group.get_total_rewards() == [1.0] * 2
+
+
+async def leave() -> None:
+    """End the process, or so it thinks."""
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("event", ["start", "turn", "end"])
+async def test_an_observer_that_exits(event: str, watched: Callable[[Any], None]) -> None:
+    watched(Hanging(event, leave))
+    group = await play(plum(), rollout_limits=None)
+    assert group.get_total_rewards() == [1.0] * 2
