@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from inspect_tinker_plugin.agents.side_models import read_side_models
 from inspect_tinker_plugin.error_policy import ErrorPolicy, OnError
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.wording import suggestion
@@ -106,6 +107,13 @@ class EpisodeOptions:
     model_roles: Mapping[str, str | Model | list[str | Model]] = option(
         {}, "Models by role, such as a grader, over the task's own.", *COMMANDS, factory=dict
     )
+    side_models: Mapping[str, str] = option(
+        {},
+        "What answers a program that asks for another model than `inspect`, by name or pattern: "
+        "policy (untrained), train, role:NAME, reply:TEXT or refuse.",
+        *ROLLING,
+        factory=dict,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +178,7 @@ class DatasetOptions(EpisodeOptions):
             object.__setattr__(self, "sandbox", _with_config(self.sandbox, self.sandbox_config))
             object.__setattr__(self, "sandbox_config", None)
         ErrorPolicy.of(self.on_error)
+        read_side_models(self.side_models)
         _ = self.selection
 
     @property
@@ -205,6 +214,7 @@ class DatasetKeywords(TypedDict, total=False):
     max_sandboxes: int | None
     stop_timeout: float
     model_roles: Mapping[str, str | Model | list[str | Model]]
+    side_models: Mapping[str, str]
     limit: int | tuple[int, int] | None
     sample_id: str | int | Sequence[str | int] | None
     sample_ids: Sequence[int | str] | None

@@ -53,8 +53,14 @@ def sandbox_of(kind: str, folder: Path) -> Any:
 
 
 @solver
-def agent(command: list[str] | None = None, *, port: int, **asked: Any) -> Solver:
-    """Run the program, or another command, while the bridge is open."""
+def agent(
+    command: list[str] | None = None,
+    *,
+    port: int,
+    printed: list[str] | None = None,
+    **asked: Any,
+) -> Solver:
+    """Run the program, or another command, while the bridge is open; keep what it printed."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with sandbox_agent_bridge(port=port) as bridge:
@@ -64,6 +70,8 @@ def agent(command: list[str] | None = None, *, port: int, **asked: Any) -> Solve
             state.output = bridge.state.output
             state.metadata["status"] = result.returncode
             state.metadata["printed"] = result.stdout
+            if printed is not None:
+                printed.extend(result.stdout.splitlines())
             if not result.success:
                 raise RuntimeError(f"the program failed: {result.stderr or result.stdout}")
         return state

@@ -25,6 +25,7 @@ from inspect_tinker_plugin.agents.api import CallFailedError, ModelApi
 from inspect_tinker_plugin.agents.http import Client, Room, serve_client
 from inspect_tinker_plugin.agents.pipes import Installed, LocalClient, is_local, open_relay
 from inspect_tinker_plugin.agents.relay import Relay, RelayError, Serve
+from inspect_tinker_plugin.agents.side_models import asked_model
 from inspect_tinker_plugin.errors import AgentBridgeError
 
 logger = logging.getLogger(__name__)
@@ -210,6 +211,8 @@ class Calls(internals.SandboxService):
         id = str(uuid.uuid4())
         waiting = _Waiting(json.dumps({"id": id, "method": method, "params": params}))
         self._waiting[id] = waiting
+        asked = params.get("json_data", {}).get("model")
+        asked_model.set(asked if isinstance(asked, str) else None)  # of this connection's task
         self._tasks.start_soon(self._handle_request_tracked, f"{self._queue}/{id}.json", id)
         try:
             await waiting.answered.wait()

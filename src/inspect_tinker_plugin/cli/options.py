@@ -220,6 +220,18 @@ def _parse_roles(
     return parse_args(pairs)
 
 
+def _parse_side_models(
+    ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
+) -> dict[str, str]:
+    rules = {}
+    for pair in pairs:
+        name, equals, what = pair.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{pair!r} is not NAME=WHAT.")
+        rules[name] = what
+    return rules
+
+
 def _parse_on_error(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> str | float | dict[str, str | float]:
@@ -310,6 +322,13 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "default": (),
         "metavar": "ROLE=MODEL",
         "callback": _parse_roles,
+    },
+    "side_models": {
+        "flag": "--side-model",
+        "multiple": True,
+        "default": (),
+        "metavar": "NAME=WHAT",
+        "callback": _parse_side_models,
     },
     "tool_executor": {"metavar": "NAME"},
     "reward": {"metavar": "EXPR"},

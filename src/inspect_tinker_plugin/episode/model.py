@@ -19,12 +19,20 @@ from inspect_ai.model import (
     ModelOutput,
     ModelUsage,
     StreamEvent,
+    get_model,
     modelapi,
 )
 from inspect_ai.tool import Tool, ToolChoice, ToolDef, ToolInfo, ToolSource
 from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.agents.side_models import (
+    SideModel,
+    SideModelRefusedError,
+    asked_model,
+    find,
+    is_side,
+)
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model_call import model_call
 from inspect_tinker_plugin.episode.types import TurnRequest
@@ -56,6 +64,7 @@ _POLICY_CONFIG = {
     "cache": None,
 }
 
+_untrained: ContextVar[bool] = ContextVar("inspect_rl_untrained", default=False)
 _scoring: ContextVar[str | None] = ContextVar("inspect_rl_scoring", default=None)
 _missing_role: ContextVar[str | None] = ContextVar("inspect_rl_missing_role", default=None)
 
@@ -180,6 +189,7 @@ class PolicyAPI(ModelAPI):
             tool_choice=tool_choice,
             config=config,
             dialect=bridge_dialect(),
+            side=_untrained.get(),
         )
         self.asked += 1
         reply = await self._mailbox.ask(request)
@@ -271,6 +281,10 @@ class PolicyModel(Model):
     """
 
     merged: MergedConfigs
+    side_models: Mapping[str, SideModel] = {}
+    metrics: dict[str, float | int]
+    """Those of its episode; what programs asked of other models is counted there."""
+
     quiet = False
     """Whether nothing keeps the events of its calls."""
 
@@ -291,10 +305,33 @@ class PolicyModel(Model):
         cache: object = False,
         on_stream: Callable[[StreamEvent], Awaitable[None]] | None = None,
     ) -> ModelOutput:
-        """Generate without the cache, whatever the solver asked for."""
-        return await super().generate(
-            input, tools, tool_choice, config, cache=False, on_stream=on_stream
-        )
+        """Generate without the cache, or have ``side_models`` answer.
+
+        Raises:
+            SideModelRefusedError: A program asked for a model that is refused.
+        """
+        asked = asked_model.get()
+        rule = find(self.side_models, asked) if asked is not None and is_side(asked) else None
+        if rule is not None:
+            self._count_side(rule.how)
+            if rule.how == "refuse":
+                raise SideModelRefusedError(f"The model {asked!r} does not exist.")
+            if rule.how == "reply":
+                return ModelOutput.from_content(POLICY_MODEL, rule.what)
+            if rule.how == "role":
+                other = get_model(role=rule.what, required=True)
+                return await other.generate(input, tools, tool_choice, config)
+        token = _untrained.set(rule is not None and rule.how == "policy")
+        try:
+            return await super().generate(
+                input, tools, tool_choice, config, cache=False, on_stream=on_stream
+            )
+        finally:
+            _untrained.reset(token)
+
+    def _count_side(self, how: str) -> None:
+        name = f"side_models/{how}"
+        self.metrics[name] = self.metrics.get(name, 0) + 1
 
     def _connection_concurrency(self, config: GenerateConfig) -> Any:
         """Give a place in the pool of connections, or :data:`NO_PLACE` on the fast path."""
@@ -328,12 +365,18 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
 
 
 def policy_model(
-    mailbox: Mailbox, *, max_turns: int | None, merged: MergedConfigs, quiet: bool
+    mailbox: Mailbox,
+    *,
+    max_turns: int | None,
+    merged: MergedConfigs,
+    quiet: bool,
+    side_models: Mapping[str, SideModel] | None = None,
 ) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
     template, api_template = _templates()
     model, api = copy(template), copy(api_template)
     api.attach(mailbox, max_turns=max_turns)
-    model.api, model.merged = api, merged
+    model.api, model.merged, model.metrics = api, merged, {}
+    model.side_models = side_models or {}
     model.quiet = quiet and taken(FastPath.MODEL_CALLS) and internals.knows_model_calls()
     return model, api

@@ -76,6 +76,7 @@ class SampleRun:
             max_turns=prepared.options.max_turns,
             merged=prepared.merged_configs,
             quiet=not (keep_log or prepared.reads_events),
+            side_models=prepared.side_models,
         )
         self._policy.count_text = prepared.count_tokens
         self._record = SampleRecord(
@@ -169,7 +170,9 @@ class SampleRun:
             usage=self._policy.usage,
             truncated=self._policy.truncated,
             expected_scores={named.name: named.keys for named in record.task.scorers},
-            metrics=record.metrics | (recorder.snapshot() if recorder else {}),
+            metrics=record.metrics
+            | self._model.metrics
+            | (recorder.snapshot() if recorder else {}),
             build_log=(lambda: context.run(self.build_log)) if self.has_log else None,
         )
 

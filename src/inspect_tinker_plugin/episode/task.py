@@ -17,6 +17,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.agents.side_models import read_side_models
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import (
     POLICY_MODEL,
@@ -87,6 +88,7 @@ class PreparedTask:
         self.count_tokens: Callable[[str], int] | None = None
         self.reads_events = False
         self._roles_told: set[str] = set()
+        self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
         if self.limits.cost is not None:

@@ -46,6 +46,9 @@ class TurnRequest:
     """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call used to
     reach Inspect's agent bridge; ``None`` when no program translated its messages."""
 
+    side: bool = False
+    """Whether a program asked for another model, so that the reply is not trained on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResult:

@@ -71,6 +71,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     max_sandboxes: int | None = _option("max_sandboxes")
     stop_timeout: float = _option("stop_timeout")
     model_roles: dict[str, Any] | None = _option("model_roles", default=None)
+    side_models: dict[str, str] | None = _option("side_models", default=None)
     max_samples: int | None = chz.field(default=None, doc="The old name of limit.")
     options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Options of as_rl_dataset by name, over the fields."
@@ -153,6 +154,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         """
         given = {name: getattr(self, name) for name in _DECLARED}
         given["model_roles"] = given["model_roles"] or {}
+        given["side_models"] = given["side_models"] or {}
         if self.log_dir is not None:
             given["log_dir"] = Path(self.log_dir) / "train"
         for old, new in OLD_NAMES.items():

@@ -96,6 +96,7 @@ class InspectEnv(Env):
         self._refused: EpisodeError | None = None
         self._conclusion: asyncio.Task[Ending] | None = None
         self._returned = 0
+        self.side_turns: list[bool] = []
         self._delivered = False
         self._environment_s = 0.0
 
@@ -155,6 +156,7 @@ class InspectEnv(Env):
         request = self._take_request()
         async with self._guarded():
             reply = self._parse(action, extra, request)
+            self.side_turns.append(request.side)
             await self._hooks.turn(request, reply)
             metrics = self._rules.count(reply)
             refused = self._rules.refuse(reply)

@@ -19,7 +19,7 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.tokens.branches import arrange
+from inspect_tinker_plugin.tokens.branches import arrange, leave_out
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.prompt_cache import PromptCache
 
@@ -109,6 +109,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         rewards = await self._group_rewards(trajectory_group, env_group)
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, InspectEnv):
+                leave_out(trajectory, env.side_turns)
                 arrange(trajectory, env.turns)
         if self._recording is not None:
             self._recording.graded(env_group, trajectory_group, rewards)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tinker_cookbook.rl.types import Trajectory, Transition
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
 from inspect_tinker_plugin.tokens.turns import Turn
 
@@ -18,6 +18,19 @@ from inspect_tinker_plugin.tokens.turns import Turn
 def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
     """Put the transitions of a trajectory in branch order, in place."""
     trajectory.transitions[:] = in_branch_order(trajectory.transitions, turns)
+
+
+def leave_out(trajectory: Trajectory, side: Sequence[bool]) -> None:
+    """Mark turns in which programs asked for another model, so that they are not trained on.
+
+    The cookbook gives the mark to turns whose calls could not be read. A program that asks for no
+    model under the policy's own name has no main line to keep, and all its turns stay.
+    """
+    if all(side):
+        return
+    for transition, left_out in zip(trajectory.transitions, side, strict=False):
+        if left_out:
+            transition.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
 
 
 def in_branch_order(transitions: Sequence[Transition], turns: Sequence[Turn]) -> list[Transition]:

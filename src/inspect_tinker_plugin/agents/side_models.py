@@ -1,0 +1,67 @@
+"""What answers a program that asks for another model than ``inspect``: for titles, say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from inspect_tinker_plugin.errors import ConfigError
+
+How = Literal["policy", "train", "role", "reply", "refuse"]
+
+asked_model: ContextVar[str | None] = ContextVar("inspect_rl_asked_model", default=None)
+"""The model that the program of this context asked for by name; ``None`` outside of programs."""
+
+
+class SideModelRefusedError(Exception):
+    """A program asked for a model that ``side_models`` refuses; it is shown as a 404."""
+
+    status_code = 404
+
+
+@dataclass(frozen=True)
+class SideModel:
+    """How calls for other models are answered."""
+
+    how: How
+    what: str = ""
+    """The role's name, or the reply's text."""
+
+
+def is_side(name: str | None) -> bool:
+    """Tell whether a name that a program gave means another model than the one under training."""
+    return name is not None and name != "inspect" and not name.startswith("inspect/")
+
+
+def read_side_models(rules: Mapping[str, str]) -> dict[str, SideModel]:
+    """Read the option: by name or pattern, what answers.
+
+    Raises:
+        ConfigError: a value is none of those that there are.
+    """
+    return {pattern: _read(pattern, value) for pattern, value in rules.items()}
+
+
+def _read(pattern: str, value: str) -> SideModel:
+    how, _, what = value.partition(":")
+    if how in ("policy", "train", "refuse") and not what:
+        return SideModel(how)  # type: ignore[arg-type]  # one of the three
+    if how == "role" and what:
+        return SideModel("role", what)
+    if how == "reply":
+        return SideModel("reply", what)
+    raise ConfigError(
+        f"side_models: {value!r} for {pattern!r} is not one of policy, train, role:NAME, "
+        "reply:TEXT, refuse"
+    )
+
+
+def find(rules: Mapping[str, SideModel], name: str) -> SideModel:
+    """Return what answers a name: the first pattern that fits, otherwise the policy, untrained."""
+    for pattern, rule in rules.items():
+        if fnmatchcase(name, pattern):
+            return rule
+    return SideModel("policy")
