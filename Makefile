@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent test check format format-check lint types test-all test-long parity faults soak bench compat trainers update lock-check executor clean
+.PHONY: help setup demo demo-agent demo-program agent-programs test check format format-check lint types test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,15 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach a tiny model to use a tool, from nothing (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_boxes out/demo-agent
 
+demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that speaks OpenAI's API (offline, no key)
+	@$(PIP) $(LOCK) openai
+	@echo "\$$ inspect rl train example_tasks/diary.py --local --log-dir out/demo-program"
+	@$(BIN)/inspect rl train example_tasks/diary.py --local --log-dir out/demo-program
+
+# Tests fetch nothing; those of programs that are not there are skipped, and say so.
+agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)
+	@$(BIN)/python -m tests.agents.programs
+
 # Two workers; tests of one engine or server stay in one of them (tests/conftest.py).
 # `make test WORKERS=0` runs them in one process, for a debugger.
 WORKERS ?= 2
@@ -110,6 +119,9 @@ test-all: $(STAMP)
 # One at a time: each wants the whole machine. How far a reward rises in a few steps is chance.
 test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
 	$(BIN)/python -m pytest -q -m long
+
+test-agents: agent-programs ## agent programs in sandboxes, beside evals (ten minutes)
+	$(BIN)/python -m pytest -q -s -m agents
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus

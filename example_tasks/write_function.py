@@ -1,6 +1,10 @@
 """Coding: complete a function; the score is whether it gives the right values in the sandbox.
 
     inspect eval example_tasks/write_function.py -T sandbox=docker --model openai/gpt-4o-mini
+    inspect eval example_tasks/write_function.py -T sandbox=docker -T agent=codex_cli --model ...
+
+With an agent, the functions are written by Claude Code, Codex or mini-swe-agent as it is shipped;
+docs/agents.md tells how such programs become policies.
 
 The default sandbox, "local", runs what the model wrote on your own machine, with your own
 rights, and the right values lie there in a file: choose "docker" for a model that you do not
@@ -14,14 +18,18 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from inspect_ai import Task, task
+from inspect_ai.agent import Agent, as_solver
 from inspect_ai.dataset import json_dataset
 from inspect_ai.scorer import CORRECT, INCORRECT, Score, Scorer, Target, accuracy, scorer, stderr
-from inspect_ai.solver import TaskState, generate, prompt_template
+from inspect_ai.solver import Solver, TaskState, generate, prompt_template
 from inspect_ai.util import OutputLimitExceededError, sandbox
 
 DATA = Path(__file__).parent / "data" / "write_function.jsonl"
+PROGRAMS = Path(__file__).parent / "programs"
+FILE = "solution.py"
 TIMEOUT = 20  # seconds for all calls of one function
 LONGEST = 100_000  # characters of what the calls give
 
@@ -31,6 +39,27 @@ and the imports that it needs.
 
 {prompt}
 """.strip()
+
+AGENT_TEMPLATE = """
+Complete this Python function in the file {file} of the current folder, with the imports that
+it needs. Try it out before you finish.
+
+{{prompt}}
+""".strip().format(file=FILE)
+
+# Agents by their names in inspect_swe, without what would leave the sandbox or ask for side
+# conversations; docs/agents.md says why each is off.
+AGENTS: dict[str, dict[str, Any]] = {
+    "claude_code": {"disallowed_tools": ["WebSearch", "WebFetch"]},
+    "codex_cli": {"web_search": "disabled", "goals": False},
+    "mini_swe_agent": {
+        "env": {
+            "MSWEA_MODEL_NAME": "openai/inspect",  # its client must know the API, not the model
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+    },
+}
 
 # Only calls go into the sandbox and only values come out, to be compared outside: the model's
 # code may end the process, change what `assert` or `==` mean or print what it likes, and has
@@ -54,26 +83,43 @@ answers.flush()
 
 
 @task
-def write_function(sandbox: str = "local") -> Task:
+def write_function(sandbox: str = "local", agent: str | None = None) -> Task:
     """Eight small Python functions.
 
     Args:
-        sandbox: "local" or "docker" (which uses the compose.yaml beside this file).
+        sandbox: "local", "docker" (which uses the compose.yaml beside this file) or
+            "docker_pool".
+        agent: "claude_code", "codex_cli" or "mini_swe_agent" (extra `agents`): it writes the
+            function into a file. Containers have it by programs/agents.Dockerfile; with "local"
+            it has to be on the PATH.
     """
+    image = "compose.yaml" if agent is None else str(PROGRAMS / "agents.Dockerfile")
     return Task(
         dataset=json_dataset(str(DATA)),
-        solver=[prompt_template(TEMPLATE), generate()],
-        scorer=gives_right_values(),
-        sandbox=sandbox,
+        solver=[prompt_template(TEMPLATE), generate()] if agent is None else by_agent(agent),
+        scorer=gives_right_values(file=None if agent is None else FILE),
+        sandbox=sandbox if sandbox == "local" else (sandbox, image),
     )
 
 
+def by_agent(name: str) -> list[Solver]:
+    """An agent of inspect_swe that was installed in the sandbox before."""
+    import inspect_swe
+
+    agent: Agent = getattr(inspect_swe, name)(version="sandbox", **AGENTS[name])
+    return [prompt_template(AGENT_TEMPLATE), as_solver(agent)]
+
+
 @scorer(metrics=[accuracy(), stderr()])
-def gives_right_values() -> Scorer:
-    """Correct when each of the sample's calls gives its target, a Python literal."""
+def gives_right_values(file: str | None = None) -> Scorer:
+    """Correct when each of the sample's calls gives its target, a Python literal.
+
+    Args:
+        file: where the code is; in the last reply by default.
+    """
 
     async def score(state: TaskState, target: Target) -> Score:
-        code = find_code(state.output.completion)
+        code = await written(file) if file else find_code(state.output.completion)
         calls: list[str] = state.metadata["calls"]
         problem = await first_problem(code, calls, list(target))
         return Score(
@@ -85,13 +131,22 @@ def gives_right_values() -> Scorer:
     return score
 
 
+async def written(file: str) -> str:
+    """The code that an agent left in a file; none when it left no file."""
+    try:
+        return await sandbox().read_file(file)
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError, OutputLimitExceededError):
+        return ""
+
+
 async def first_problem(code: str, calls: list[str], expected: list[str]) -> str | None:
     """What is wrong with the code; None when nothing is."""
-    await sandbox().write_file("solution.py", code.encode(errors="replace"))
-    await sandbox().write_file("runner.py", RUNNER)
+    folder = uuid4().hex  # where an agent can have left nothing
+    await sandbox().write_file(f"{folder}/solution.py", code.encode(errors="replace"))
+    await sandbox().write_file(f"{folder}/runner.py", RUNNER)
     command = ["python3", "runner.py", json.dumps(calls)]
     try:
-        result = await sandbox().exec(command, timeout=TIMEOUT)
+        result = await sandbox().exec(command, cwd=folder, timeout=TIMEOUT)
     except TimeoutError:
         return f"Ran for over {TIMEOUT} s."
     except (OutputLimitExceededError, UnicodeDecodeError):

@@ -33,7 +33,7 @@ def missing_for_docker() -> str | None:
     return None
 
 
-ENGINES = ("docker", "local", "ray")
+ENGINES = ("agents", "docker", "local", "ray")
 """Markers of tests that share one engine, or start servers that need the whole machine."""
 
 

@@ -1,0 +1,175 @@
+"""Small programs with the client libraries of model APIs, and what such clients do to a call."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.agent import Agent, AgentState, agent, as_solver, sandbox_agent_bridge
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageAssistant, ModelOutput
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import TaskState
+from inspect_ai.util import sandbox
+from tests.agents.rolled import assert_exact, rolled
+
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.testing import say
+
+pytestmark = [pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(900)]
+
+BEGIN = """
+import anthropic, concurrent.futures, openai, os, signal, threading, time
+
+openai_client = openai.OpenAI(max_retries=10)
+anthropic_client = anthropic.Anthropic(max_retries=10)
+
+def chat(messages, client=openai_client, **options):
+    reply = client.chat.completions.create(model="inspect", messages=messages, **options)
+    return reply.choices[0].message.content or ""
+
+def talk(first, turns, ask=chat):
+    messages = [{"role": "user", "content": first}]
+    for turn in range(turns):
+        messages.append({"role": "assistant", "content": ask(messages)})
+        messages.append({"role": "user", "content": f"And {turn}?"})
+    with open("said.txt", "a") as file:
+        print(*[each["content"] for each in messages[1::2]], sep="|", file=file)
+"""
+
+
+@agent
+def program(source: str) -> Agent:
+    """Run a program of Python in the sandbox, with the bridge as its API."""
+
+    async def execute(state: AgentState) -> AgentState:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        async with sandbox_agent_bridge(state, port=port) as bridge:
+            done = await sandbox().exec(
+                [sys.executable, "-c", BEGIN + textwrap.dedent(source)],
+                env={
+                    "OPENAI_BASE_URL": f"http://localhost:{port}/v1",
+                    "ANTHROPIC_BASE_URL": f"http://localhost:{port}",
+                    "OPENAI_API_KEY": "none",
+                    "ANTHROPIC_API_KEY": "none",
+                },
+                timeout=200,
+            )
+        if not done.success:
+            raise RuntimeError(f"ended with {done.returncode}: {done.stderr[-1000:]}")
+        return bridge.state
+
+    return execute
+
+
+@scorer(metrics=[accuracy()])
+def heard() -> Scorer:
+    """What the program heard, as the answer; always correct."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=1.0, answer=await sandbox().read_file("said.txt"))
+
+    return score
+
+
+def task(source: str) -> Task:
+    return Task(
+        dataset=[Sample(input="x", id=1)],
+        solver=as_solver(program(source)),
+        scorer=heard(),
+        sandbox="local",
+    )
+
+
+def turn_of(request: TurnRequest) -> int:
+    return sum(isinstance(message, ChatMessageAssistant) for message in request.messages)
+
+
+def numbered(request: TurnRequest) -> ModelOutput:
+    return say(f" Reply {turn_of(request)}. \n")
+
+
+async def test_conversations_at_once_are_a_sequence_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            for done in [pool.submit(talk, f"Do {n // 2}.", 3) for n in range(4)]:
+                done.result()
+    """
+    ours = await rolled(task(source), numbered, monkeypatch)
+    assert len(ours.data) == 4
+    assert_exact(ours.sampled, ours.data)
+
+
+STREAMS = {
+    "chat": """
+        def ask(messages):
+            stream = openai_client.chat.completions.create(
+                model="inspect", messages=messages, stream=True)
+            deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+            return "".join(delta.content or "" for delta in deltas)
+    """,
+    "responses": """
+        def ask(messages):
+            stream = openai_client.responses.create(model="inspect", input=messages, stream=True)
+            return "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+    """,
+    "anthropic": """
+        def ask(messages):
+            with anthropic_client.messages.stream(
+                    model="inspect", messages=messages, max_tokens=100) as stream:
+                return "".join(stream.text_stream)
+    """,
+}
+
+
+@pytest.mark.parametrize("dialect", STREAMS)
+async def test_a_stream_is_a_call_like_any_other(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = textwrap.dedent(STREAMS[dialect]) + 'talk("Do it.", 3, ask)'
+    ours = await rolled(task(source), numbered, monkeypatch)
+    assert len(ours.data) == 1
+    assert_exact(ours.sampled, ours.data)
+
+
+async def test_a_call_that_timed_out_and_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        client = openai.OpenAI(timeout=1.0, max_retries=10)
+        talk("Do it.", 3, lambda messages: chat(messages, client))
+    """
+    slow = iter([6.0])
+
+    async def late(request: TurnRequest) -> ModelOutput:
+        await asyncio.sleep(next(slow, 0.0))
+        return numbered(request)
+
+    script: Any = late
+    ours = await rolled(task(source), script, monkeypatch)
+    assert_exact(ours.sampled, ours.data)
+    assert len(ours.data) == len(ours.sampled) - 2
+    print(len(ours.data), ours.metrics)
+
+
+async def test_a_program_that_is_killed_within_a_call_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = """
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        talk("Do it.", 3)
+    """
+
+    async def late(request: TurnRequest) -> ModelOutput:
+        await asyncio.sleep(4)
+        return numbered(request)
+
+    script: Any = late
+    with pytest.raises(EpisodeError, match="ended with -9"):
+        await rolled(task(source), script, monkeypatch)

@@ -1,0 +1,181 @@
+"""Agent programs as they are shipped: an episode is one sequence, and scores as in an eval."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from inspect_ai import Task
+from inspect_ai.model import ChatMessageAssistant, ModelOutput
+from inspect_ai.util import SandboxEnvironmentSpec
+from tests.agents import programs
+from tests.agents.rolled import Evaluated, Rolled, assert_exact, evaluated, rolled
+from tests.docker_pool.conftest import owned
+
+from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
+from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.sandboxes import DockerPoolConfig
+from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.testing import call, say
+
+pytestmark = [pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).parents[2] / "example_tasks"
+SHELLS = {"Bash": "command", "bash": "command", "exec_command": "cmd", "shell": "command"}
+CODE = """def running_total(numbers):
+    totals = []
+    for number in numbers:
+        totals.append(number + (totals[-1] if totals else 0))
+    return totals
+"""
+STEPS = [
+    ("I write it down. \n\n", f"cat > solution.py <<'END'\n{CODE}END"),
+    ("", "python3 -c 'import solution; print(solution.running_total([1, 2, 3]))'"),
+    ("  That works.", "cat solution.py | head -3"),
+]
+OWN_FILES = {f"claude-{os.getuid()}", "cc-socks"}
+"""What Claude Code leaves in the host's folder of temporary files, when it runs there."""
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+@dataclass(frozen=True)
+class Program:
+    """An agent program, and what its model has to say to solve the task."""
+
+    binary: str | None
+    task: str
+    args: dict[str, Any]
+    last: str | None = None
+    """The command that ends it, where that is a command."""
+
+
+PROGRAMS = {
+    "claude_code": Program("claude", "write_function.py", {"agent": "claude_code"}),
+    "codex_cli": Program("codex", "write_function.py", {"agent": "codex_cli"}),
+    "mini_swe_agent": Program("mini", "write_function.py", {"agent": "mini_swe_agent"}, SUBMIT),
+    "openai": Program(None, "diary.py", {}),
+}
+
+
+def shell(request: TurnRequest, text: str, command: str) -> ModelOutput:
+    """Call the program's shell tool, whatever it is called there."""
+    (name,) = {tool.name for tool in request.tools} & SHELLS.keys()
+    return say(text, call(name, **{SHELLS[name]: command}))
+
+
+def solves(program: Program, request: TurnRequest) -> ModelOutput:
+    """Answer as a policy that writes the function, tries it and is done."""
+    turn = sum(isinstance(message, ChatMessageAssistant) for message in request.messages)
+    if program.task == "diary.py":
+        return say([" abc\n", "ba dz", "abcdefghijklm"][turn])
+    if not {tool.name for tool in request.tools} & SHELLS.keys():
+        return say("A title")
+    if turn < len(STEPS):
+        return shell(request, *STEPS[turn])
+    return shell(request, "", program.last) if program.last else say("Done. \n")
+
+
+@pytest.fixture
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Whatever programs start and write is gone after the test."""
+    mark = uuid.uuid4().hex
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    for name, value in {
+        "AGENT_TEST": mark,
+        "HOME": str(tmp_path / "home"),  # programs of the host write there
+        "TMPDIR": str(temporary),
+        "PATH": os.pathsep.join(
+            [str(programs.BIN), os.path.dirname(sys.executable), os.environ["PATH"]]
+        ),
+    }.items():
+        monkeypatch.setenv(name, value)
+    close_all()
+    yield
+    owner = pool_manager().owner.id
+    close_all()
+    assert owned(owner) == [] if programs.missing_image() is None else True
+    assert [process.cmdline() for process in marked(mark)] == []
+    left = {path.name for path in temporary.iterdir()}
+    assert left <= OWN_FILES
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Give the processes that have the test's mark in their environment, but for this one."""
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("AGENT_TEST") == mark:
+                yield process
+        except psutil.Error:
+            continue
+
+
+def task_of(program: Program, sandbox: str) -> Task:
+    """Make the example task, in the tests' own image where it runs in containers."""
+    args = {**program.args, "sandbox": sandbox}
+    task = resolve_task(str(EXAMPLES / program.task), args).task
+    if sandbox == "docker_pool":
+        config = DockerPoolConfig(image=programs.IMAGE, warm=0, environment=IN_IMAGE)
+        task.sandbox = SandboxEnvironmentSpec("docker_pool", config)
+    return task
+
+
+IN_IMAGE = {"PYTHONPATH": "/opt/agents/python-3.11"}
+"""Where programs of the tests' image find the client library."""
+
+
+@pytest.fixture(params=["local", pytest.param("docker_pool", marks=pytest.mark.docker)])
+def sandbox(request: pytest.FixtureRequest, nothing_left: None) -> str:
+    """Each sandbox in turn, where it can be had."""
+    name: str = request.param
+    if name == "docker_pool" and (reason := programs.missing_image()):
+        pytest.skip(reason)
+    return name
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request: pytest.FixtureRequest, sandbox: str) -> Program:
+    """Each program in turn, where it is there."""
+    found = PROGRAMS[request.param]
+    if found.binary is not None and (reason := programs.missing(found.binary)):
+        pytest.skip(reason)
+    return found
+
+
+def report(name: str, ours: Rolled, theirs: Evaluated) -> None:
+    """Print what both sides took, side by side."""
+    print(
+        f"\n{name}: datums {len(ours.data)}, tokens trained over {ours.tokens:,}, "
+        f"turns {len(ours.sampled)} (eval {len(theirs.clock.times)}), "
+        f"seconds to the first turn {ours.clock.start:.1f} (eval {theirs.clock.start:.1f}), "
+        f"per turn {ours.clock.per_turn:.2f} (eval {theirs.clock.per_turn:.2f})"
+    )
+
+
+async def test_an_episode_is_one_sequence_and_scores_as_in_an_eval(
+    program: Program,
+    sandbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    def script(asked: TurnRequest) -> ModelOutput:
+        return solves(program, asked)
+
+    theirs = await evaluated(task_of(program, sandbox), script, tmp_path / "logs")
+    ours = await rolled(task_of(program, sandbox), script, monkeypatch)
+    report(request.node.callspec.id, ours, theirs)
+    assert theirs.sample.error is None, theirs.sample.error
+    assert ours.reward == theirs.reward > 0.8
+    assert len(ours.sampled) == len(theirs.clock.times)
+    assert_exact(ours.sampled, ours.data)
+    assert len(ours.data) == 1
+    assert ours.metrics["tokens/segments"] == 1
+    assert ours.metrics["tokens/rerendered"] == ours.metrics["tokens/resampled"] == 0
