@@ -82,8 +82,8 @@ demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach a tiny model to use a tool, from no
 
 demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that speaks OpenAI's API (offline, no key)
 	@$(PIP) $(LOCK) openai
-	@echo "\$$ inspect rl train example_tasks/diary.py --local --log-dir out/demo-program"
-	@$(BIN)/inspect rl train example_tasks/diary.py --local --log-dir out/demo-program
+	$(BIN)/inspect rl train example_tasks/diary.py --local --log-dir out/demo-program \
+		--batch-size 1 --group-size 16 --learning-rate 4e-2
 
 # Tests fetch nothing; those of programs that are not there are skipped, and say so.
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)

@@ -1,7 +1,7 @@
 """Any program can be the agent: this one has twenty lines and speaks to OpenAI's API.
 
     inspect eval example_tasks/diary.py --model openai/gpt-4o-mini
-    inspect rl train example_tasks/diary.py --local
+    make demo-program
 
 The program (programs/diary.py) asks for an entry on each of three days and keeps them in a file,
 which is what is scored. Its API calls go to the model under training, as `docs/agents.md` tells.

@@ -14,6 +14,7 @@ EXAMPLES = [
     path
     for path in sorted((ROOT / "example_tasks").glob("*.py"))
     if "@task" in path.read_text(encoding="utf-8")
+    and path.stem != "diary"  # starts a program of its own for every probe
 ]
 
 
