@@ -154,10 +154,11 @@ async def _roll(groups: Sequence[EnvGroupBuilder], policy: Callable[[], TokenCom
 
 
 def one_turn_ours(**options: Any) -> Side:
+    dataset = as_rl_dataset(
+        one_turn_task(GROUPS), RENDERER, batch_size=GROUPS, group_size=GROUP, **options
+    )
+
     async def work() -> None:
-        dataset = as_rl_dataset(
-            one_turn_task(GROUPS), RENDERER, batch_size=GROUPS, group_size=GROUP, **options
-        )
         await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
 
     return lambda: cpu_ms(work, GROUPS * GROUP)
@@ -176,10 +177,11 @@ def one_turn_bridge(source: Path) -> Side:
     sys.path.insert(0, str(source / "src" if (source / "src").is_dir() else source))
     from inspect_tinker_bridge import load_environment  # type: ignore[import-not-found]
 
+    dataset = load_environment(
+        lambda: one_turn_task(GROUPS), RENDERER, num_envs_per_group=GROUP, batch_size=GROUPS
+    )
+
     async def work() -> None:
-        dataset = load_environment(
-            lambda: one_turn_task(GROUPS), RENDERER, num_envs_per_group=GROUP, batch_size=GROUPS
-        )
         await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
 
     return lambda: cpu_ms(work, GROUPS * GROUP)
@@ -270,6 +272,7 @@ class ToolWork:
         self._texts = pages(turns, tokens)
         self._agent = agent
         last = call_of("submit", answer="done") if agent else "done"
+        self._dataset = as_rl_dataset(self.task(), RENDERER)
         self._says = [*[call_of("read", page=turn) for turn in range(turns)], last]
 
     def task(self, samples: int = 1) -> Task:
@@ -283,7 +286,7 @@ class ToolWork:
         return Policy([spoken(text) for text in self._says])
 
     def ours(self) -> list[EnvGroupBuilder]:
-        return list(as_rl_dataset(self.task(), RENDERER).get_batch(0))
+        return list(self._dataset.get_batch(0))
 
     def by_hand(self) -> list[EnvGroupBuilder]:
         async def reward(history: list[Message]) -> tuple[float, dict[str, float]]:

@@ -66,12 +66,13 @@ def one_turn_logged(bridge: Path | None) -> Sides:
     from benchmarks import sides
 
     folder = tempfile.TemporaryDirectory()
+    logged = sides.one_turn_ours(log_dir=folder.name)
 
     async def ours() -> float:
         from inspect_tinker_plugin.logs import assemble_pending
 
         started = time.process_time()
-        await sides.one_turn_ours(log_dir=folder.name)()
+        await logged()
         await asyncio.to_thread(assemble_pending, folder.name)
         return (time.process_time() - started) / (sides.GROUPS * sides.GROUP) * 1000
 

@@ -217,11 +217,13 @@ async def pays_one(result: EpisodeResult) -> float:
 
 
 def test_what_is_loaded_is_spared_by_collections() -> None:
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     try:
         inspect_tinker_plugin.freeze_memory()
         assert gc.get_freeze_count() > before
+        assert gc.get_threshold() > thresholds
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any, Literal, cast
@@ -86,6 +87,7 @@ class PreparedTask:
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
+        _load_for_episodes()
         self.reads_events = False
         self._roles_told: set[str] = set()
         self.side_models = read_side_models(options.side_models)
@@ -139,6 +141,17 @@ class PreparedTask:
         return (
             spec if spec is None or self._sandbox_mapping is None else self._sandbox_mapping(spec)
         )
+
+
+@functools.cache
+def _load_for_episodes() -> None:
+    """Import what the first episode of a process would import while the event loop waits.
+
+    Inspect loads all extensions when it first looks for hooks, and its providers' libraries when
+    it sets up the state that they keep per sample.
+    """
+    internals.somebody_watches_model_calls()
+    copy_context().run(internals.init_sample_assistant_internal)
 
 
 def _resolve_sandbox(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -134,6 +135,9 @@ class _Campaign:
         """Load what the first rollouts of a process load, before time-outs count."""
         from tinker_cookbook.rl.rollouts import do_group_rollout
 
+        if self._settings.log_dir is not None:  # every dataset holds a lock of its log folder
+            for kind in product((False, True), repeat=3):
+                self._dataset(*kind)
         for agent in (False, True):
             [builder] = self._dataset(agent, True, True).get_batch(0)
             await do_group_rollout(builder, _policy())
@@ -336,7 +340,8 @@ class _Footprint:
         """Return what is left, after a delay in which things may still end."""
         for _ in range(100):
             now = _Footprint.take(self.folder)
-            if now.tasks <= self.tasks and not running_episodes:
+            grown = now.files > self.files or now.threads > self.threads
+            if now.tasks <= self.tasks and not (running_episodes or grown):
                 break
             await asyncio.sleep(0.1)
         left = [f"task {name}" for name in sorted(now.tasks - self.tasks)]
