@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -51,3 +53,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("INSPECT_RL_REQUIRE_DOCKER"):
             pytest.fail(f"needs {missing}, and INSPECT_RL_REQUIRE_DOCKER is set", pytrace=False)
         pytest.skip(f"needs {missing}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unfrozen() -> Iterator[None]:
+    """Let the collector work as usual: commands that run in this process would tune it."""
+    with patch("inspect_tinker_plugin.memory.freeze_memory", lambda: None):
+        yield
