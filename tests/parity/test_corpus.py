@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
+import tinker
+from inspect_ai.log import EvalSample
 from tests.parity.logged import logged
+from tests.rl.policies import plain
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl import rollout_runner
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.types import Trajectory
 
+from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
+from inspect_tinker_plugin.logs.sampled import sampled
+from inspect_tinker_plugin.logs.sampled import trajectory as logged_trajectory
+from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.compare import differences
 from inspect_tinker_plugin.testing.parity import (
@@ -18,6 +31,7 @@ from inspect_tinker_plugin.testing.parity import (
     eval_trace,
 )
 from inspect_tinker_plugin.testing.record import Trace
+from inspect_tinker_plugin.tokens.branches import arrange
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
 
@@ -114,8 +128,38 @@ async def test_episode_agrees_with_eval(case: ParityCase) -> None:
 
 
 @pytest.mark.parametrize("case", parameters("tokens"))
-async def test_rollout_in_tokens_agrees_with_eval(case: ParityCase) -> None:
+async def test_rollout_in_tokens_agrees_with_eval(
+    case: ParityCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled_out: list[Trajectory] = []
+
+    async def rolling(policy: TokenCompleter, env: InspectEnv) -> Trajectory:
+        trajectory = await run_rollout(policy, env)
+        arrange(trajectory, env.turns)
+        rolled_out.append(trajectory)
+        return trajectory
+
+    monkeypatch.setattr(rollout_runner, "run_rollout", rolling)
     await agreed(case, "tokens")
+    for trajectory in rolled_out:
+        assert_kept_in_a_log(trajectory)
+
+
+def assert_kept_in_a_log(trajectory: Trajectory) -> None:
+    """The datums that a log gives back are those of the trajectory, to the last bit."""
+    dice = Random(1)
+    for transition in trajectory.transitions:
+        transition.ac.maybe_logprobs = [-dice.random() for _ in transition.ac.tokens]
+    kept = sampled(trajectory, 0.1)
+    if kept is None:
+        chunks = [chunk for each in trajectory.transitions for chunk in each.ob.chunks]
+        assert not all(isinstance(chunk, tinker.EncodedTextChunk) for chunk in chunks)
+        return
+    record = EvalSample(id=1, epoch=1, input="", target="", store={SAMPLED_KEY: kept})
+    read = logged_trajectory(EvalSample.model_validate_json(record.model_dump_json()))
+    assert read is not None
+    found, expected = (trajectory_to_data(each, 0.3) for each in (read, trajectory))
+    assert [plain(datum) for datum in found] == [plain(datum) for datum in expected]
 
 
 @pytest.mark.parametrize("feature", ASKED_FOR, ids=lambda name: re.sub(r"\W+", "-", name))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -73,3 +74,9 @@ class Words(TokenCompleter):
             maybe_logprobs=[-0.5] * len(tokens),
             stop_reason="length" if cut else "stop",
         )
+
+
+def plain(datum: tinker.Datum) -> dict[str, Any]:
+    """All of a datum as lists, which are equal when every bit is."""
+    inputs = {name: (each.dtype, each.tolist()) for name, each in datum.loss_fn_inputs.items()}
+    return {"model_input": datum.model_input.to_ints(), **inputs}

@@ -15,6 +15,9 @@ from inspect_tinker_plugin.episode.types import Metrics
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.logs.run import GroupSlot
 
+SAMPLED_KEY = "inspect_rl_sampled"
+"""Key of a record's store under which the sampled tokens are."""
+
 METADATA_KEY = "inspect_rl"
 """Key of a sample's metadata that holds the training's figures."""
 
@@ -62,6 +65,9 @@ class Rollout:
     metrics: Metrics = field(default_factory=dict)
     """Figures of the rollout: ``turns``, ``tokens/...``, ``time/...``."""
 
+    sampled: Callable[[], Mapping[str, Any] | None] = lambda: None
+    """Returns what to keep of the sampled tokens (``logs/sampled.py``)."""
+
 
 def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
     """Build the record of a rollout; if that fails, a record that says so."""
@@ -75,6 +81,8 @@ def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
     record.error = record.error or _failure(rollout) or problem
     taken = record.metadata
     record.metadata = {**taken, free_name(METADATA_KEY, taken): _figures(rollout, slot)}
+    if (kept := rollout.sampled()) is not None:
+        record.store = {**record.store, SAMPLED_KEY: kept}
     return record
 
 

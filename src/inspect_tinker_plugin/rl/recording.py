@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory
@@ -22,6 +24,7 @@ from inspect_tinker_plugin.logs import (
     open_run,
     write_group,
 )
+from inspect_tinker_plugin.logs.sampled import sampled
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.renderer import model_name
@@ -104,6 +107,7 @@ class Graded:
 
     stop_reason: str | None
     metrics: Metrics
+    sampled: Callable[[], Mapping[str, Any] | None]
 
 
 @dataclass
@@ -159,7 +163,12 @@ def _graded(trajectory: Trajectory, value: float, metrics: Metrics) -> Graded:
     transitions = trajectory.transitions
     last = transitions[-1].metrics if transitions else {}
     of_steps = sum(transition.reward for transition in transitions)
-    return Graded(of_steps + value, trajectory.stop_reason, {**last, **metrics})
+    return Graded(
+        of_steps + value,
+        trajectory.stop_reason,
+        {**last, **metrics},
+        partial(sampled, trajectory, value),
+    )
 
 
 def _rollout(member: _Member) -> Rollout:
@@ -181,6 +190,7 @@ def _rollout(member: _Member) -> Rollout:
         stop_reason=None if graded is None else graded.stop_reason,
         error=None if ending is None else ending.error,
         metrics=metrics,
+        sampled=_nothing if graded is None else graded.sampled,
     )
 
 
@@ -191,3 +201,7 @@ def _status(member: _Member) -> RolloutStatus:
     if ending is None:
         return RolloutStatus.CUT
     return RolloutStatus.FAILED if ending.error is not None else RolloutStatus.DROPPED
+
+
+def _nothing() -> None:
+    """Keep nothing of a rollout that the trainer did not get."""
