@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai import eval_async
 from inspect_ai.agent import sandbox_agent_bridge
@@ -19,6 +20,7 @@ from tests.tokens.conversations import Rollout
 from tests.tokens.formats import renderer
 from tests.tokens.test_bridged import CORPUS, assert_exact, script
 
+from inspect_tinker_plugin.agents.bridge import Calls
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import AgentBridgeError, Cause
@@ -190,6 +192,22 @@ async def test_an_eval_beside_an_episode_goes_inspects_own_way(tmp_path: Path) -
     assert sample.scores["includes"].value == result.scores["includes"].score.value == "C"
     calls = [event for event in sample.events if event.event == "model"]
     assert len(calls) == result.turns == 2
+
+
+async def test_methods_are_given_what_they_take() -> None:
+    # Those of Inspect 0.3.270 take no headers.
+    async def without(json_data: dict[str, Any]) -> Any:
+        return json_data
+
+    async def with_headers(json_data: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+        return headers
+
+    calls = Calls("service", {"without": without, "with": with_headers})
+    params = {"json_data": {"model": "m"}, "headers": {"accept": "all"}}
+    async with anyio.create_task_group() as tasks:
+        calls.start_in(tasks)
+        assert await calls.call("without", params) == {"model": "m"}
+        assert await calls.call("with", params) == {"accept": "all"}
 
 
 FAILURES = {

@@ -8,6 +8,7 @@ are not affected, nor are sandboxes without a connection to this process.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import uuid
@@ -209,6 +210,9 @@ class Calls(internals.SandboxService):
         """
         assert self._tasks is not None
         id = str(uuid.uuid4())
+        # Releases differ in whether a method is told the headers of a request.
+        taken = inspect.signature(self._methods[method]).parameters
+        params = {name: value for name, value in params.items() if name in taken}
         waiting = _Waiting(json.dumps({"id": id, "method": method, "params": params}))
         self._waiting[id] = waiting
         asked = params.get("json_data", {}).get("model")
