@@ -94,6 +94,10 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
         tools.extractall(folder, filter="tar")
     instance = f"parity_{uuid.uuid4().hex}"
     queue = SERVICES / instance
+    for place, mode in {SERVICES.parent: 0o1777, SERVICES: 0o700}.items():
+        if not place.exists():
+            place.mkdir()
+            place.chmod(mode)  # Inspect takes no other
     (queue / "requests").mkdir(parents=True)
     (queue / "responses").mkdir()
     side = Side(free_port())
