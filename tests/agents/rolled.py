@@ -147,20 +147,3 @@ async def evaluated(task: Task, script: Script, folder: Path) -> Evaluated:
     assert log.samples, log.error
     (sample,) = log.samples
     return Evaluated(clock, sample)
-
-
-def assert_exact(sampled: list[tuple[list[int], list[int]]], data: list[tinker.Datum]) -> None:
-    """Check that datums train on what the sampler said to what it was asked, and nothing else."""
-    remaining = list(sampled)
-    for datum in data:
-        targets = datum.loss_fn_inputs["target_tokens"].data
-        mask = datum.loss_fn_inputs["mask"].data
-        whole = [*datum.model_input.to_ints(), targets[-1]]
-        trained = {index + 1 for index, value in enumerate(mask) if value}
-        for asked, said in list(remaining):
-            span = range(len(asked), len(asked) + len(said))
-            if whole[: span.stop] == [*asked, *said] and trained.issuperset(span):
-                trained.difference_update(span)
-                remaining.remove((asked, said))
-        assert not trained
-    assert not remaining

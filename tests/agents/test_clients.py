@@ -16,7 +16,8 @@ from inspect_ai.model import ChatMessageAssistant, ModelOutput
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import TaskState
 from inspect_ai.util import sandbox
-from tests.agents.rolled import assert_exact, rolled
+from tests.agents.rolled import rolled
+from tests.tokens.conversations import assert_trained
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import EpisodeError
@@ -105,7 +106,7 @@ async def test_conversations_at_once_are_a_sequence_each(monkeypatch: pytest.Mon
     """
     ours = await rolled(task(source), numbered, monkeypatch)
     assert len(ours.data) == 4
-    assert_exact(ours.sampled, ours.data)
+    assert_trained(ours.sampled, ours.data)
 
 
 STREAMS = {
@@ -137,7 +138,7 @@ async def test_a_stream_is_a_call_like_any_other(
     source = textwrap.dedent(STREAMS[dialect]) + 'talk("Do it.", 3, ask)'
     ours = await rolled(task(source), numbered, monkeypatch)
     assert len(ours.data) == 1
-    assert_exact(ours.sampled, ours.data)
+    assert_trained(ours.sampled, ours.data)
 
 
 async def test_a_call_that_timed_out_and_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ async def test_a_call_that_timed_out_and_is_made_again(monkeypatch: pytest.Monke
 
     script: Any = late
     ours = await rolled(task(source), script, monkeypatch)
-    assert_exact(ours.sampled, ours.data)
+    assert_trained(ours.sampled, ours.data)
     assert len(ours.data) == len(ours.sampled) - 2
     print(len(ours.data), ours.metrics)
 

@@ -16,8 +16,9 @@ from inspect_ai import Task
 from inspect_ai.model import ChatMessageAssistant, ModelOutput
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.agents import programs
-from tests.agents.rolled import Evaluated, Rolled, assert_exact, evaluated, rolled
+from tests.agents.rolled import Evaluated, Rolled, evaluated, rolled
 from tests.docker_pool.conftest import owned
+from tests.tokens.conversations import assert_trained
 
 from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.episode.types import TurnRequest
@@ -175,7 +176,7 @@ async def test_an_episode_is_one_sequence_and_scores_as_in_an_eval(
     assert theirs.sample.error is None, theirs.sample.error
     assert ours.reward == theirs.reward > 0.8
     assert len(ours.sampled) == len(theirs.clock.times)
-    assert_exact(ours.sampled, ours.data)
+    assert_trained(ours.sampled, ours.data)
     assert len(ours.data) == 1
     assert ours.metrics["tokens/segments"] == 1
     assert ours.metrics["tokens/rerendered"] == ours.metrics["tokens/resampled"] == 0

@@ -14,7 +14,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from tests.tokens.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
-from tests.tokens.conversations import Rollout
+from tests.tokens.conversations import Rollout, assert_trained
 from tests.tokens.formats import renderer
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
@@ -150,20 +150,9 @@ HABITS = {"as it comes": unchanged, "trims": trimmed, "writes again": reserialis
 
 
 def assert_exact(rollout: Rollout) -> None:
-    """Check that the datums hold what the sampler was asked and said, and nothing else."""
-    remaining = [(flatten(turn.ob.chunks), list(turn.ac.tokens)) for turn in rollout.transitions]
-    for datum in rollout.data():
-        targets = datum.loss_fn_inputs["target_tokens"].data
-        mask = datum.loss_fn_inputs["mask"].data
-        whole = [*datum.model_input.to_ints(), targets[-1]]
-        trained = {index + 1 for index, value in enumerate(mask) if value}
-        for ob, ac in list(remaining):
-            span = range(len(ob), len(ob) + len(ac))
-            if whole[: len(ob) + len(ac)] == [*ob, *ac] and trained.issuperset(span):
-                trained.difference_update(span)
-                remaining.remove((ob, ac))
-        assert not trained
-    assert not [ac for _, ac in remaining if ac]
+    """Check that the datums contain what the sampler was asked and said, and nothing else."""
+    sampled = [(turn.ob.to_ints(), list(turn.ac.tokens)) for turn in rollout.transitions]
+    assert_trained(sampled, rollout.data())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
