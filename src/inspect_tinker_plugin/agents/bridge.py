@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 1.0
 """Seconds that a limit has to end the sample before a failed call does."""
 
+_TRACE = 13
+
 _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False)
 
 
@@ -41,6 +43,8 @@ _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False
 def use_agent_bridges() -> Iterator[None]:
     """Serve the agent bridges of this context, and of everything it starts, from this process."""
     internals.route_agent_bridges(_stand_in, _serve)
+    # Agents of inspect_swe log at this level by its name, which only an eval gives it.
+    logging.addLevelName(_TRACE, "TRACE")
     token = _active.set(True)
     try:
         yield
