@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +253,20 @@ async def test_a_refused_request_is_shown_to_the_program_which_goes_on(tmp_path:
     assert result.error is None, result.error.__cause__
     assert result.turns == 1
     assert result.scores["includes"].score.value == "C"
+
+
+IN_A_FRESH_PROCESS = """
+from inspect_swe._util.trace import trace
+from inspect_tinker_plugin.agents.bridge import use_agent_bridges
+
+with use_agent_bridges():
+    trace("started")
+"""
+
+
+def test_agents_of_inspect_swe_need_no_eval_before_them() -> None:
+    """They log at a level by its name, which an eval in this process has given it long ago."""
+    pytest.importorskip("inspect_swe", reason="the extra `agents`")
+    run = [sys.executable, "-W", "ignore", "-c", IN_A_FRESH_PROCESS]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
