@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from inspect_ai import Task
+from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
 from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
@@ -32,7 +34,9 @@ from inspect_tinker_plugin.audit.probes.cheats import judged_places
 from inspect_tinker_plugin.audit.probes.signal import pass_at
 from inspect_tinker_plugin.audit.records import FINISHED, JOURNAL
 from inspect_tinker_plugin.cli.audit import audit as command
+from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.scripted.model import scripted_model
 
 SAMPLES = [
     Sample(id="rome", input="Capital of Italy?", target="Rome"),
@@ -247,6 +251,61 @@ def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "audit.html").is_file()
     again = CliRunner().invoke(command, [*arguments, "--probe", "baselines", "--fail-on", "never"])
     assert again.exit_code == 0
+
+
+SIGNAL_TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+
+@task
+def quiz():
+    names = ("easy", "hard", "mixed")
+    return Task(dataset=[Sample(id=n, input=n, target="plum") for n in names], scorer=includes())
+"""
+
+
+async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(SIGNAL_TASK)
+    tries = Counter[str]()
+
+    def says(request: TurnRequest) -> str:
+        asked = request.messages[-1].text
+        tries[asked] += 1
+        return "plum" if asked == "easy" or (asked == "mixed" and tries[asked] == 3) else "pear"
+
+    [log] = await eval_async(
+        f"{tmp_path}/task.py@quiz",
+        model=scripted_model(says),
+        epochs=4,
+        log_dir=str(tmp_path / "logs"),
+        max_samples=1,
+    )
+    assert log.status == "success"
+    done = await asyncio.to_thread(
+        CliRunner().invoke,
+        command,
+        [
+            *(f"{tmp_path}/task.py@quiz", "--logs", str(tmp_path / "logs")),
+            *("--probe", "signal", "--probe", "cost", "--json", "--out", str(tmp_path / "out")),
+        ],
+    )
+    report = json.loads(done.stdout)
+    found = {f["code"]: f for f in report["findings"]}
+    assert found["solved-by-all"]["sample"] == "easy"
+    assert found["solved-by-none"]["sample"] == "hard"
+    signal = report["summary"]["signal"]
+    assert signal["per_sample"]["mixed"] == {
+        "attempts": 4,
+        "mean": 0.25,
+        **{"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0},
+    }
+    assert (signal["groups"], signal["flat_groups"]) == (3, 2)
+    assert found["no-signal"]["severity"] == "medium"
+    assert (tmp_path / "out" / "samples.txt").read_text() == "mixed\n"
+    evidence = found["solved-by-none"]["evidence"]
+    shown = await read_eval_log_sample_async(evidence["log"], id="hard", epoch=evidence["epoch"])
+    assert shown.output.completion == "pear"
 
 
 def test_what_programs_print_is_kept_out_of_the_json(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "inspect_tinker_plugin.cli.export:export_command",
-        "Write the prompts and answers of TASK as a dataset.",
+        "Write the prompts and answers of TASK, or the conversations of LOGS, as a dataset.",
     ),
     "plugins": (
         "inspect_tinker_plugin.cli.plugins:plugins",
