@@ -20,6 +20,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import docker
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
@@ -169,6 +170,12 @@ async def _measure(options: argparse.Namespace) -> None:
     line(f"set-up of one episode / of a group of {options.group}", one, group, 1.5)
 
 
+def _built() -> set[str]:
+    """Return the names of the images that pools have built on this engine."""
+    images = docker.from_env().images.list("inspect-pool/*")
+    return {tag for image in images for tag in image.tags}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--image", default="inspect-rl-test/python:1")
@@ -177,10 +184,13 @@ def main() -> None:
     parser.add_argument("--setup", type=float, default=5, help="seconds of a set-up script")
     parser.add_argument("--group", type=int, default=8)
     options = parser.parse_args()
+    before = _built()
     try:
         asyncio.run(_measure(options))
     finally:
         close_all()
+        for name in _built() - before:
+            docker.from_env().images.remove(name)
 
 
 if __name__ == "__main__":
