@@ -120,7 +120,16 @@ def test_uv_can_install_from_the_lock() -> None:
 
 def test_the_torch_of_the_lock_is_the_one_that_set_up_installs() -> None:
     done = subprocess.run(
-        ["make", "-s", "--no-print-directory", "-n", "setup", "VENV=/nonexistent/venv"],
+        [
+            "make",
+            "-s",
+            "--no-print-directory",
+            "-n",
+            "setup",
+            "VENV=/nonexistent/venv",
+            "EXTRAS=dev",
+            "LATEST=",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
