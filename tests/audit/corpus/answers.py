@@ -8,7 +8,8 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
+from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.agent import react
@@ -633,6 +634,33 @@ def clean_choices() -> Task:
     return Task(dataset=quiz(), solver=multiple_choice(shuffle=True), scorer=choice())
 
 
+class OneLetter(random.Random):
+    """Shuffles by luck so that the right choice is often the last one."""
+
+    def __init__(self, right: int, last: bool) -> None:
+        super().__init__()
+        self._right, self._last = right, last
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        others = [each for each in x if each != self._right]
+        x[:] = [*others, self._right] if self._last else [self._right, *others]
+
+
+def clean_choices_with_luck() -> Task:
+    """Five of eight right choices come last, and not those that did before the shuffle."""
+
+    @solver(name="unlucky")
+    def unlucky() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            last = state.sample_id in {"France", "Italy", "Spain", "Norway", "Greece"}
+            state.choices.shuffle(OneLetter("ABCD".index(state.target.text), last))
+            return state
+
+        return solve
+
+    return Task(dataset=quiz(), solver=[unlucky(), multiple_choice()], scorer=choice())
+
+
 def clean_includes() -> Task:
     return Task(dataset=capitals(), scorer=includes())
 
@@ -661,6 +689,7 @@ CLEAN = [
     clean_numbers,
     clean_exact,
     clean_choices,
+    clean_choices_with_luck,
     clean_includes,
     clean_agent,
     clean_judge,

@@ -112,12 +112,13 @@ class Baselines:
             reply, candidates = always(FORMS[form](answer)), _candidates(audit)
             records = await _play(audit, policy, reply)
             full = [r for r in records if audit.reference.is_full(r.reward)]
-            if 2 * len(full) >= len(records) and _luck(audit, len(full), len(records)):
+            if 2 * len(full) >= len(records) and _luck(audit, answer, records):
                 others = [sample for sample in audit.wide if sample not in audit.chosen]
                 records += await _play(audit, policy, reply, others[:_MORE])
                 full = [r for r in records if audit.reference.is_full(r.reward)]
-            lucky = _luck(audit, len(full), len(records))
-            rate = _base_rate(audit, answer, len(full) / max(1, len(records)), lucky)
+            if _luck(audit, answer, records):
+                continue
+            rate = _base_rate(audit, answer, len(full) / max(1, len(records)))
             if rate >= 0.8 and len(full) >= min(_FEW, len(records)):
                 severity = Severity.HIGH
             elif rate >= 0.5 and rate >= 1 / candidates + 0.2 and len(full) >= _FEW:
@@ -256,24 +257,29 @@ def _candidates(audit: AuditContext) -> int:
     return max(2, choices or distinct)
 
 
-def _luck(audit: AuditContext, full: int, tries: int) -> bool:
+def _luck(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> bool:
     """Tell whether a letter may be right this often by chance, as when choices are shuffled.
 
+    It is not if the targets foretell which samples it is right for: then nothing is shuffled.
     Every letter is tried, so the best of them must be that much less probable.
     """
     choices = max((len(sample.choices or []) for sample in audit.samples), default=0)
     if choices < 2:
         return False
     p = 1 / choices
-    tail = sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
-    return tail * choices > _CHANCE
+    right = [audit.reference.is_full(record.reward) for record in records]
+    full, tries = sum(right), len(right)
+    foretold = {sample.id for sample in audit.samples if answer in targets(sample)}
+    if right == [record.sample in foretold for record in records]:
+        chance = p**full * (1 - p) ** (tries - full)
+    else:
+        chance = sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
+    return chance * choices > _CHANCE
 
 
-def _base_rate(audit: AuditContext, answer: str, seen: float, lucky: bool) -> float:
-    """Return the share of all samples with this target, or the observed one if not chance."""
+def _base_rate(audit: AuditContext, answer: str, seen: float) -> float:
+    """Return the share of all samples with this target, or the observed one."""
     known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
-    if seen >= 0.8 and not lucky:
-        return seen
-    if answer in known:
+    if seen < 0.8 and answer in known:
         return min(seen, known.count(answer) / len(known))
-    return 0.0 if lucky else seen
+    return seen
