@@ -12,8 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Where PyTorch comes from, when the default index offers more than the CPU build, e.g.
 # `make setup TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"`.
 TORCH_ARGS ?=
-# What is installed beside the package; `make setup EXTRAS=dev,local` adds a Tinker API server.
-EXTRAS ?= dev
+# What is installed beside the package; `make setup EXTRAS=dev,agents,local` adds a Tinker API server.
+EXTRAS ?= dev,agents
 comma := ,
 # Set-up installs what the lock says. With LATEST=1, for any target, it is the newest releases that
 # pyproject.toml allows instead; PyTorch stays the one of the lock.
@@ -94,8 +94,8 @@ agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyP
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test: $(STAMP) ## run the tests, except those marked slow
-	$(PYTEST) -m "not slow"
+test: $(STAMP) ## run the tests, except those marked slow or long
+	$(PYTEST) -m "not slow and not long"
 
 # CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
 check: format-check lint types test-all ## format, lint, strict types, tests, docs in step

@@ -1,9 +1,11 @@
-"""Third-party packages written into a folder, found by the same metadata as installed ones."""
+"""Packages of tests: third-party ones that are written into a folder, and those of extras."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
+
+import pytest
 
 
 def install(folder: Path, name: str, code: str, *, version: str = "1.0", entry: str = "") -> None:
@@ -26,3 +28,9 @@ def install(folder: Path, name: str, code: str, *, version: str = "1.0", entry: 
     info.joinpath("entry_points.txt").write_text(
         f"[inspect_tinker_plugin]\n{name} = {entry or name}\n"
     )
+
+
+def require_agent_clients() -> None:
+    """Skip a module whose tests need the clients of model APIs (the extra ``agents``)."""
+    for name in ("anthropic", "inspect_swe", "openai"):
+        pytest.importorskip(name, reason="the extra `agents`")

@@ -17,12 +17,14 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import TaskState
 from inspect_ai.util import sandbox
 from tests.agents.rolled import rolled
+from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.testing import say
 
+require_agent_clients()
 pytestmark = [pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(900)]
 
 BEGIN = """

@@ -18,6 +18,7 @@ from inspect_ai.util import SandboxEnvironmentSpec
 from tests.agents import programs
 from tests.agents.rolled import Evaluated, Rolled, evaluated, rolled
 from tests.docker_pool.conftest import owned
+from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
 from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
@@ -26,6 +27,7 @@ from inspect_tinker_plugin.sandboxes import DockerPoolConfig
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.testing import call, say
 
+require_agent_clients()
 pytestmark = [pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "example_tasks"

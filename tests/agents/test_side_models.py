@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.agents.sandboxed import agent, free_port, task_of
+from tests.packages import require_agent_clients
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -15,6 +16,8 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.scripted.model import scripted_model
+
+require_agent_clients()
 
 ASK = """
 import sys

@@ -13,11 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from anthropic import AsyncAnthropic
 from inspect_ai.agent import agent_bridge
 from inspect_ai.agent._bridge.sandbox import service  # private: what a sandbox's proxy calls
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from openai import AsyncOpenAI
+from tests.packages import require_agent_clients
+
+require_agent_clients()
+
+from anthropic import AsyncAnthropic  # noqa: E402
+from openai import AsyncOpenAI  # noqa: E402
 
 PARAMETERS = {
     "type": "object",
