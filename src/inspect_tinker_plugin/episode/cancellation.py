@@ -17,6 +17,10 @@ GRACE = 1.0
 _abandoned: set[asyncio.Task[Any]] = set()
 
 
+NOT_BY_THE_EPISODE = "was cancelled, but not by the episode"
+"""Part of the message of an error that replaces a cancellation which nobody asked for."""
+
+
 class GivenUpError(TimeoutError):
     """Somebody's code did not end in its time."""
 
@@ -29,7 +33,7 @@ def being_cancelled() -> bool:
 
 def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     """Turn a ``CancelledError`` that nobody asked for into an ordinary error."""
-    wrapped = RuntimeError(f"{what} was cancelled, but not by the episode")
+    wrapped = RuntimeError(f"{what} {NOT_BY_THE_EPISODE}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -65,6 +69,8 @@ async def bounded(
         grace: Seconds it has to end after it is cancelled; ``GRACE`` if not given.
 
     Raises:
+        CancelledError: The caller was cancelled; what the code raises is its cause, and what it
+            returns is dropped.
         GivenUpError: It took longer.
     """
     grace = GRACE if grace is None else grace
@@ -75,12 +81,12 @@ async def bounded(
             late = True
             task.cancel()
             await asyncio.wait([task], timeout=grace)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancelled:
         task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([task], timeout=grace)
-        if not task.done():
-            raise
+        raised = task.exception() if task.done() and not task.cancelled() else None
+        raise cancelled from raised
     finally:
         if not task.done():
             _abandoned.add(task)

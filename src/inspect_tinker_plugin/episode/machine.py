@@ -12,6 +12,7 @@ from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
+from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.states import EpisodeState
@@ -27,7 +28,7 @@ CLOSE_GRACE = 120.0
 HAD_NOT_ENDED = "later it had not ended"
 """Part of the error message of an episode that was given up."""
 
-CANCELLED_ITSELF = "it was cancelled, but not by the episode"
+CANCELLED_ITSELF = f"it {NOT_BY_THE_EPISODE}"
 """Part of the error message of an episode that something inside it has cancelled."""
 
 # asyncio itself holds tasks only weakly; a parked episode must not be collected before

@@ -13,7 +13,7 @@ from inspect_ai.solver import Generate
 from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.cancellation import contained
+from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE, contained
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.scoring import EpisodeTranscript
 from inspect_tinker_plugin.errors import Cause
@@ -86,7 +86,7 @@ class Solving:
                     group.start_soon(self._solve, group, cancelled)
                 if cancelled:
                     raise RuntimeError(
-                        "the solver was cancelled, but not by the episode "
+                        f"the solver {NOT_BY_THE_EPISODE} "
                         "(no limit, and the episode was not closed)"
                     ) from cancelled[0]
             except Exception as error:

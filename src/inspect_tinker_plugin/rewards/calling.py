@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from inspect_tinker_plugin.episode.cancellation import bounded
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, stray
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.rewards.blocking import BlockedLoopError, interrupt_if_blocked
 
@@ -60,20 +60,26 @@ async def _within(timeout: float | None, work: Awaitable[Any]) -> Any:
     try:
         async with asyncio.timeout(timeout) as scope:
             return await work
-    except TimeoutError as ex:
+    except (TimeoutError, BlockedLoopError) as ex:
+        if _blocked(ex):
+            raise OutOfTimeError(
+                f"blocked the event loop for {timeout:g} seconds and was interrupted; make it a "
+                "plain function, which runs in a thread, or await what it waits for"
+            ) from ex
         if scope.expired():
             raise OutOfTimeError(f"gave nothing within {timeout:g} seconds") from ex
         raise
-    except BlockedLoopError as ex:
-        raise OutOfTimeError(
-            f"blocked the event loop for {timeout:g} seconds and was interrupted; make it a plain "
-            "function, which runs in a thread, or await what it waits for"
-        ) from ex
     except asyncio.CancelledError as ex:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if being_cancelled():
             raise
-        raise RuntimeError("it was cancelled, but not by the episode") from ex
+        raise stray("it", ex) from ex
+
+
+def _blocked(error: BaseException | None) -> bool:
+    """Tell whether the loop was blocked: then a time-out is late, and only comes after it."""
+    while error is not None and not isinstance(error, BlockedLoopError):
+        error = error.__cause__
+    return error is not None
 
 
 async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
