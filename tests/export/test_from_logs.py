@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,20 @@ def test_a_log_that_cannot_be_read_is_named_and_the_others_are_exported(tmp_path
     assert report.written == 4
     (failure,) = report.failures
     assert failure.id.endswith("bad.eval")
+
+
+def test_a_sample_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    (log,) = scored(tmp_path / "logs", count=3).glob("*.eval")
+    spoiled = tmp_path / "spoiled.eval"
+    with zipfile.ZipFile(log) as whole, zipfile.ZipFile(spoiled, "w") as copy:
+        names = whole.namelist()
+        bad = next(name for name in names if name.startswith("samples/2"))
+        for name in names:
+            copy.writestr(name, b"{ no sample" if name == bad else whole.read(name))
+    report = run_export(spoiled, tmp_path / "out", split=("eval", "0.3"))
+    assert report.written == 11
+    (failure,) = report.failures
+    assert failure.id.startswith("2"), failure
 
 
 @pytest.mark.parametrize(

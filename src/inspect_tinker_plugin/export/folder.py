@@ -10,9 +10,13 @@ until then.
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,12 +24,16 @@ from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.card import CARD, card
 from inspect_tinker_plugin.export.formats import Format, read_part, write_part
 from inspect_tinker_plugin.export.journal import Failure, Journal, Part
+from inspect_tinker_plugin.export.part import OpenPart
 from inspect_tinker_plugin.export.schema import Row, Schema
 
 SUMMARY = "export.json"
 WORK = ".inspect-rl-export"
 TRAIN = "train"
 """The split of rows that are not held out."""
+
+Digest = Callable[[int, int], str]
+"""Hashes the units of an export from one position to another: samples, or the runs of each."""
 
 
 class ExportFolder:
@@ -110,36 +118,56 @@ class ExportFolder:
             )
         self.journal = found
 
-    def add(
-        self,
-        rows: Mapping[str, Sequence[Row]],
-        failures: Sequence[Failure],
-        *,
-        samples: int,
-        digest: str,
-        left_out: Mapping[str, int] | None = None,
-    ) -> None:
-        """Write the next part and record it.
+    def check_continuity(self, units: int, digest: Digest, *, changed: str) -> None:
+        """Check that what the parts were written of is still the same.
 
         Args:
-            rows: Its rows by split.
-            failures: Samples that have none.
-            samples: Samples that the part is of.
-            digest: Of these samples; an export continues only with the same.
-            left_out: By reason, what was found not to be wanted.
+            units: How many units there are.
+            digest: Hashes units, from one position to another.
+            changed: What to say if they have changed.
+
+        Raises:
+            ExportError: They have.
+        """
+        start = 0
+        for part in self.journal.parts:
+            stop = start + part.samples
+            if stop > units or part.digest != digest(start, stop):
+                raise ExportError(
+                    f"{self.path} holds an unfinished export, but {changed}. Use --overwrite to "
+                    "start again."
+                )
+            start = stop
+
+    def add(self, part: OpenPart, digest: Digest) -> None:
+        """Write the next part and record it; a part without units is nothing.
+
+        Args:
+            part: Its rows by split, and its failures.
+            digest: Hashes its units; an export continues only with the same.
 
         Raises:
             ExportError: The disk is full or the folder is gone; what was written stays.
         """
+        if part.stop == part.start:
+            return
         index = len(self.journal.parts)
-        given = {split: of_split for split, of_split in rows.items() if of_split}
-        rich = any(self._schema.is_rich(row) for part in given.values() for row in part)
+        given = part.rows
+        rich = any(self._schema.is_rich(row) for rows in given.values() for row in rows)
         counts = {split: len(of_split) for split, of_split in given.items()}
         try:
             for split, of_split in given.items():
                 self._write(self._part(index, split), of_split, rich=rich)
             self.journal.add(
-                Part(index, samples, counts, rich, digest, list(failures), dict(left_out or {}))
+                Part(
+                    index=index,
+                    samples=part.stop - part.start,
+                    rows=counts,
+                    rich=rich,
+                    digest=digest(part.start, part.stop),
+                    failures=part.failures,
+                    left_out=dict(part.left_out),
+                )
             )
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -152,7 +180,15 @@ class ExportFolder:
             total.update(part.rows)
         return dict(total)
 
-    def finish(self, title: str, about: str, summary: Mapping[str, Any]) -> list[str]:
+    def finish(
+        self,
+        title: str,
+        about: str,
+        *,
+        source: Mapping[str, Any],
+        counts: Mapping[str, Any],
+        failures: Sequence[Failure],
+    ) -> list[str]:
         """Give the parts their final names and write the card and ``export.json``.
 
         A finish that was interrupted is completed by the next call.
@@ -160,7 +196,9 @@ class ExportFolder:
         Args:
             title: Heading of the card.
             about: What the card says the rows are.
-            summary: Entries of ``export.json`` besides the names of the files.
+            source: What was exported and how, for ``export.json``.
+            counts: How many samples and rows there are, for ``export.json``.
+            failures: Samples that could not be exported.
 
         Returns:
             Names of the files.
@@ -173,6 +211,15 @@ class ExportFolder:
                 names[self._part(part.index, split)] = name
         rich = any(part.rich for part in self.journal.parts)
         files = list(names.values())
+        summary = {
+            **source,
+            "columns": list(self._schema.columns),
+            "counts": counts,
+            "failures": [asdict(failure) for failure in failures],
+            "packages": _packages(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "files": files,
+        }
         try:
             if rich:
                 self._widen()
@@ -183,8 +230,7 @@ class ExportFolder:
             patterns = {split: f"{split}-*.{self._format}" for split in self.rows}
             features = self._schema.features(rich=rich)
             self._put(CARD, card(title, about, features=features, files=patterns))
-            text = json.dumps({**summary, "files": files}, indent=2, ensure_ascii=False)
-            self._put(SUMMARY, text + "\n")
+            self._put(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
             self._drop_work()
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -268,6 +314,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise ExportError(f"{path / SUMMARY} is not the summary of an export.")
     return summary
+
+
+def _packages() -> dict[str, str]:
+    """Return the releases of packages that determine what is written."""
+    names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def unwritable(path: Path, error: OSError) -> ExportError:

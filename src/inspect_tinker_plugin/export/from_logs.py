@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.log import EvalSample, read_eval_log_samples_by_id
+from inspect_ai.log import EvalSample
 
 from inspect_tinker_plugin.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.choosing import Choice
@@ -23,13 +22,9 @@ from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_targe
 from inspect_tinker_plugin.export.formats import Format
 from inspect_tinker_plugin.export.journal import Failure
 from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
-from inspect_tinker_plugin.export.logged import Entry, Index, Reader, find_logs, index_logs
+from inspect_tinker_plugin.export.logged import UNREAD, Entry, Index, Reader, find_logs, index_logs
 from inspect_tinker_plugin.export.part import OpenPart
-from inspect_tinker_plugin.export.pipeline import (
-    ExportProgress,
-    ExportReport,
-    packages,
-)
+from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.export.schema import Row
 from inspect_tinker_plugin.tasks.split import held_out_hashes, sample_hash
 
@@ -158,7 +153,9 @@ class _LogExport:
     async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
         parts = self._folder.journal.parts
         start = sum(part.samples for part in parts)
-        self._check_continuity()
+        self._folder.check_continuity(
+            len(self._groups), self._digest, changed="the logs have changed since"
+        )
         continued = sum(len(group) for group in self._groups[:start])
         total = sum(map(len, self._groups))
         failed = sum(len(part.failures) for part in parts)
@@ -322,25 +319,7 @@ class _LogExport:
 
     def _write(self) -> None:
         part, self._part = self._part, OpenPart(self._part.stop, self._part.schema)
-        if part.stop > part.start:
-            self._folder.add(
-                part.rows,
-                part.failures,
-                samples=part.stop - part.start,
-                digest=self._digest(part.start, part.stop),
-                left_out=part.left_out,
-            )
-
-    def _check_continuity(self) -> None:
-        start = 0
-        for part in self._folder.journal.parts:
-            stop = start + part.samples
-            if stop > len(self._groups) or part.digest != self._digest(start, stop):
-                raise ExportError(
-                    f"{self._folder.path} holds an unfinished export, but the logs have changed "
-                    "since. Use --overwrite to start again."
-                )
-            start = stop
+        self._folder.add(part, self._digest)
 
     def _digest(self, start: int, stop: int) -> str:
         digest = hashlib.sha256()
@@ -357,26 +336,23 @@ class _LogExport:
         if not rows:
             self._folder.abandon()
             raise ExportError(f"nothing was written: {self._why_nothing(failures)}")
-        choice = self._choice
         left_out = dict(self._all_left_out())
+        tasks = ", ".join(sorted({log.task for log in self._index.logs}))
         files = self._folder.finish(
-            ", ".join(sorted({log.task for log in self._index.logs})),
+            tasks,
             _ABOUT,
-            {
+            source={
                 **_identity(self._index, self._options),
-                "task": ", ".join(sorted({log.task for log in self._index.logs})),
+                "task": tasks,
                 "models": sorted({log.model for log in self._index.logs}),
-                "columns": list(log_schema(choice.form, self._options.layout).columns),
-                "counts": {
-                    "samples": sum(map(len, self._index.groups)),
-                    "rows": rows,
-                    "failed": len(failures),
-                    "left_out": left_out,
-                },
-                "failures": [asdict(failure) for failure in failures],
-                "packages": packages(),
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             },
+            counts={
+                "samples": sum(map(len, self._index.groups)),
+                "rows": rows,
+                "failed": len(failures),
+                "left_out": left_out,
+            },
+            failures=failures,
         )
         return LogExportReport(
             path=self._folder.path,
@@ -419,28 +395,13 @@ def _held_out(index: Index, options: LogExportOptions) -> frozenset[str]:
     """Return the hashes of the samples that are held out: by content, whatever their order."""
     if options.split is None:
         return frozenset()
+    firsts = [group[0] for group in index.groups]
+    reader = Reader(index, firsts, unread=UNREAD | {"events", "events_data"})
     counts: Counter[str] = Counter()
-    by_log: dict[int, list[Entry]] = {}
-    for group in index.groups:
-        by_log.setdefault(group[0].log, []).append(group[0])
-    for log, entries in by_log.items():
-        counts.update(_hashes(index.logs[log].path, entries))
-    return held_out_hashes(counts, options.split[1], seed=options.split_seed)
-
-
-def _hashes(path: str, entries: Sequence[Entry]) -> list[str]:
-    heavy = {"store", "messages", "output", "events", "timelines", "events_data"}
-    found = []
-    for entry in entries:
+    for entry in firsts:
         with suppress(Exception):  # reported when it is the sample's turn
-            (sample,) = read_eval_log_samples_by_id(
-                path,
-                [(entry.id, entry.epoch)],
-                resolve_attachments="core",
-                exclude_fields=heavy,
-            )
-            found.append(sample_hash(sample))
-    return found
+            counts[sample_hash(reader.sample(entry))] += 1
+    return held_out_hashes(counts, options.split[1], seed=options.split_seed)
 
 
 def _identity(index: Index, options: LogExportOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from inspect_tinker_plugin.export.journal import Failure
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import score_reward
 
-_UNREAD = {"store", "messages", "output", "timelines"}
+UNREAD = frozenset({"store", "messages", "output", "timelines"})
 """Fields of a sample that an export does not use."""
 
 _AT_ONCE = 16
@@ -155,13 +155,9 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
         raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
     place = 0
     for group in groups.values():
-        index.groups.append([_placed(entry, place + n) for n, entry in enumerate(group)])
+        index.groups.append([replace(entry, place=place + n) for n, entry in enumerate(group)])
         place += len(group)
     return index
-
-
-def _placed(entry: Entry, place: int) -> Entry:
-    return Entry(place, entry.log, entry.id, entry.epoch, entry.reward, entry.error, entry.limit)
 
 
 def _log(path: str, header: EvalLog) -> Log:
@@ -230,10 +226,14 @@ class Reader:
     Args:
         index: The index.
         entries: Those that may be asked for, about in that order.
+        unread: Fields that are not read.
     """
 
-    def __init__(self, index: Index, entries: Sequence[Entry]) -> None:
+    def __init__(
+        self, index: Index, entries: Sequence[Entry], *, unread: frozenset[str] = UNREAD
+    ) -> None:
         self._logs = index.logs
+        self._unread = set(unread)
         self._entries = entries
         self._at = {entry.place: number for number, entry in enumerate(entries)}
         self._read: dict[int, EvalSample] = {}
@@ -241,7 +241,13 @@ class Reader:
     def sample(self, entry: Entry) -> EvalSample:
         """Return a sample, with its events and without its messages; the caller keeps it."""
         if entry.place not in self._read:
-            self._fetch(self._window(entry))
+            window = self._window(entry)
+            try:
+                self._fetch(window)
+            except Exception:
+                if len(window) == 1:
+                    raise
+                self._fetch([entry])  # another one cannot be read, and fails alone
         return self._read.pop(entry.place)
 
     def forget(self, entries: Sequence[Entry]) -> None:
@@ -268,7 +274,7 @@ class Reader:
             [(entry.id, entry.epoch) for entry in window],
             concurrency=1,
             resolve_attachments="core",
-            exclude_fields=_UNREAD,
+            exclude_fields=self._unread,
         )
         self._read.update(
             {entry.place: sample for entry, sample in zip(window, samples, strict=True)}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import platform
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -33,7 +30,7 @@ from inspect_tinker_plugin.export.part import OpenPart
 from inspect_tinker_plugin.export.schema import Row, Schema
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
-from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
 
 logger = getLogger(__name__)
@@ -180,20 +177,12 @@ class _Export:
             solver=options.solver,
             sandbox=options.sandbox,
         )
-        self._check_continuity()
-
-    def _check_continuity(self) -> None:
-        """Check that the samples of the parts already written are still the same."""
-        start = 0
-        for part in self._folder.journal.parts:
-            stop = start + part.samples
-            if stop > len(self._samples) or part.digest != _digest(self._samples, start, stop):
-                raise ExportError(
-                    f"{self._folder.path} holds an unfinished export, but the task's samples "
-                    "have changed since (other data, or an order without a seed). Use "
-                    "--overwrite to start again."
-                )
-            start = stop
+        folder.check_continuity(
+            len(self._samples),
+            self._digest,
+            changed="the task's samples have changed since "
+            "(other data, or an order without a seed)",
+        )
 
     async def run(self, on_progress: Callable[[ExportProgress], None]) -> ExportReport:
         journal = self._folder.journal
@@ -213,11 +202,11 @@ class _Export:
                     on_progress(ExportProgress(part.stop, total, failed))
                     if part.full:
                         full, part = part, OpenPart(part.stop, self._schema)
-                        self._write(full)
+                        self._folder.add(full, self._digest)
         except asyncio.CancelledError:
-            self._write(part)  # so that the next run continues from here
+            self._folder.add(part, self._digest)  # so that the next run continues from here
             raise
-        self._write(part)
+        self._folder.add(part, self._digest)
         return self._finish(continued)
 
     async def _results(self, start: int) -> AsyncGenerator[Row | Failure, None]:
@@ -251,15 +240,6 @@ class _Export:
                 logger.debug("sample %r could not be exported", sample.id, exc_info=error)
                 return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
 
-    def _write(self, part: OpenPart) -> None:
-        if part.stop > part.start:
-            self._folder.add(
-                part.rows,
-                part.failures,
-                samples=part.stop - part.start,
-                digest=_digest(self._samples, part.start, part.stop),
-            )
-
     def _finish(self, continued: int) -> ExportReport:
         parts = self._folder.journal.parts
         failures = [failure for part in parts for failure in part.failures]
@@ -274,33 +254,29 @@ class _Export:
         files = self._folder.finish(
             self._resolved.task.name,
             _ABOUT,
-            {
+            source={
                 **_identity(self._resolved, self._options),
                 "seed": self._folder.journal.seed,
-                "columns": list(self._schema.columns),
-                "counts": {
-                    "samples": len(self._samples),
-                    "written": written,
-                    "failed": len(failures),
-                },
-                "failures": [asdict(failure) for failure in failures],
-                "packages": packages(),
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             },
+            counts={
+                "samples": len(self._samples),
+                "written": written,
+                "failed": len(failures),
+            },
+            failures=failures,
         )
         return ExportReport(self._folder.path, files, written, failures, continued)
 
-
-def _digest(samples: SelectedSamples, start: int, stop: int) -> str:
-    digest = hashlib.sha256()
-    for index in range(start, stop):
-        sample = samples[index]
-        # messages have ids, which are new whenever a task is loaded
-        asked = sample.input
-        texts = asked if isinstance(asked, str) else [message.text for message in asked]
-        asks = [sample.id, texts, sample.target, sample.choices]
-        digest.update(json.dumps(asks, default=str).encode())
-    return digest.hexdigest()
+    def _digest(self, start: int, stop: int) -> str:
+        digest = hashlib.sha256()
+        for index in range(start, stop):
+            sample = self._samples[index]
+            # messages have ids, which are new whenever a task is loaded
+            asked = sample.input
+            texts = asked if isinstance(asked, str) else [message.text for message in asked]
+            asks = [sample.id, texts, sample.target, sample.choices]
+            digest.update(json.dumps(asks, default=str).encode())
+        return digest.hexdigest()
 
 
 def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
@@ -323,9 +299,3 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
 
 def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
     return json.loads(to_json(value, fallback=str))
-
-
-def packages() -> dict[str, str]:
-    """Return the releases of packages that determine what is written."""
-    names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
