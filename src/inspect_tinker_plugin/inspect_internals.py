@@ -703,6 +703,9 @@ def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
 
 # what Inspect keeps for the whole process
 
+TRACE = 13
+"""Level of the records in Inspect's trace log, between ``DEBUG`` and ``INFO``."""
+
 
 class _AnyioOfLimits:
     """Replaces ``anyio`` in the module of Inspect's limits, with limiters for all event loops."""

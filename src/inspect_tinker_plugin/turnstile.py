@@ -229,18 +229,6 @@ class ProcessSemaphore(anyio.Semaphore):
         self._places = initial_value
         self._max_value = max_value
 
-    async def __aenter__(self) -> ProcessSemaphore:
-        await self.acquire()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.release()
-
     async def acquire(self) -> None:
         """Take one of the places."""
         await checkpoint_if_cancelled()

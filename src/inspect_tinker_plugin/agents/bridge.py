@@ -8,13 +8,13 @@ are not affected, nor are sandboxes without a connection to this process.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import signature
 from typing import Any, cast
 
 import anyio
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 1.0
 """Seconds that a limit has to end the sample before a failed call does."""
 
-_TRACE = 13
-
 _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False)
 
 
@@ -44,7 +42,7 @@ def use_agent_bridges() -> Iterator[None]:
     """Serve the agent bridges of this context, and of everything it starts, from this process."""
     internals.route_agent_bridges(_stand_in, _serve)
     # Agents of inspect_swe log at this level by its name, which only an eval gives it.
-    logging.addLevelName(_TRACE, "TRACE")
+    logging.addLevelName(internals.TRACE, "TRACE")
     token = _active.set(True)
     try:
         yield
@@ -201,6 +199,8 @@ class Calls(internals.SandboxService):
         self._tasks: TaskGroup | None = None
         for method, function in methods.items():
             self.add_method(method, function)
+        # Releases differ in whether a method is told the headers of a request.
+        self._taken = {name: signature(method).parameters for name, method in methods.items()}
 
     def start_in(self, tasks: TaskGroup) -> None:
         """Run calls in a task group, so that they outlive a program that does not wait."""
@@ -214,9 +214,7 @@ class Calls(internals.SandboxService):
         """
         assert self._tasks is not None
         id = str(uuid.uuid4())
-        # Releases differ in whether a method is told the headers of a request.
-        taken = inspect.signature(self._methods[method]).parameters
-        params = {name: value for name, value in params.items() if name in taken}
+        params = {name: value for name, value in params.items() if name in self._taken[method]}
         waiting = _Waiting(json.dumps({"id": id, "method": method, "params": params}))
         self._waiting[id] = waiting
         asked = params.get("json_data", {}).get("model")

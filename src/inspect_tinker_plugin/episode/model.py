@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from functools import cache
@@ -258,17 +258,8 @@ class MergedConfigs:
         self._last = asked.model_copy(deep=True), merged
 
 
-class _NoPlace(AbstractAsyncContextManager["_NoPlace"]):
-    """What a call holds that needs no place in a pool of connections."""
-
-    async def __aenter__(self) -> _NoPlace:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
-NO_PLACE = _NoPlace()
+NO_PLACE = nullcontext()
+"""What a call holds that needs no place in a pool of connections."""
 
 
 class PolicyModel(Model):

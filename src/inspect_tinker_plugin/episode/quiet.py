@@ -77,10 +77,6 @@ _TRACED = (
 """Loggers that record the beginning and end of every operation in Inspect's trace log."""
 
 
-_TRACE = 13
-"""Inspect's level of these records, between ``DEBUG`` and ``INFO``."""
-
-
 def keep_out_of_trace_log() -> None:
     """Keep this context out of Inspect's trace log, unless traces were asked for.
 
@@ -95,7 +91,7 @@ def keep_out_of_trace_log() -> None:
 
 def _is_wanted(record: logging.LogRecord) -> bool:
     return (
-        record.levelno != _TRACE
+        record.levelno != internals.TRACE
         or not _in_episode.get()
-        or logging.getLogger().level == _TRACE  # `--log-level trace`
+        or logging.getLogger().level == internals.TRACE  # `--log-level trace`
     )
