@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
     from inspect_tinker_plugin.rl.compat import load_environment
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+    from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, as_rl_mixture
     from inspect_tinker_plugin.tasks.reference import TaskRef
 
 _HOMES = {
@@ -44,11 +45,14 @@ _HOMES = {
     "InspectRLDataset": "rl.dataset",
     "InspectRLDatasetBuilder": "rl.builder",
     "InspectRLError": "errors",
+    "InspectRLMixture": "rl.mixture",
+    "MixedTask": "rl.mixture",
     "Reward": "rewards",
     "SandboxError": "errors",
     "TaskRef": "tasks.reference",
     "TurnRequest": "episode.types",
     "as_rl_dataset": "rl.dataset",
+    "as_rl_mixture": "rl.mixture",
     "freeze_memory": "memory",
     "hookimpl": "plugins.hookspecs",
     "load_environment": "rl.compat",
@@ -65,11 +69,14 @@ __all__ = [
     "InspectRLDataset",
     "InspectRLDatasetBuilder",
     "InspectRLError",
+    "InspectRLMixture",
+    "MixedTask",
     "Reward",
     "SandboxError",
     "TaskRef",
     "TurnRequest",
     "as_rl_dataset",
+    "as_rl_mixture",
     "freeze_memory",
     "hookimpl",
     "load_environment",

@@ -10,6 +10,7 @@ import pytest
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
+from inspect_tinker_plugin.rl.mixture import InspectRLMixture
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 
 TOY = str(Path(__file__).parents[2] / "example_tasks" / "toy.py")
@@ -80,3 +81,66 @@ async def test_a_test_task_of_other_samples_is_accepted() -> None:
 async def test_a_split_and_a_test_task_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="exclude each other"):
         await built(test_split="5", test_task=f"{TOY}@letters")
+
+
+BOXES = str(Path(__file__).parents[1] / "rl" / "tasks.py")
+
+
+async def test_several_tasks_are_mixed_and_a_part_of_each_is_held_out() -> None:
+    new: Any = TrainingDataBuilder
+    made: TrainingDataBuilder = new(
+        task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
+        mix=[3, 1],
+        model_name=str(TOKENIZER_FOLDER),
+        renderer_name="qwen3_instruct",
+        batch_size=4,
+        task_args={"letters.samples": 20, "arithmetic.count": 10},
+        test_split="20%",
+        min_batches=30,
+    )
+    assert made.check() == 30
+    train, test = await made()
+    assert isinstance(train, InspectRLMixture)
+    assert isinstance(test, InspectRLMixture)
+    assert len(train) == 30
+    trained = {(g.handle.name, g.sample.id) for i in range(30) for g in train.get_batch(i)}
+    tested = [(g.handle.name, g.sample.id) for g in test.get_batch(0)]
+    assert len(test) == 1
+    assert not trained & set(tested)
+    assert sorted(name for name, _ in tested) == ["arithmetic"] * 2 + ["letters"] * 4
+    assert len(trained) == 24
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mix": [1, 2, 3]}, "mix has 3 shares for 2 tasks"),
+        ({"task_args": {"letter.samples": 3}}, "for a task 'letter', and the tasks are letters, a"),
+    ],
+    ids=["shares", "argument"],
+)
+def test_a_wrong_mixture_is_refused_before_anything_starts(
+    fields: dict[str, Any], message: str
+) -> None:
+    new: Any = TrainingDataBuilder
+    made: TrainingDataBuilder = new(
+        task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
+        model_name=str(TOKENIZER_FOLDER),
+        renderer_name="qwen3_instruct",
+        **fields,
+    )
+    with pytest.raises(ConfigError, match=message):
+        made.check()
+
+
+def test_sample_ids_with_a_tasks_name_are_for_that_task() -> None:
+    new: Any = TrainingDataBuilder
+    made: TrainingDataBuilder = new(
+        task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
+        model_name=str(TOKENIZER_FOLDER),
+        renderer_name="qwen3_instruct",
+        sample_id=["arithmetic:s1", "arithmetic:s3"],
+    )
+    letters, arithmetic = made._samples()[0]
+    assert len(letters) == 64
+    assert [sample.id for sample in arithmetic] == ["s1", "s3"]

@@ -43,3 +43,11 @@ def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="test split"):
         dry_run(request(tmp_path, test_split="100"))
+
+
+def test_a_dry_run_of_several_tasks_counts_the_steps_of_all(tmp_path: Path) -> None:
+    toy = f"{Path(TASK).parent / 'toy.py'}@letters"
+    planned = dry_run(request(tmp_path, task=[TASK, toy], mix=[1, 3]))
+    text = "\n".join(planned.lines)
+    # 64 groups of the larger task are within the first 85, of which three of four are its own
+    assert "17 steps of 5 groups of 4 episodes" in text

@@ -102,3 +102,9 @@ def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
         "! no group had different rewards, so nothing was learned (10 steps in a row)",
         "! 100% of replies were cut at 16 tokens (max_tokens) (10 steps in a row)",
     ]
+
+
+def test_the_rewards_of_mixed_tasks_stand_behind_their_mean(tmp_path: Path) -> None:
+    row = step(0, 0.5, **{"env/a/reward/total": 0.25, "env/pkg/b/reward/total": 0.75})
+    (line,) = told(tmp_path, row)
+    assert "reward 0.500 (a 0.250, pkg/b 0.750)" in " ".join(line.split())

@@ -23,6 +23,7 @@ from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.mixture import as_rl_mixture
 from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
 from inspect_tinker_plugin.train.figures import quantile
 from inspect_tinker_plugin.train.history import read_history
@@ -97,11 +98,9 @@ class Links(html.parser.HTMLParser):
 def test_the_history_knows_rewards_scores_errors_and_times(run: Path) -> None:
     history = read_history(run, logs="rollouts", test_logs="test")
     first, second = history.steps
-    assert first.log is not None
-    assert second.log is not None
-    assert len(first.log.rewards()) == 2
-    assert [one.cause for one in first.log.rollouts if one.cause] == ["solver"]
-    graded = [one for one in second.log.rollouts if one.graded]
+    assert len(first.rewards()) == 2
+    assert [one.cause for one in first.rollouts if one.cause] == ["solver"]
+    graded = [one for one in second.rollouts if one.graded]
     assert all(one.scores == {"by_length": one.reward} for one in graded)
     assert all(one.turns == 1 and one.tokens and one.stop == "completed" for one in graded)
     assert all(
@@ -184,3 +183,36 @@ def test_the_page_is_titled_with_the_tasks_name_and_counts_from_one(run: Path) -
     assert "<title>letters: training</title>" in page
     assert "<td>1</td>" in page
     assert "<td>0</td><td>0.100</td>" not in page
+
+
+def test_mixed_tasks_have_their_own_logs_and_lines(tmp_path: Path) -> None:
+    def part(name: str) -> Task:
+        samples = MemoryDataset([Sample(id=i, input=f"{i}", target="x") for i in range(2)])
+        return Task(name=name, dataset=samples, scorer=by_length())
+
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    data = as_rl_mixture(
+        [part("sums"), part("names")], renderer, batch_size=2, log_dir=tmp_path / "rollouts"
+    )
+    policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
+
+    async def roll() -> None:
+        for batch in range(2):
+            for builder in data.get_batch(batch):
+                await do_group_rollout(builder, policy)
+
+    asyncio.run(roll())
+    assemble_pending(tmp_path / "rollouts")
+    (tmp_path / "run.json").write_text(json.dumps({"task": ["a.py@sums", "b.py@names"]}))
+    row = {"step": 0, "env/sums/reward/total": 0.25, "env/names/reward/total": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    history = read_history(tmp_path, logs="rollouts", test_logs="test")
+    tasks = [sorted(log.task for log in step.logs) for step in history.steps]
+    assert tasks == [["names", "sums"]] * 2
+    assert all(len(step.rewards()) == 2 for step in history.steps)
+    page = write_report(tmp_path, logs="rollouts", test_logs="test").read_text()
+    assert "<h1>sums, names</h1>" in page
+    assert "Reward by task" in page
+    links = Links()
+    links.feed(page)
+    assert len(links.found) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,18 @@ class EpisodeCost:
             name: value * episodes for name, value in asdict(self).items() if name not in ("exact",)
         }
         return EpisodeCost(**scaled, exact=self.exact)
+
+
+def average(costs: Sequence[EpisodeCost], weights: Sequence[float]) -> EpisodeCost:
+    """Return the cost of an episode of several tasks, whose episodes are as frequent as weights."""
+    total = sum(weights)
+    rows = [asdict(cost) for cost in costs]
+    means = {
+        name: sum(row[name] * weight for row, weight in zip(rows, weights, strict=True)) / total
+        for name in rows[0]
+        if name != "exact"
+    }
+    return EpisodeCost(**means, exact=all(cost.exact for cost in costs))
 
 
 def read_prices(path: Path) -> dict[str, float]:

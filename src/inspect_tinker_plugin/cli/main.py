@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "train": (
         "inspect_tinker_plugin.cli.train:train_command",
-        "Train a model on TASK by reinforcement learning.",
+        "Train a model on TASK by reinforcement learning, or on several tasks at once.",
     ),
 }
 """Name of each command, with its module and its line in the group's help.

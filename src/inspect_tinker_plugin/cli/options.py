@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from inspect_ai.solver import Solver
 
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
+
+_PAIR = re.compile(r"-*[A-Za-z_][\w.-]*=")
+"""How a ``KEY=VALUE`` argument begins."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -39,6 +43,38 @@ def _task_arguments() -> list[Any]:
             help="YAML or JSON config file with task arguments.",
         ),
     ]
+
+
+def mixed_task_options(command: Command) -> Command:
+    """Add the argument for tasks and for ``KEY=VALUE``, the options for arguments, and the shares.
+
+    :func:`split_tasks` tells the tasks from the others.
+    """
+    argument = click.argument("tasks", metavar="TASK... [KEY=VALUE]...", nargs=-1, required=True)
+    mix = click.option(
+        "--mix",
+        metavar="SHARES",
+        callback=_parse_shares,
+        help="Shares of several tasks in each batch, e.g. 5,3,2 (equal ones by default).",
+    )
+    return _decorated(command, [argument, *_task_arguments(), mix])
+
+
+def split_tasks(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into tasks and ``KEY=VALUE`` pairs; the first is always a task."""
+    pairs = [word for word in words[1:] if _PAIR.match(word)]
+    return [word for number, word in enumerate(words) if not number or word not in pairs], pairs
+
+
+def _parse_shares(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(share) for share in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected numbers such as 5,3,2, not {text!r}.") from None
 
 
 def source_options(command: Command) -> Command:

@@ -12,9 +12,10 @@ import click
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
+    mixed_task_options,
     parse_args,
     price_option,
-    task_options,
+    split_tasks,
     test_task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
@@ -23,8 +24,7 @@ _COUNT = click.IntRange(1)
 
 
 @click.command("train")
-@task_options
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@mixed_task_options
 @click.option("--model", metavar="NAME", help="Model to train (with --local, a model folder).")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
 @click.option(
@@ -91,9 +91,12 @@ _COUNT = click.IntRange(1)
 @click.option("--verbose", is_flag=True, help="Show the cookbook's own output, too.")
 @reported
 def train_command(**choices: Any) -> None:
-    """Train a model on TASK by reinforcement learning.
+    """Train a model on TASK by reinforcement learning, or on several tasks at once.
 
     TASK is a registered name (package/task) or a file (file.py@task), as for `inspect eval`.
+    Of several tasks each batch has groups, in the shares of --mix. Options about samples apply to
+    each task; -T NAME.KEY=VALUE and --sample-id NAME:ID are for the task NAME only.
+
     The loop is the Tinker cookbook's; KEY=VALUE arguments set any of its options
     (rl.train.Config), e.g. kl_penalty_coef=0.01, num_substeps=2 or, for its asynchronous
     mode, async_config.max_steps_off_policy=2 async_config.groups_per_batch=4.
@@ -104,13 +107,16 @@ def train_command(**choices: Any) -> None:
     """
     from inspect_tinker_plugin.train.request import TrainRequest
 
+    tasks, overrides = split_tasks(choices.pop("tasks"))
     planned, price = choices.pop("dry_run"), choices.pop("price")
     if price is not None and not planned:
         raise click.UsageError("--price needs --dry-run.")
     options = dataset_choices("train", choices)
     request = TrainRequest(
         task_args=parse_args(choices.pop("task_args"), choices.pop("task_config")),
-        log_dir=choices.pop("log_dir") or _new_folder(choices["task"]),
+        task=tasks[0] if len(tasks) == 1 else tasks,
+        overrides=overrides,
+        log_dir=choices.pop("log_dir") or _new_folder(tasks[0]),
         test_task_args=parse_args(choices.pop("test_args")),
         **{name: options.pop(name) for name in ("batch_size", "group_size", "epochs")},
         options=options,

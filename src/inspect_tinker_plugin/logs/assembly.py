@@ -104,11 +104,14 @@ def _format(part: Path) -> Literal["eval", "json"]:
         return "eval" if file.read(2) == b"PK" else "json"
 
 
-def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int:
+def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int | None:
     """Return the trainer's own epoch (`num_epochs`) in which a batch was asked for, from 0.
 
-    Each epoch asks for each batch once; a resumed run may begin in the middle of one.
+    Each epoch asks for each batch once; a resumed run may begin in the middle of one. Of a group
+    that was taken out of its batch it is not known.
     """
+    if attempt.batch is None:
+        return None
     batches = shared.get("batches", 0)
     before, begun_at = divmod(shared.get("first_step", 0), batches) if batches else (0, 0)
     return before + attempt.number + (attempt.batch < begun_at)
@@ -124,14 +127,16 @@ def _batch_log(
     causes = [cause for s in samples if (cause := figures(s).get("error_cause"))]
     shared: dict[str, Any] = spec.metadata or {}
     epoch = _trainers_epoch(attempt, shared)
-    step = epoch * shared.get("batches", 0) + attempt.batch
+    step = None
+    if epoch is not None and attempt.batch is not None:
+        step = epoch * shared.get("batches", 0) + attempt.batch
     for sample in samples:
         note(sample, "policy_step", step)
     metadata: dict[str, Any] = {
         **shared,
         "batch": attempt.batch,
         "policy_step": step,
-        "visit": epoch + 1,
+        "visit": None if epoch is None else epoch + 1,
         "groups": attempt.groups,
         "groups_logged": groups_read,
         "group_size": group_size,
@@ -164,7 +169,8 @@ def _file_name(log: EvalLog, attempt: Attempt) -> str:
     """Name a log as Inspect does, so that a folder's list is in the order of training."""
     created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
     task = re.sub(r"[^A-Za-z0-9.-]+", "-", log.eval.task.rpartition("/")[2]) or "task"
-    return f"{created.replace(':', '-')}_{task}-batch-{attempt.batch:06d}_{log.eval.task_id}.eval"
+    part = attempt.name.rpartition(".")[0]
+    return f"{created.replace(':', '-')}_{task}-{part}_{log.eval.task_id}.eval"
 
 
 def _number_apart(samples: list[EvalSample]) -> None:

@@ -168,8 +168,8 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
         if name.startswith("tokens/")
     }
     return {
-        "batch": slot.batch,
-        "group": slot.index,
+        "batch": slot.batch if slot.step_known else None,
+        "group": slot.index if slot.step_known else None,
         "reward": rollout.reward,
         "status": str(rollout.status),
         "stop_reason": rollout.stop_reason,

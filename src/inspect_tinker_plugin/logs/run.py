@@ -6,6 +6,7 @@
     DIR/.rollouts/<run>/spec.json                                 what all its logs share
     DIR/.rollouts/<run>/owner.lock                                held while the dataset lives
     DIR/.rollouts/<run>/batch-000012.0/00003-of-00008.part        a finished group
+    DIR/.rollouts/<run>/group-000012-00003.0/00000-of-00001.part  one taken out of its batch
     DIR/.rollouts/<run>/closed/batch-000012.0                     accepts no more parts
 
 Parts appear by an atomic rename under a lock that the kernel drops with its process, so
@@ -27,7 +28,7 @@ from filelock import FileLock, Timeout
 
 STAGING = ".rollouts"
 _LOCK_TIMEOUT_S = 300.0
-_VISIT = re.compile(r"batch-(\d+)\.(\d+)")
+_VISIT = re.compile(r"(?:batch-(\d+)|group-\d+-\d+)\.(\d+)")
 _PART = re.compile(r"(\d+)-of-(\d+)\.part")
 
 
@@ -44,13 +45,19 @@ class GroupSlot:
     groups: int
     """Groups of the batch."""
 
+    step_known: bool = True
+    """Whether the batch belongs to one step. Otherwise its groups are taken out one by one, at
+    steps that are not known here, and each gets its own log."""
+
 
 @dataclass(frozen=True)
 class Attempt:
     """One pass over a batch; a batch that is rolled out again (an evaluator does) has more."""
 
     folder: Path
-    batch: int
+    batch: int | None
+    """Index of the batch; absent for a group that was taken out of its batch."""
+
     number: int
 
     @property
@@ -139,8 +146,9 @@ class LogRun:
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _VISIT.fullmatch(path.name)
             if match and path.is_dir():
-                found.append(Attempt(path, int(match[1]), int(match[2])))
-        return sorted(found, key=lambda attempt: (attempt.batch, attempt.number))
+                batch = None if match[1] is None else int(match[1])
+                found.append(Attempt(path, batch, int(match[2])))
+        return sorted(found, key=lambda attempt: (attempt.batch or 0, attempt.number))
 
     @contextmanager
     def assembling(self) -> Iterator[None]:
@@ -168,9 +176,13 @@ class LogRun:
 
     def _place(self, slot: GroupSlot) -> Path:
         number = 0
+        if slot.step_known:
+            visit, part = f"batch-{slot.batch:06d}", f"{slot.index:05d}-of-{slot.groups:05d}.part"
+        else:
+            visit, part = f"group-{slot.batch:06d}-{slot.index:05d}", "00000-of-00001.part"
         while True:
-            name = f"batch-{slot.batch:06d}.{number}"
-            place = self.folder / name / f"{slot.index:05d}-of-{slot.groups:05d}.part"
+            name = f"{visit}.{number}"
+            place = self.folder / name / part
             if not place.exists() and not (self.folder / "closed" / name).exists():
                 return place
             number += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,41 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
+from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, build_mixture
 from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
 from inspect_tinker_plugin.rl.renderer import make_renderer
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
+from inspect_tinker_plugin.wording import counted
 
 _DECLARED = {each.name: each for each in declared_options()}
+
+
+def short_name(task: str) -> str:
+    """Return a task's own name: the part after the file or the package."""
+    file, at, name = task.rpartition("@")
+    if at and file:
+        return name
+    return Path(task).stem if task.endswith((".py", ".ipynb")) else Path(task).name
+
+
+def _arguments_by_task(names: Sequence[str], given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give each task its arguments: ``NAME.KEY`` is for one of several tasks, ``KEY`` for all."""
+    if len(names) == 1:
+        return [given]
+    found: list[dict[str, Any]] = [{} for _ in names]
+    own = [short_name(name) for name in names]
+    for key, value in given.items():
+        name, dot, rest = key.rpartition(".")
+        if dot and name not in own:
+            raise ConfigError(
+                f"the task argument {key!r} is for a task {name!r}, and the tasks are "
+                f"{', '.join(own)}"
+            )
+        for arguments, each in zip(found, own, strict=True):
+            # What is for one task takes precedence over what is for all.
+            if each == name if dot else f"{each}.{key}" not in given:
+                arguments[rest] = value
+    return found
 
 
 def _option(name: str, **changes: Any) -> Any:
@@ -35,12 +67,20 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     them as well, and take precedence.
     """
 
-    task: str = chz.field(doc="Registered name (pkg/task) or file (file.py@task).")
+    task: str | list[str] = chz.field(
+        doc="Registered name (pkg/task) or file (file.py@task); several are mixed."
+    )
+    mix: list[float] | None = chz.field(
+        default=None, doc="Shares of several tasks, in their order; equal ones when None."
+    )
     model_name: str = chz.field(doc="Model under training; determines the tokenizer.")
     renderer_name: str | None = chz.field(
         default=None, doc="Cookbook renderer; the model's recommended one when None."
     )
-    task_args: dict[str, Any] = chz.field(default_factory=dict, doc="Arguments of the task.")
+    task_args: dict[str, Any] = chz.field(
+        default_factory=dict,
+        doc="Arguments of the task; of several tasks each gets all, but NAME.KEY only task NAME.",
+    )
     limit: int | tuple[int, int] | None = _option("limit")
     sample_id: str | int | list[str | int] | None = _option("sample_id")
     sample_ids: list[str | int] | None = _option("sample_ids")
@@ -106,18 +146,81 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         return make_renderer(self.renderer_name, model=self.model_name, option="renderer_name")
 
     def train_dataset(
-        self, renderer: Renderer, *, samples: SelectedSamples | None = None, **changes: Any
-    ) -> InspectRLDataset:
-        """Build the train dataset, from samples chosen before if they are given."""
+        self,
+        renderer: Renderer,
+        *,
+        samples: Sequence[SelectedSamples] | None = None,
+        batches: int | None = None,
+        **changes: Any,
+    ) -> InspectRLDataset | InspectRLMixture:
+        """Build the train dataset: of one task, or a mixture of several.
+
+        Args:
+            renderer: The renderer of the model.
+            samples: Per task, samples that were chosen before.
+            batches: Minimum number of batches of a mixture.
+            changes: Options that override the others.
+        """
         options = self.dataset_options(**changes)
+        first = 0 if options.log_dir is None else resumed_at(log_folder(options.log_dir))
+        tasks = self.mixed_tasks(samples)
+        if len(tasks) > 1:
+            return build_mixture(tasks, renderer, options, batches=batches, first_step=first)
+        (only,) = tasks
         return build_dataset(
-            self.task,
+            only.task,
             renderer,
             options,
-            task_args=self.task_args,
-            samples=samples,
-            first_step=0 if options.log_dir is None else resumed_at(log_folder(options.log_dir)),
+            task_args=only.task_args,
+            samples=only.samples,
+            first_step=first,
         )
+
+    def mixed_tasks(self, samples: Sequence[SelectedSamples] | None = None) -> list[MixedTask]:
+        """Return the tasks with their shares, arguments and samples.
+
+        Args:
+            samples: Per task, samples that were chosen before.
+
+        Raises:
+            ConfigError: The number of shares is not that of the tasks, or an argument is for a
+                task that is not there.
+        """
+        names = [self.task] if isinstance(self.task, str) else list(self.task)
+        if not names:
+            raise ConfigError("task names no task; give at least one")
+        shares = [1.0] * len(names) if self.mix is None else self.mix
+        if len(shares) != len(names):
+            raise ConfigError(
+                f"mix has {counted(len(shares), 'share')} for {counted(len(names), 'task')}; give "
+                "one per task, in their order"
+            )
+        arguments = _arguments_by_task(names, self.task_args)
+        tasks = [
+            MixedTask(name, share, args)
+            for name, share, args in zip(names, shares, arguments, strict=True)
+        ]
+        if len(names) > 1 and self.dataset_options().sample_id is not None:
+            tasks = [replace(each, options=self._own_ids(each, names)) for each in tasks]
+        if samples is not None:
+            tasks = [replace(each, samples=own) for each, own in zip(tasks, samples, strict=True)]
+        return tasks
+
+    def _own_ids(self, task: MixedTask, names: Sequence[str]) -> dict[str, Any]:
+        """Return the sample ids for one task of several: its own, written NAME:ID, and bare ones.
+
+        A task for which there is none is used as a whole.
+        """
+        ids = self.dataset_options().selection.patterns
+        known = {short_name(name) for name in names}
+        own = []
+        for each in ids:
+            name, colon, rest = str(each).partition(":")
+            if not colon or name not in known:
+                own.append(each)
+            elif name == short_name(str(task.task)):
+                own.append(rest)
+        return {"sample_id": own or None}
 
     def test_dataset(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from inspect_ai import Task
@@ -28,9 +28,9 @@ from inspect_tinker_plugin.rl.dataset_checks import (
     require_scores,
 )
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.order import Order, Passes
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
-from inspect_tinker_plugin.rl.shuffle import Permutation
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
@@ -38,19 +38,29 @@ from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 TaskLike = Task | Callable[..., Task] | str | TaskRef
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
 
+_MIXES_GROUPS = "tinker_cookbook.rl.interleaved"
+"""The cookbook's module whose datasets take single groups out of the batches of others."""
+
 
 class InspectRLDataset(RLDataset):
     """Batches of :class:`InspectGroupBuilder` over the samples of a task.
 
     An epoch has ``ceil(samples / batch_size)`` batches; its last one may be smaller. No
     sample is rendered, and no sandbox is started, before its episode begins.
+
+    Args:
+        handle: Task, renderer and options.
+        samples: The samples of an epoch, before shuffling.
+        order: Which of them each batch has; passes over all of them by default.
     """
 
-    def __init__(self, handle: TaskHandle, samples: SelectedSamples) -> None:
+    def __init__(
+        self, handle: TaskHandle, samples: SelectedSamples, order: Order | None = None
+    ) -> None:
         self.handle = handle
         self.samples = samples
         """The samples of an epoch, before shuffling."""
-        self._order = _Order(len(samples), handle.options)
+        self._order = order or Passes(len(samples), handle.options)
         self._ahead: Ahead | None = None
 
     @property
@@ -69,6 +79,7 @@ class InspectRLDataset(RLDataset):
         if self._ahead is not None:
             self._ahead.asked(index)
         positions = self._order.batch(index)
+        step_known = sys._getframe(1).f_globals.get("__name__") != _MIXES_GROUPS
         return [
             InspectGroupBuilder(
                 self.handle,
@@ -76,6 +87,7 @@ class InspectRLDataset(RLDataset):
                 batch=index,
                 index=number,
                 groups=len(positions),
+                step_known=step_known,
             )
             for number, position in enumerate(positions)
         ]
@@ -97,33 +109,6 @@ class InspectRLDataset(RLDataset):
             group_size=self.options.group_size,
         )
         self._ahead = Ahead(self, prepared, batches)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The assignment of samples to batches, over all epochs."""
-
-    samples: int
-    options: DatasetOptions
-
-    def __len__(self) -> int:
-        return self._per_epoch * self.options.epochs
-
-    def batch(self, index: int) -> list[int]:
-        """Return the positions of a batch's samples."""
-        epoch, batch = divmod(index, self._per_epoch)
-        order = self._epoch(epoch)
-        start = batch * self.options.batch_size
-        return [order[p] for p in range(start, min(start + self.options.batch_size, self.samples))]
-
-    @property
-    def _per_epoch(self) -> int:
-        return math.ceil(self.samples / self.options.batch_size)
-
-    def _epoch(self, epoch: int) -> Sequence[int]:
-        if not self.options.shuffle:
-            return range(self.samples)
-        return Permutation(self.samples, hash((self.options.seed or 0, epoch)))
 
 
 def as_rl_dataset(
@@ -178,8 +163,29 @@ def build_dataset(
             options choose.
         first_step: The trainer's step that asks for the first batch, for the logs.
     """
-    handle, samples = _prepared(task, renderer, options, task_args, samples)
-    dataset = InspectRLDataset(handle, samples)
+    handle, samples = prepare_task(task, renderer, options, task_args, samples)
+    return open_dataset(handle, samples, first_step=first_step)
+
+
+def open_dataset(
+    handle: TaskHandle,
+    samples: SelectedSamples,
+    order: Order | None = None,
+    *,
+    first_step: int = 0,
+) -> InspectRLDataset:
+    """Make a dataset of a prepared task, start its logs, and prepare its sandboxes ahead.
+
+    Args:
+        handle: The task.
+        samples: Its samples.
+        order: As in :class:`InspectRLDataset`.
+        first_step: The trainer's step that asks for the first batch, for the logs.
+
+    Raises:
+        ConfigError: The folder of the logs cannot be written.
+    """
+    dataset = InspectRLDataset(handle, samples, order)
     open_logs(handle, batches=len(dataset), first_step=first_step)
     dataset.prepare_ahead()
     return dataset
@@ -198,17 +204,28 @@ def check_dataset(
     Returns:
         The samples that it would use.
     """
-    return _prepared(task, renderer, options, task_args, samples)[1]
+    return prepare_task(task, renderer, options, task_args, samples)[1]
 
 
-def _prepared(
+def prepare_task(
     task: TaskLike,
     renderer: Renderer,
     options: DatasetOptions,
     task_args: Mapping[str, Any] | None,
     samples: SelectedSamples | None,
 ) -> tuple[TaskHandle, SelectedSamples]:
-    """Resolve everything that a dataset is made of, and check what can be checked beforehand."""
+    """Resolve everything that a dataset is made of, and check what can be checked beforehand.
+
+    Args:
+        task: As in :func:`as_rl_dataset`.
+        renderer: A cookbook renderer.
+        options: The options.
+        task_args: Arguments of the task function.
+        samples: Samples that were chosen before, instead of those that the options choose.
+
+    Raises:
+        ConfigError: The task, an option or the renderer is not usable.
+    """
     if not callable(getattr(renderer, "build_generation_prompt", None)):
         raise RendererError(
             f"renderer: {renderer!r:.80} is not a renderer of tinker_cookbook; make one with "

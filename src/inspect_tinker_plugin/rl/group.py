@@ -38,16 +38,26 @@ class InspectGroupBuilder(EnvGroupBuilder):
         batch: Index of the batch that the group belongs to, from 0.
         index: Index of the group in its batch, from 0.
         groups: Groups in that batch.
+        step_known: Whether the trainer's step follows from the batch. It does not if another
+            dataset takes groups out of batches.
     """
 
     def __init__(
-        self, handle: TaskHandle, sample: Sample, *, batch: int, index: int, groups: int
+        self,
+        handle: TaskHandle,
+        sample: Sample,
+        *,
+        batch: int,
+        index: int,
+        groups: int,
+        step_known: bool = True,
     ) -> None:
         self.handle = handle
         self.sample = sample
         self.batch = batch
         self.index = index
         self.groups = groups
+        self.step_known = step_known
         self._envs: list[InspectEnv] = []
         self._recording = self._new_recording()
 
@@ -189,7 +199,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
     def _new_recording(self) -> GroupRecording | None:
         run = log_run(self.handle)
-        slot = GroupSlot(self.batch, self.index, self.groups)
+        slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
         return None if run is None else GroupRecording(run, slot)
 
 

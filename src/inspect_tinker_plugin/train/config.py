@@ -109,7 +109,8 @@ def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
     renderer = _renderer(request, model, chosen.renderer)
     steps = request.steps or (chosen.steps if request.epochs == 1 else None)
     data = {
-        "task": request.task,
+        "task": request.task if isinstance(request.task, str) else list(request.task),
+        "mix": None if request.mix is None else list(request.mix),
         "task_args": dict(request.task_args),
         "model_name": model,
         "renderer_name": renderer,
@@ -223,6 +224,7 @@ def identity(config: Any) -> dict[str, Any]:
         "renderer": config.renderer_name,
         "LoRA rank": config.lora_rank,
         "task": data.task,
+        "shares": data.mix,
         "task arguments": data.task_args,
         "batch size": options.batch_size,
         "seed": options.seed,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import chz
+from inspect_ai.dataset import Sample
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import check_dataset
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
+from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
@@ -43,23 +48,15 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             ConfigError: A task, an option or the renderer is not usable, or training and test
                 samples overlap.
         """
-        if self.test_split is not None and self.test_task is not None:
-            raise ConfigError("--test-task and --test-split exclude each other")
+        self._check_test_set()
         samples, held_out = self._samples()
         renderer = self.renderer()
-        train = self.train_dataset(renderer, samples=samples, **self._passes(len(samples)))
-        if held_out is not None:
-            test = self.test_dataset(
-                renderer, self.task, self.task_args, samples=held_out, batch_size=_ONE_BATCH
-            )
-        elif self.test_task is not None:
-            changes = self._changes_of_test_task()
-            test = self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
-        else:
-            freeze_memory_once()
-            return train, None
-        if not self.allow_overlap:
-            check_overlap(train.samples, test.samples)
+        train = self.train_dataset(
+            renderer, samples=samples, batches=self.min_batches, **self._passes(samples)
+        )
+        test = self._test_dataset(renderer, held_out)
+        if test is not None and not self.allow_overlap:
+            check_overlap(_all_samples(train), _all_samples(test))
         freeze_memory_once()
         return train, test
 
@@ -69,46 +66,91 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         Returns:
             Batches of the train dataset.
         """
-        if self.test_split is not None and self.test_task is not None:
-            raise ConfigError("--test-task and --test-split exclude each other")
+        self._check_test_set()
         samples, held_out = self._samples()
         renderer = self.renderer()
-        options = self.dataset_options(**self._passes(len(samples)))
-        check_dataset(self.task, renderer, options, task_args=self.task_args, samples=samples)
+        options = self.dataset_options(**self._passes(samples))
+        tasks = self.mixed_tasks(samples)
+        plan = plan_mixture(tasks, renderer, options, batches=self.min_batches)
+        of_test = None if held_out is None else chain(*held_out)
         if self.test_task is not None:
-            of_test = self.options_of_test(**self._changes_of_test_task())
-            held_out = check_dataset(
-                self.test_task, renderer, of_test, task_args=self.test_task_args
+            changes = self.options_of_test(**self._changes_of_test_task())
+            of_test = chain(
+                check_dataset(self.test_task, renderer, changes, task_args=self.test_task_args)
             )
-        if held_out is not None and not self.allow_overlap:
-            check_overlap(samples, held_out)
-        return math.ceil(len(samples) / options.batch_size) * options.epochs
+        if of_test is not None and not self.allow_overlap:
+            check_overlap(chain(*samples), of_test)
+        if len(tasks) > 1:
+            return plan.batches
+        return math.ceil(len(samples[0]) / options.batch_size) * options.epochs
+
+    def _check_test_set(self) -> None:
+        if self.test_split is not None and self.test_task is not None:
+            raise ConfigError("--test-task and --test-split exclude each other")
+
+    def _test_dataset(
+        self, renderer: Renderer, held_out: Sequence[SelectedSamples] | None
+    ) -> InspectRLDataset | InspectRLMixture | None:
+        """Build the test dataset; the held-out samples of several tasks are one batch."""
+        if self.test_task is not None:
+            changes = self._changes_of_test_task()
+            return self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
+        if held_out is None:
+            return None
+        parts = [
+            self.test_dataset(
+                renderer,
+                str(each.task),
+                dict(each.task_args or {}),
+                samples=each.samples,
+                batch_size=_ONE_BATCH,
+            )
+            for each in self.mixed_tasks(held_out)
+        ]
+        return parts[0] if len(parts) == 1 else InspectRLMixture(parts)
 
     def _changes_of_test_task(self) -> dict[str, Any]:
         choice = dict.fromkeys(("sample_id", "sample_ids", "sample_shuffle"))
         return {**choice, "limit": self.test_samples, "batch_size": _ONE_BATCH}
 
-    def selection(self) -> Selection:
+    def selection(self, **changes: Any) -> Selection:
         """Return the choice of samples, with a fixed seed if they are shuffled.
 
         A run that is continued must have the same samples as before.
+
+        Args:
+            changes: Options that override the others.
         """
-        options = self.dataset_options()
+        options = self.dataset_options(**changes)
         if options.sample_shuffle is True:
-            return self.dataset_options(sample_shuffle=options.seed or 1).selection
+            changes = {**changes, "sample_shuffle": options.seed or 1}
+            return self.dataset_options(**changes).selection
         return options.selection
 
-    def _samples(self) -> tuple[SelectedSamples, SelectedSamples | None]:
-        """Return the samples to train on, and those that a split holds out."""
-        chosen = select_samples(resolve_task(self.task, self.task_args).task, self.selection())
+    def _samples(self) -> tuple[list[SelectedSamples], list[SelectedSamples] | None]:
+        """Return, per task, the samples to train on, and those that a split holds out."""
+        chosen = []
+        for each in self.mixed_tasks():
+            task = resolve_task(each.task, each.task_args).task
+            chosen.append(select_samples(task, self.selection(**each.options)))
         if self.test_split is None:
             return chosen, None
-        split = split_samples(chosen, self.test_split, seed=self.seed or 0)
-        return chosen.subset(split.train), chosen.subset(split.test)[: self.test_samples]
+        splits = [split_samples(each, self.test_split, seed=self.seed or 0) for each in chosen]
+        pairs = list(zip(chosen, splits, strict=True))
+        return (
+            [each.subset(split.train) for each, split in pairs],
+            [each.subset(split.test)[: self.test_samples] for each, split in pairs],
+        )
 
-    def _passes(self, size: int) -> dict[str, Any]:
+    def _passes(self, samples: Sequence[SelectedSamples]) -> dict[str, Any]:
+        """Return as many epochs as one task needs for the batches that are asked for."""
         options = self.dataset_options()
-        if self.min_batches is None:
+        if self.min_batches is None or len(samples) > 1:
             return {}
-        per_pass = math.ceil(size / options.batch_size)
+        per_pass = math.ceil(len(samples[0]) / options.batch_size)
         return {"epochs": max(options.epochs, math.ceil(self.min_batches / per_pass))}
+
+
+def _all_samples(dataset: InspectRLDataset | InspectRLMixture) -> Iterator[Sample]:
+    sources = dataset.sources if isinstance(dataset, InspectRLMixture) else [dataset]
+    return chain(*(source.samples for source in sources))

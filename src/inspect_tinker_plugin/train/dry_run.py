@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.audit import AuditOptions, run_audit
-from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_lines, plan_of
+from inspect_tinker_plugin.audit.plan import EpisodeCost, average, plan_lines, plan_of
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import make_tiny_model
+from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.config import build_config, check_same_run
@@ -55,7 +56,14 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
             check_same_run(log_dir, config)
         config = build_config(replace(request, log_dir=Path(folder) / "run"), model=model)
         batches = config.dataset_builder.check()
-        cost = asyncio.run(_cost(request, Path(folder) / "audit"))
+        tasks = config.dataset_builder.mixed_tasks()
+        costs = [
+            asyncio.run(_cost(request, each, Path(folder) / f"audit-{number}"))
+            for number, each in enumerate(tasks)
+        ]
+        known = [cost for cost in costs if cost is not None]
+        weights = [each.share for each in tasks]
+        cost = average(known, weights) if len(known) == len(tasks) else None
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     builder = config.dataset_builder
     lines = [
@@ -74,7 +82,7 @@ def _planned(
     max_tokens: int,
 ) -> list[str]:
     if cost is None:
-        return ["no scripted episode of this task could be played, so its cost is not known"]
+        return ["no scripted episode of a task could be played, so the cost is not known"]
     # A real model writes more than a script: the plan assumes replies of maximum length.
     sampled = cost.turns * max_tokens
     longest = replace(
@@ -91,7 +99,7 @@ def _planned(
     return ["", "with every reply at its longest:", *plan_lines(plan)]
 
 
-async def _cost(request: TrainRequest, folder: Path) -> EpisodeCost | None:
+async def _cost(request: TrainRequest, task: MixedTask, folder: Path) -> EpisodeCost | None:
     """Return the cost of an episode, from a few scripted ones with and without the right answer."""
     options = dict(request.options)
     mapping = resolve_sandbox(options.get("sandbox"))
@@ -102,7 +110,7 @@ async def _cost(request: TrainRequest, folder: Path) -> EpisodeCost | None:
     }
     episode = {name: options.get(name) for name in ("model_roles", "max_sandboxes")}
     report = await run_audit(
-        resolve_task(request.task, request.task_args).task,
+        resolve_task(task.task, task.task_args).task,
         AuditOptions(
             out=folder,
             probes=["cost"],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import TIMES, RolloutFigures, Step
-from inspect_tinker_plugin.train.metrics import WITH_SIGNAL, number
+from inspect_tinker_plugin.train.metrics import REWARD, WITH_SIGNAL, number, of_task, tasks_of
 
 _SCORERS = 8
 """Number of scorers that get their own line, the most frequent first."""
@@ -61,12 +61,33 @@ def charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
     ]
 
 
+def task_charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
+    """Return the charts that compare the tasks of a mixture; none for one task."""
+    tasks = sorted({task for step in steps for task in tasks_of(step.figures)})
+    if not tasks:
+        return []
+    return [
+        (
+            "Reward by task",
+            "Mean over the rollouts of a step.",
+            _figure_chart(steps, {task: of_task(task, REWARD) for task in tasks}),
+        ),
+        (
+            "Groups with a signal by task",
+            "Share of a task's groups whose rewards differ.",
+            _figure_chart(
+                steps, {task: of_task(task, WITH_SIGNAL) for task in tasks}, unit_share=True
+            ),
+        ),
+    ]
+
+
 def _reward_chart(steps: Sequence[Step]) -> str:
     lines = [Line("training", [(s.number, s.reward) for s in steps if s.reward is not None])]
     tests = [(s.number, s.test_reward) for s in steps if s.test_reward is not None]
     if tests:
         lines.append(Line("test", tests, colour=1, dots=True))
-    spread = [(s.number, s.log.rewards()) for s in steps if s.log and s.log.rewards()]
+    spread = [(s.number, s.rewards()) for s in steps if s.rewards()]
     bands = [
         Band("", [(i, quantile(v, low), quantile(v, 1 - low)) for i, v in spread])
         for low in (0.1, 0.25)
@@ -129,11 +150,10 @@ def _counted(
     *,
     shares: bool = False,
 ) -> str:
-    logged = [step for step in steps if step.log]
+    logged = [step for step in steps if step.logs]
     counts = [
-        Counter(found for one in step.log.rollouts if (found := label(one)) is not None)
+        Counter(found for one in step.rollouts if (found := label(one)) is not None)
         for step in logged
-        if step.log
     ]
     names = [name for name, _ in sum(counts, Counter()).most_common()]
     layers = {
@@ -171,7 +191,7 @@ def _wall_chart(steps: Sequence[Step]) -> str:
 
 
 def _graded(step: Step) -> list[RolloutFigures]:
-    return [] if step.log is None else [one for one in step.log.rollouts if one.graded]
+    return [one for one in step.rollouts if one.graded]
 
 
 def quantile(values: Iterable[float], share: float) -> float:

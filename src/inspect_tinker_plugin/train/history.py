@@ -41,6 +41,7 @@ class BatchLog:
     path: Path
     """Relative to the run's folder."""
 
+    task: str
     batch: int
     rollouts: Sequence[RolloutFigures]
 
@@ -59,8 +60,8 @@ class Step:
     figures: Mapping[str, Any]
     """The cookbook's metrics; empty when the step was not finished."""
 
-    log: BatchLog | None
-    """Its rollouts; the last ones if the step was repeated after an interruption."""
+    logs: Sequence[BatchLog]
+    """Its rollouts, a log per task; the last ones if the step was repeated later."""
 
     @property
     def number(self) -> int:
@@ -71,9 +72,18 @@ class Step:
     def reward(self) -> float | None:
         """Mean reward, as trained on."""
         value = number(self.figures, REWARD)
-        if value is None and self.log is not None and (rewards := self.log.rewards()):
+        if value is None and (rewards := self.rewards()):
             return sum(rewards) / len(rewards)
         return value
+
+    @property
+    def rollouts(self) -> list[RolloutFigures]:
+        """The rollouts of all its logs."""
+        return [one for log in self.logs for one in log.rollouts]
+
+    def rewards(self) -> list[float]:
+        """Rewards of the rollouts that were trained on."""
+        return [reward for log in self.logs for reward in log.rewards()]
 
     @property
     def test_reward(self) -> float | None:
@@ -93,6 +103,12 @@ class History:
     steps: Sequence[Step]
     tests: Sequence[BatchLog]
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks, as they were named."""
+        named = self.run.get("task", "a task")
+        return [str(each) for each in named] if isinstance(named, list) else [str(named)]
+
 
 def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
     """Read the folder of a run; for a missing or damaged file, only its part is left out.
@@ -103,13 +119,15 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
         test_logs: Name of the folder with those of evaluations.
     """
     figures = read_steps(log_dir)
-    batches = {log.batch: log for log in _logs(log_dir, logs)}  # the latest of each wins
+    batches: dict[int, dict[str, BatchLog]] = {}
+    for log in _logs(log_dir, logs):
+        batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
     return History(
         log_dir=log_dir,
         run=_json(log_dir / "run.json"),
         config=_json(log_dir / "config.json"),
         steps=[
-            Step(index, figures.get(index, {}), batches.get(index))
+            Step(index, figures.get(index, {}), list(batches.get(index, {}).values()))
             for index in sorted({*figures, *batches})
         ],
         tests=_logs(log_dir, test_logs),
@@ -137,7 +155,7 @@ def _logs(log_dir: Path, folder: str) -> list[BatchLog]:
         batch = (header.eval.metadata or {}).get("batch")
         if isinstance(batch, int):
             rollouts = [_figures(sample) for sample in samples]
-            found.append(BatchLog(path.relative_to(log_dir), batch, rollouts))
+            found.append(BatchLog(path.relative_to(log_dir), header.eval.task, batch, rollouts))
     return found
 
 

@@ -14,6 +14,8 @@ METRICS = "metrics.jsonl"
 REWARD = "env/all/reward/total"
 """Mean reward of a step's rollouts."""
 
+_ALL = "env/all/"
+
 TEST = "test"
 """Prefix of the test set's metrics."""
 
@@ -26,6 +28,18 @@ def number(row: Row, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)
+
+
+def of_task(task: str, name: str) -> str:
+    """Return the name of a metric over the rollouts of one task of a mixture."""
+    return f"env/{task}/{name.removeprefix(_ALL)}"
+
+
+def tasks_of(row: Row) -> list[str]:
+    """Return the tasks that a row has metrics of; none if there is only one task."""
+    end = f"/{REWARD.removeprefix(_ALL)}"
+    names = [n for n in row if n.startswith("env/") and n.endswith(end) and n != REWARD]
+    return [name.removeprefix("env/").removesuffix(end) for name in names]
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -20,9 +20,11 @@ from inspect_tinker_plugin.train.metrics import (
     TEST,
     FileTail,
     number,
+    of_task,
     parse,
     read_steps,
     step_problems,
+    tasks_of,
 )
 from inspect_tinker_plugin.wording import counted
 
@@ -119,6 +121,13 @@ class Progress:
         done = int(row.get("step", 0)) + 1
         total = f"/{self._total}" if self._total else ""
         parts = [f"step {done:>4}{total}  reward {reward:6.3f}"]
+        by_task = [
+            f"{task} {value:.3f}"
+            for task in tasks_of(row)
+            if (value := number(row, of_task(task, REWARD))) is not None
+        ]
+        if by_task:
+            parts.append(f"({', '.join(by_task)})")
         for label, name, digits in (
             ("turns", "env/all/turns_per_episode", 1),
             ("tokens", "env/all/ac_tokens_per_turn", 0),

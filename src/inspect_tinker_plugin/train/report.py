@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from inspect_tinker_plugin.train.figures import charts, mean
+from inspect_tinker_plugin.rl.builder import short_name
+from inspect_tinker_plugin.train.figures import charts, mean, task_charts
 from inspect_tinker_plugin.train.history import (
     BatchLog,
     History,
@@ -47,7 +48,7 @@ def write_report(log_dir: Path, *, logs: str, test_logs: str) -> Path:
 
 def render(history: History) -> str:
     """Return the page."""
-    task = _task_name(str(history.run.get("task", "a task")))
+    task = ", ".join(short_name(each) for each in history.tasks)
     model = str(history.run.get("model", ""))
     about = [Path(model).name or model, history.run.get("renderer")]
     body = [
@@ -56,7 +57,7 @@ def render(history: History) -> str:
         _problems(history),
         _tiles(history),
         '<div class="grid2">',
-        *(_card(*chart) for chart in charts(history.steps)),
+        *(_card(*chart) for chart in [*charts(history.steps), *task_charts(history.steps)]),
         "</div>",
         _step_table(history),
         _test_table(history),
@@ -66,18 +67,10 @@ def render(history: History) -> str:
     return _PAGE.format(title=escape(f"{task}: training"), style=style, body="\n".join(body))
 
 
-def _task_name(spec: str) -> str:
-    """Return the task's own name: the part after the file or the package."""
-    file, at, name = spec.rpartition("@")
-    if at and file:
-        return name
-    return Path(spec).stem if spec.endswith((".py", ".ipynb")) else spec
-
-
 def _problems(history: History) -> str:
     problems = run_problems(
         [step.figures for step in history.steps],
-        [one.stop for step in history.steps if step.log for one in step.log.rollouts if one.graded],
+        [one.stop for step in history.steps for one in step.rollouts if one.graded],
         history.config.get("max_tokens"),
     )
     return "".join(f'<p class="problem">{escape(problem)}</p>' for problem in problems)
@@ -89,7 +82,7 @@ def _problems(history: History) -> str:
 def _tiles(history: History) -> str:
     rewards = [step.reward for step in history.steps if step.reward is not None]
     tests = [step.test_reward for step in history.steps if step.test_reward is not None]
-    rollouts = [one for step in history.steps if step.log for one in step.log.rollouts]
+    rollouts = [one for step in history.steps for one in step.rollouts]
     seconds = sum(number(step.figures, "time/total") or 0.0 for step in history.steps)
     tiles = [(str(len(rewards)), "steps", "")]
     if rewards:
@@ -139,7 +132,7 @@ def _card(title: str, note: str, drawing: str) -> str:
 def _step_table(history: History) -> str:
     rows = []
     for step in history.steps:
-        rollouts = [] if step.log is None else step.log.rollouts
+        rollouts = step.rollouts
         rows.append(
             [
                 str(step.number),
@@ -148,7 +141,7 @@ def _step_table(history: History) -> str:
                 str(sum(one.graded for one in rollouts)),
                 str(sum(one.cause is not None for one in rollouts)),
                 _shown(number(step.figures, "time/total"), digits=1),
-                "" if step.log is None else _link(step.log),
+                "<br>".join(_link(log) for log in step.logs),
             ]
         )
     heads = ["step", "reward", "test", "rollouts", "failed", "seconds", "log"]
@@ -162,6 +155,7 @@ def _test_table(history: History) -> str:
     rows = [
         [
             str(position),
+            escape(log.task),
             _shown(mean(log.rewards()) if log.rewards() else None),
             str(len(log.rollouts)),
             str(sum(one.cause is not None for one in log.rollouts)),
@@ -169,7 +163,7 @@ def _test_table(history: History) -> str:
         ]
         for position, log in enumerate(history.tests, start=1)
     ]
-    heads = ["evaluation", "reward", "rollouts", "failed", "log"]
+    heads = ["evaluation", "task", "reward", "rollouts", "failed", "log"]
     return _table("Evaluations on the test set", "In the order in which they ran.", heads, rows)
 
 

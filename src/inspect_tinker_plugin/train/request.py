@@ -33,14 +33,17 @@ def to(stream: TextIO) -> Callable[[str], None]:
 class TrainRequest:
     """A training run. Options that are ``None`` take the default of where the model runs."""
 
-    task: str
-    """Registered name (``pkg/task``) or file (``file.py@task``)."""
+    task: str | Sequence[str]
+    """Registered name (``pkg/task``) or file (``file.py@task``); several are mixed."""
 
     log_dir: Path
     """Folder of the run; one that holds an interrupted run continues it."""
 
+    mix: Sequence[float] | None = None
+    """Shares of several tasks, in their order; equal ones when ``None``."""
+
     task_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the task."""
+    """Arguments of the task; of several tasks each gets all, but ``NAME.KEY`` only task NAME."""
 
     model: str | None = None
     """Model under training; with ``local``, a model folder, or ``None`` for the tiny model."""

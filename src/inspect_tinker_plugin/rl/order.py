@@ -1,0 +1,178 @@
+"""Which samples each batch of a dataset has: passes over them, or its part of a mixture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.rl.shuffle import Permutation
+
+_FINEST = 1000
+"""Shares are rounded to multiples of one thousandth of their sum."""
+
+
+class Order(Protocol):
+    """Assigns samples to batches."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        ...
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples, one per group."""
+        ...
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes over the samples; the last batch of each may be smaller."""
+
+    samples: int
+    options: DatasetOptions
+
+    def __len__(self) -> int:
+        return self._per_pass * self.options.epochs
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples."""
+        number, batch = divmod(index, self._per_pass)
+        order = order_of_pass(self.samples, self.options, number)
+        start = batch * self.options.batch_size
+        return [order[p] for p in range(start, min(start + self.options.batch_size, self.samples))]
+
+    @property
+    def _per_pass(self) -> int:
+        return math.ceil(self.samples / self.options.batch_size)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The part of a mixture's batches that comes from one task; it begins again after each pass."""
+
+    samples: int
+    options: DatasetOptions
+    mix: Mix
+    source: int
+    """Position of the task in the mixture."""
+
+    batches: int
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of this task's samples in a batch of the mixture."""
+        found = []
+        for place in self.mix.places(self.source, index):
+            number, position = divmod(place, self.samples)
+            found.append(order_of_pass(self.samples, self.options, number)[position])
+        return found
+
+
+def order_of_pass(samples: int, options: DatasetOptions, number: int) -> Sequence[int]:
+    """Return the order of a pass over the samples, counted from 0."""
+    if not options.shuffle:
+        return range(samples)
+    return Permutation(samples, hash((options.seed or 0, number)))
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Deals the groups of batches out to tasks, in given shares.
+
+    The groups of all batches, one after the other, are dealt out in turns that repeat: in each
+    turn every task gets its share exactly, spread evenly. So every batch has the groups that its
+    share says, give or take one, whichever batch it is and however often it is asked for.
+
+    Args:
+        shares: One positive number per task; only their ratios count.
+        batch_size: Groups per batch.
+
+    Raises:
+        ConfigError: A share is not a positive number.
+    """
+
+    shares: tuple[float, ...]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        for share in self.shares:
+            if isinstance(share, bool) or not 0 < share < math.inf:
+                raise ConfigError(f"a share of a mixture is a number above 0, not {share!r}")
+
+    def deal(self, batch: int) -> list[int]:
+        """Return the task of each group of a batch."""
+        start = batch * self.batch_size
+        return [
+            self._turn[slot % len(self._turn)] for slot in range(start, start + self.batch_size)
+        ]
+
+    def places(self, source: int, batch: int) -> range:
+        """Return which of a task's groups are in a batch, counted from the first batch's on."""
+        start = batch * self.batch_size
+        return range(self._before(source, start), self._before(source, start + self.batch_size))
+
+    def batches(self, sizes: Sequence[int], passes: int) -> int:
+        """Return how many batches it takes until every task had this many passes.
+
+        Args:
+            sizes: Samples of each task.
+            passes: Passes over the samples; smaller tasks will have had more.
+        """
+        needed = 1
+        for source, size in enumerate(sizes):
+            own = self._whole[source]
+            turns, rest = divmod(size * passes, own)
+            slots = turns * len(self._turn)
+            if rest:
+                slots += self._dealt[source].index(rest)
+            else:
+                slots += self._dealt[source].index(own) - len(self._turn)
+            needed = max(needed, math.ceil(slots / self.batch_size))
+        return needed
+
+    def _before(self, source: int, slot: int) -> int:
+        """Return how many groups a task gets before a slot, over all batches."""
+        turns, rest = divmod(slot, len(self._turn))
+        return turns * self._whole[source] + self._dealt[source][rest]
+
+    @cached_property
+    def _whole(self) -> list[int]:
+        """The shares as whole numbers without a common divisor."""
+        parts = [Fraction(share).limit_denominator(10**6) for share in self.shares]
+        total = sum(parts)
+        exact = [part / total for part in parts]
+        if math.lcm(*(part.denominator for part in exact)) > _FINEST:
+            exact = [Fraction(max(1, round(part * _FINEST)), _FINEST) for part in exact]
+        scale = math.lcm(*(part.denominator for part in exact))
+        whole = [int(part * scale) for part in exact]
+        common = math.gcd(*whole)
+        return [each // common for each in whole]
+
+    @cached_property
+    def _turn(self) -> list[int]:
+        """The task of each group of one turn: always that which is most behind its share."""
+        whole = self._whole
+        credit = [0] * len(whole)
+        turn = []
+        for _ in range(sum(whole)):
+            credit = [have + each for have, each in zip(credit, whole, strict=True)]
+            chosen = max(range(len(whole)), key=credit.__getitem__)
+            credit[chosen] -= sum(whole)
+            turn.append(chosen)
+        return turn
+
+    @cached_property
+    def _dealt(self) -> list[list[int]]:
+        """By task and slot of a turn, how many groups it has got before that slot."""
+        return [
+            list(accumulate((int(each == source) for each in self._turn), initial=0))
+            for source in range(len(self._whole))
+        ]
