@@ -131,7 +131,10 @@ class DatasetOptions(EpisodeOptions):
         None, "Use only the first samples, or a range of them.", *COMMANDS
     )
     sample_id: str | int | Sequence[str | int] | None = option(
-        None, "Use only samples with these ids or patterns, in the dataset's order.", *COMMANDS
+        None,
+        "Use only samples with these ids or patterns (on the command line also @FILE: exact ids, "
+        "one per line), in the dataset's order.",
+        *COMMANDS,
     )
     sample_ids: Sequence[int | str] | None = option(
         None, "Use only samples with these exact ids, in this order."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ JOURNAL = "journal.jsonl"
 
 FINISHED = "episodes.jsonl"
 """Episodes of a finished audit."""
+
+
+ATTEMPTS = "attempts"
+"""Folder of the attempts of a real model that the audit sampled, below the audit's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +167,9 @@ class AuditJournal:
 
 
 def start_again(folder: Path) -> None:
-    """Forget the audit in a folder; its logs stay until they are removed by hand."""
+    """Forget the audit in a folder and a model's attempts; logs of scripted episodes stay."""
     (folder / JOURNAL).unlink(missing_ok=True)
+    shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
 
 
 def _line(record: EpisodeRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample
 from inspect_ai.model import ChatMessage
+from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.audit.codes import CODES
@@ -191,18 +193,27 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
     return {
         "task": name or task.name,
         "samples": len(task.dataset),
-        "source": _source(task),
+        "source": source_digest(task),
         "chosen": options.samples,
         "selection": str(options.selection),
         "reward": str(options.reward),
         "gold": options.gold,
-        "runner": {key: str(value) for key, value in options.runner_options.items()},
-        "roles": str(options.episode_options.get("model_roles")),
+        "runner": {key: named(value) for key, value in options.runner_options.items()},
+        "roles": named(options.episode_options.get("model_roles")),
         "version": _version(),
     }
 
 
-def _source(task: Task) -> str:
+def named(value: object) -> str:
+    """Return a text for an option's value that is the same in the next process."""
+    try:
+        text = f"{registry_info(value).name}({internals.registry_params(value)})"
+    except ValueError:
+        text = str(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def source_digest(task: Task) -> str:
     """Return a digest of the task's file and samples: after a change, the audit starts again."""
     digest = hashlib.sha256()
     file = internals.task_file(task)

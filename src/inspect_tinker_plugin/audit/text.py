@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from rich.console import Console
@@ -33,12 +34,31 @@ def show_report(report: AuditReport, console: Console) -> None:
     told = [f for f in report.findings if f.severity.at_least(Severity.MEDIUM)]
     for code in dict.fromkeys(finding.code for finding in told):
         console.print(Text.assemble((f"{code}: ", "bold"), _clean(str(advice.get(code, "")))))
+    if summary.get("signal"):
+        console.print()
+        for line in signal_lines(summary["signal"], str(summary["folder"])):
+            console.print(Text(line), soft_wrap=True)
     if summary.get("cost"):
         console.print()
         for line in plan_lines(summary["cost"]):
             console.print(Text(line), soft_wrap=True)
     console.print()
     console.print(_closing(summary), soft_wrap=True)
+
+
+def signal_lines(signal: dict[str, Any], folder: str) -> list[str]:
+    """Return the figures of a real model's attempts, and options for a first run, as text."""
+    chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
+    lines = [
+        f"{signal['attempts']} attempts at {signal['samples']} samples: {chances}; "
+        f"{signal['flat_groups']} of {signal['groups']} groups without a difference"
+    ]
+    advice = signal["recommendation"]
+    options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
+    if "sample_ids_file" in advice:
+        path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
+        options += f" --sample-id @{path}  (leaves out {advice['drop']} samples)"
+    return [*lines, f"for a first run: {options}"]
 
 
 def _table(report: AuditReport) -> Table:

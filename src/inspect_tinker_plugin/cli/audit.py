@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
@@ -174,8 +175,7 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
     from inspect_tinker_plugin.audit.records import start_again
     from inspect_tinker_plugin.options import DatasetOptions
 
-    if choices["model"] and choices["logs"]:
-        raise click.UsageError("--logs and --model exclude each other.")
+    _check_model(choices)
     dataset = DatasetOptions(**dataset_choices("audit", choices))
     resolved = load_task(choices)
     name = resolved.task.name
@@ -185,6 +185,21 @@ def _audit(choices: dict[str, Any]) -> AuditReport:
     options = _options(choices, dataset, resolved, out)
     with _progress() as progress:
         return asyncio.run(run_audit(resolved.task, options, name=name, progress=progress))
+
+
+def _check_model(choices: dict[str, Any]) -> None:
+    """Refuse options of a model's attempts that contradict each other or would have no effect."""
+    sampling = choices["model"] or choices["local"]
+    if sampling and choices["logs"]:
+        raise click.UsageError("--logs does not go with --model or --local.")
+    if choices["local"] and choices["base_url"]:
+        raise click.UsageError("--local starts its own server; leave --base-url out.")
+    if sampling:
+        return
+    given = click.get_current_context().get_parameter_source
+    for name in ("episodes", "max_tokens", "base_url", "renderer"):
+        if given(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --model or --local.")
 
 
 def _options(
@@ -245,9 +260,10 @@ def _attempts(
 
     logs: list[Path] = list(choices["logs"])
     if choices["model"] or choices["local"]:
+        from inspect_tinker_plugin.audit.records import ATTEMPTS
         from inspect_tinker_plugin.cli.audit_model import roll_out
 
-        logs.append(roll_out(choices, dataset, resolved, out / "rollouts"))
+        logs.append(roll_out(choices, dataset, resolved, out / ATTEMPTS))
     return read_attempts(logs, resolved.task.name) if logs else ()
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.audit.run import spread
+from inspect_tinker_plugin.audit.attempts import read_attempts
+from inspect_tinker_plugin.audit.run import named, source_digest, spread
 from inspect_tinker_plugin.cli.group_rollout import roll_groups
 from inspect_tinker_plugin.cli.policies import tinker_policy
+from inspect_tinker_plugin.cli.reporting import progress_bar
+from inspect_tinker_plugin.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -19,6 +28,12 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
+    from inspect_tinker_plugin.tasks.samples import SelectedSamples
+
+NO_KEY = (
+    "there is no TINKER_API_KEY in the environment: set it to sample from the Tinker service, or "
+    "add --local to sample from a model on this machine"
+)
 
 
 def roll_out(
@@ -26,34 +41,83 @@ def roll_out(
 ) -> Path:
     """Roll out ``--episodes`` attempts at each of the chosen samples.
 
+    Samples whose attempts are in the logs of an earlier run, with the same model and options, are
+    not sampled again.
+
+    Args:
+        choices: The command's options.
+        options: How episodes are made.
+        resolved: The task.
+        folder: Folder for attempts; each choice of model and options has its own below it.
+
     Returns:
-        The folder with the logs; those of an earlier run of the same audit are kept.
+        The folder with the logs.
+
+    Raises:
+        ConfigError: The model cannot be sampled from.
     """
     from inspect_tinker_plugin.logs import assemble_pending
+    from inspect_tinker_plugin.tasks.samples import select_samples
 
-    if folder.is_dir() and any(folder.glob("*.eval")):
-        return folder
-    with _model(choices, folder.parent) as (model, base_url):
-        dataset = _dataset(choices, options, resolved, folder, model)
+    samples = select_samples(resolved.task, options.selection)
+    logs = folder / _digest(choices, options, resolved)
+    wanted = _missing(samples, choices, logs, resolved)
+    if not wanted:
+        return logs
+    if not choices["local"] and not choices["base_url"] and not os.environ.get("TINKER_API_KEY"):
+        raise ConfigError(NO_KEY)
+    with _model(choices, folder) as (model, base_url):
+        dataset = _dataset(choices, options, resolved, logs, model, samples.subset(wanted))
         policy = tinker_policy(
             model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
         )
         try:
             asyncio.run(_roll(dataset, policy))
         finally:
-            assemble_pending(folder)
-    return folder
+            assemble_pending(logs)
+    return logs
+
+
+def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask) -> str:
+    """Return a name for the attempts of one model with these options."""
+    asked = [
+        *(choices[name] for name in ("model", "local", "base_url", "renderer", "max_tokens")),
+        source_digest(resolved.task),
+        *(named(value) for value in (resolved.ref, options)),
+    ]
+    return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:12]
+
+
+def _missing(
+    samples: SelectedSamples, choices: dict[str, Any], logs: Path, resolved: ResolvedTask
+) -> list[int]:
+    """Return the positions of the chosen samples that have fewer attempts than asked for."""
+    done: Counter[int | str] = Counter()
+    if any(logs.glob("*.eval")):
+        done.update(attempt.sample for attempt in read_attempts([logs], resolved.task.name))
+    chosen = spread(range(len(samples)), choices["samples"])
+    return [n for n in chosen if done[samples[n].id or 0] < choices["episodes"]]
 
 
 async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> None:
-    for batch in range(len(dataset)):
-        groups = dataset.get_batch(batch)
-        await asyncio.gather(
-            *(
-                roll_groups([group], lambda env, sample, n: policy, lambda failed: None)
-                for group in groups
+    size = dataset.options.group_size
+    total = size * sum(len(dataset.get_batch(batch)) for batch in range(len(dataset)))
+    done = failed = 0
+    with progress_bar("attempts") as show, warnings.catch_warnings():
+        # the cookbook's sampler uses a form of the SDK's client that is about to go
+        warnings.simplefilter("ignore", FutureWarning)
+        show(0, total)
+
+        def count(this_failed: bool) -> None:
+            nonlocal done, failed
+            done, failed = done + 1, failed + this_failed
+            show(done, total, failed)
+
+        for batch in range(len(dataset)):
+            groups = dataset.get_batch(batch)
+            await asyncio.gather(
+                *(roll_groups([group], lambda env, sample, n: policy, count) for group in groups)
             )
-        )
 
 
 def _dataset(
@@ -62,16 +126,14 @@ def _dataset(
     resolved: ResolvedTask,
     folder: Path,
     model: str,
+    samples: SelectedSamples,
 ) -> InspectRLDataset:
     from inspect_tinker_plugin.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.rl.renderer import make_renderer
-    from inspect_tinker_plugin.tasks.samples import select_samples
 
     name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
     renderer = make_renderer(name, model=model, option="--renderer")
-    samples = select_samples(resolved.task, options.selection)
-    indices = spread(range(len(samples)), choices["samples"])
     dataset = build_dataset(
         resolved.ref or resolved.task,
         renderer,
@@ -82,7 +144,7 @@ def _dataset(
             on_error=0.0,
             log_dir=folder,
         ),
-        samples=samples.subset(indices),
+        samples=samples,
     )
     freeze_memory_once()
     return dataset
@@ -94,7 +156,6 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | N
     if not choices["local"]:
         yield choices["model"], choices["base_url"]
         return
-    from inspect_tinker_plugin.errors import ConfigError
     from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
     from inspect_tinker_plugin.local import settings as local
 
@@ -103,6 +164,8 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | N
     model = choices["model"] or str(make_tiny_model(folder / "tiny-model"))
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)
-    server = LocalServer(model, state_dir=folder / "local-server", settings=settings)
+    state = folder / "local-server"
+    server = LocalServer(model, state_dir=state, settings=settings)
     with server, server.exported():
         yield model, server.url
+    shutil.rmtree(state)  # kept after a failure, for its log

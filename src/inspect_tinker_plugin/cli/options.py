@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -314,7 +315,17 @@ def _parse_limit(
 
 
 def _parse_ids(ctx: click.Context, param: click.Parameter, text: str | None) -> list[str] | None:
-    return None if text is None else [id.strip() for id in text.split(",") if id.strip()]
+    """Read ids and patterns, or a file with one exact id per line."""
+    if text is None or not text.startswith("@"):
+        return None if text is None else [id.strip() for id in text.split(",") if id.strip()]
+    try:
+        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"the file {text[1:]!r} cannot be read: {error}") from error
+    ids = [glob.escape(line.strip()) for line in lines if line.strip()]
+    if not ids:
+        raise click.BadParameter(f"the file {text[1:]!r} has no ids.")
+    return ids
 
 
 def _parse_shuffle(
@@ -341,7 +352,7 @@ _TYPES: dict[str, Any] = {
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "limit": {"metavar": "N|FROM-TO", "callback": _parse_limit},
-    "sample_id": {"metavar": "IDS", "callback": _parse_ids},
+    "sample_id": {"metavar": "IDS|@FILE", "callback": _parse_ids},
     "sample_shuffle": {
         "is_flag": False,
         "flag_value": "true",

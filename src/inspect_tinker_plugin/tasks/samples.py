@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -291,11 +292,14 @@ def _matching(samples: Sequence[Sample], wanted: Sequence[str | int], task: str)
         for each in wanted
     ]
     patterns = [_normal(text) for text in texts]
+    literal, wild = set(patterns), [each for each in patterns if re.search(r"[*?[]", each)]
     found: set[str] = set()
     chosen = array("q")
     for position, sample in enumerate(samples):
         name = _normal(sample.id)
-        hits = [each for each in patterns if fnmatchcase(name, each) or name == each]
+        hits = [each for each in wild if fnmatchcase(name, each)]
+        if name in literal:
+            hits.append(name)
         if hits:
             found.update(hits)
             chosen.append(position)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 
 from inspect_ai import Task
 from inspect_ai.agent import react
@@ -23,6 +21,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, prompt_temp
 from inspect_ai.tool import bash
 from inspect_ai.util import sandbox
 from tests.audit.corpus import planted
+from tests.folders import made_folder
 
 SECRETS = {"alpha": "zebra-crossing-41", "beta": "violet-anchor-87", "gamma": "copper-lantern-12"}
 IMAGE = "inspect-rl-test/python:1"
@@ -44,7 +43,7 @@ def compose(**service: object) -> tuple[str, str]:
     """A docker sandbox of the test image, with additions."""
     import yaml
 
-    folder = Path(tempfile.mkdtemp(prefix="audit-corpus-"))
+    folder = made_folder("audit-corpus")
     default = {
         "image": IMAGE,
         "command": "tail -f /dev/null",

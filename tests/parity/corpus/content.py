@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from pathlib import Path
-from tempfile import mkdtemp
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -23,6 +21,7 @@ from inspect_ai.model import (
 from inspect_ai.scorer import exact, includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, ToolResult, tool
+from tests.folders import made_folder
 
 from inspect_tinker_plugin.scripted.replies import call, say
 from inspect_tinker_plugin.testing.cases import Expect, case
@@ -74,7 +73,7 @@ def image_in_the_prompt() -> Task:
     tokens=NO_IMAGES,
 )
 def image_file_in_the_prompt() -> Task:
-    path = Path(mkdtemp(prefix="parity-")) / "red.png"
+    path = made_folder("parity") / "red.png"
     path.write_bytes(png())
     return Task(dataset=[image_sample(str(path))], scorer=exact())
 

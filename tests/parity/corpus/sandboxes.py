@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
-from tempfile import mkdtemp
 
 from inspect_ai import Task
 from inspect_ai.agent import react
@@ -19,6 +17,7 @@ from inspect_ai.util import (
     sandbox,
     store,
 )
+from tests.folders import made_folder
 
 from inspect_tinker_plugin.scripted.replies import ScriptTurn, call, say, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
@@ -49,7 +48,7 @@ TWO_SERVICES = (
 
 
 def compose_file(text: str = COMPOSE) -> str:
-    path = Path(mkdtemp(prefix="parity-")) / "compose.yaml"
+    path = made_folder("parity") / "compose.yaml"
     path.write_text(text)
     return str(path)
 
@@ -107,7 +106,7 @@ def docker_shell_and_python() -> Task:
 
 def files() -> dict[str, str]:
     binary = base64.b64encode(bytes(range(256))).decode()
-    on_disk = Path(mkdtemp(prefix="parity-")) / "notes.txt"
+    on_disk = made_folder("parity") / "notes.txt"
     on_disk.write_text("from disk\n")
     return {
         "inline.txt": "in line\n",
@@ -149,14 +148,14 @@ def docker_files_and_setup_script() -> Task:
     expect=FILES_EXPECT,
 )
 def setup_script_from_a_file() -> Task:
-    path = Path(mkdtemp(prefix="parity-")) / "setup.sh"
+    path = made_folder("parity") / "setup.sh"
     path.write_text(SETUP)
     return shell_task("local", files=files(), setup=str(path))
 
 
 @case(script=[], expect=Expect(turns=0, error="RuntimeError"))
 def setup_script_that_fails() -> Task:
-    return shell_task("local", setup="#!/usr/bin/env bash\necho no >&2; exit 1\n")
+    return shell_task("local", setup='#!/usr/bin/env bash\nrm -- "$0"; echo no >&2; exit 1\n')
 
 
 @case(

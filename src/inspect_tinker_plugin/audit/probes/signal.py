@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, sh
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 
 KEEP = "samples.txt"
-"""File with the ids that are worth training on, as ``--sample-id`` takes them."""
+"""File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples
+but those whose attempts all earned the same."""
 
 _CUT = 0.1
 _LISTED = 200
@@ -29,7 +30,8 @@ class Signal:
         if not attempts:
             return []
         full = audit.reference.full
-        rewarded = [each for each in attempts if each.reward is not None]
+        # what a failed episode was given says nothing about its sample
+        rewarded = [each for each in attempts if each.reward is not None and not each.failed]
         by_sample: dict[int | str, list[float]] = defaultdict(list)
         by_group: dict[str, list[float]] = defaultdict(list)
         for each in rewarded:
@@ -40,11 +42,13 @@ class Signal:
         found = _flat(by_group, attempts)
         found += _extremes(by_sample, attempts, full)
         found += _endings(attempts)
-        keep = [id for id, rewards in by_sample.items() if _mixed(rewards)]
-        figures["recommendation"] = _recommend(audit, by_sample, attempts, keep, full)
+        flat = {id for id, rewards in by_sample.items() if len(rewards) > 1 and not _mixed(rewards)}
+        keep = [sample.id for sample in audit.samples if sample.id not in flat]
+        figures["recommendation"] = _recommend(by_sample, attempts, flat, len(keep), full)
         audit.figures["signal"] = figures
-        if keep:
-            text = ",".join(str(id) for id in keep) + "\n"
+        (audit.folder / KEEP).unlink(missing_ok=True)
+        if keep and flat:
+            text = "".join(f"{id}\n" for id in keep)
             (audit.folder / KEEP).write_text(text, encoding="utf-8")
         return found
 
@@ -173,17 +177,17 @@ def _endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
 
 
 def _recommend(
-    audit: AuditContext,
     by_sample: Mapping[int | str, list[float]],
     attempts: Sequence[ModelAttempt],
-    keep: Sequence[int | str],
+    flat_samples: Collection[int | str],
+    keep: int,
     full: float,
 ) -> dict[str, Any]:
     """Recommend group size, reply length and samples for a first run."""
     rates = [
-        min(max(sum(r >= full - TINY for r in rewards) / len(rewards), 0.0), 1.0)
+        sum(r >= full - TINY for r in rewards) / len(rewards)
         for id, rewards in by_sample.items()
-        if id in set(keep)
+        if id not in flat_samples
     ]
     rate = statistics.median(rates) if rates else 0.5
     flat = max(rate, 1 - rate)
@@ -193,10 +197,10 @@ def _recommend(
     advice: dict[str, Any] = {
         "group_size": max(4, min(64, size)),
         "max_tokens": 64 * math.ceil(1.5 * longest["p90"] / 64),
-        "keep": len(keep),
-        "drop": len(by_sample) - len(keep),
+        "keep": keep,
+        "drop": len(flat_samples),
     }
-    if keep:
+    if keep and flat_samples:
         advice["sample_ids_file"] = KEEP
     return advice
 
