@@ -18,7 +18,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
-from inspect_tinker_plugin.docker_pool import progress
+from inspect_tinker_plugin.docker_pool import image as images
 from inspect_tinker_plugin.docker_pool.compose import parse_config
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
@@ -365,8 +365,8 @@ async def test_a_silent_engine_holds_no_command(
 async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
     image: str, silent_engine: SilentEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "ASK_SECONDS", 2)
-    monkeypatch.setattr(progress, "ANSWER_SECONDS", 2)
+    monkeypatch.setattr(images, "ASK_SECONDS", 2)
+    monkeypatch.setattr(images, "ANSWER_SECONDS", 2)
     quiet, hung = _dockerfiles(tmp_path, image, 2, "sleep 8")
     taken = await _take(quiet)  # no answer for long, but the engine lives
     taken.release()
@@ -382,7 +382,7 @@ async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
 async def test_a_pull_from_a_silent_registry_ends_with_an_error(
     image: str, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "BEGIN_SECONDS", 2)
+    monkeypatch.setattr(images, "BEGIN_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as registry:
         name = f"127.0.0.1:{registry.getsockname()[1]}/nobody/answers:1"
         with pytest.raises(SandboxError, match="pull"):

@@ -15,9 +15,9 @@ from inspect_tinker_plugin.docker_pool.config import (
     KEEP_ALIVE,
     MIB,
     DockerPoolConfig,
+    host_options,
     is_keep_alive,
 )
-from inspect_tinker_plugin.docker_pool.host_config import host_options
 from inspect_tinker_plugin.docker_pool.service import parse_size
 from inspect_tinker_plugin.errors import ConfigError, SandboxConfigError
 

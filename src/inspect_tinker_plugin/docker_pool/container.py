@@ -5,34 +5,34 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 
 from inspect_tinker_plugin.docker_pool import program
-from inspect_tinker_plugin.docker_pool.command import Command, CommandResult
-from inspect_tinker_plugin.docker_pool.config import ContainerConfig, is_keep_alive
-from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
-from inspect_tinker_plugin.docker_pool.executor import (
+from inspect_tinker_plugin.docker_pool.command import (
     Call,
-    Executor,
-    ExecutorSilent,
+    Command,
+    CommandResult,
     Flag,
     Kind,
     Setup,
+    result_of,
 )
-from inspect_tinker_plugin.docker_pool.host_config import (
+from inspect_tinker_plugin.docker_pool.config import (
+    ContainerConfig,
     capability_mask,
     command_capabilities,
     host_options,
+    is_keep_alive,
     reaches_executor,
 )
+from inspect_tinker_plugin.docker_pool.engine import AttachedSocket, Engine, quietly, typed
+from inspect_tinker_plugin.docker_pool.executor import Executor, ExecutorSilent
 from inspect_tinker_plugin.docker_pool.image import Image
 from inspect_tinker_plugin.docker_pool.lease import KEPT, Lease
 from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
-from inspect_tinker_plugin.docker_pool.open_command import OpenCommand
-from inspect_tinker_plugin.docker_pool.results import result_of
-from inspect_tinker_plugin.docker_pool.stream import AttachedSocket
 from inspect_tinker_plugin.errors import (
     SandboxDiedError,
     SandboxEngineError,
@@ -40,10 +40,60 @@ from inspect_tinker_plugin.errors import (
     SandboxMisusedError,
 )
 
+Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
+
+"""Decides what a failed request means for its container."""
+
+
+class OpenCommand:
+    """A running command; one task reads it."""
+
+    def __init__(self, executor: Executor, call: Call, failure: Failure) -> None:
+        self._failure = failure
+        self._executor = executor
+        self._call = call
+
+    async def receive(self) -> bytes:
+        """Wait for some of its standard output; nothing at its end.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
+        """
+        try:
+            return await self._executor.read(self._call)
+        except (ConnectionError, ExecutorSilent) as ex:
+            raise await self._failure(ex) from ex
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input, without waiting until it is read.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
+        """
+        try:
+            await self._executor.write(self._call, data)
+        except ConnectionError as ex:
+            raise await self._failure(ex) from ex
+
+    async def close(self) -> str:
+        """End it with everything that it started; return its standard error.
+
+        Safe to call again.
+        """
+        self._executor.leave(self._call)
+        end = self._call.end
+        said = bytes(self._call.err.data).decode(errors="replace").strip()
+        if end is not None and end.error:
+            return said or end.reason
+        return said
+
+
 START_SECONDS = 60.0
+
 """Seconds that a container may take to start."""
 
 _DIAGNOSIS_SECONDS = 10.0
+
 """Seconds that the engine may take to report the state of a container."""
 
 

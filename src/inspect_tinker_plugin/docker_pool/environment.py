@@ -31,10 +31,9 @@ from inspect_tinker_plugin.docker_pool.compose import (
     used_variables,
 )
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
-from inspect_tinker_plugin.docker_pool.container import Container
+from inspect_tinker_plugin.docker_pool.container import Container, OpenCommand
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.docker_pool.metrics import EXEC, EXECS, measure
-from inspect_tinker_plugin.docker_pool.open_command import OpenCommand
 from inspect_tinker_plugin.docker_pool.pool import Pool
 from inspect_tinker_plugin.docker_pool.sharing import current_setup
 from inspect_tinker_plugin.docker_pool.snapshot import Tape, taped

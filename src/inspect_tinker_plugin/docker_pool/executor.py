@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
-import signal
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum, IntFlag
+from dataclasses import replace
+from enum import IntEnum
 
 import anyio
 import anyio.lowlevel
 
-from inspect_tinker_plugin.docker_pool.command import Capture
-from inspect_tinker_plugin.docker_pool.stream import STDOUT, AttachedSocket
+from inspect_tinker_plugin.docker_pool.command import (
+    Call,
+    Capture,
+    End,
+    Flag,
+    How,
+    Kind,
+    Setup,
+    Stage,
+    encode_request,
+    explain_end,
+    null_terminated,
+)
+from inspect_tinker_plugin.docker_pool.engine import STDOUT, AttachedSocket
 from inspect_tinker_plugin.errors import SandboxStartError
 
 GRACE_SECONDS = 5.0
@@ -33,16 +43,11 @@ _SILENCE_SECONDS = 60.0
 
 _VERSION = 1
 _HEAD = struct.Struct("<III")
-_WINDOW = 64 * 1024
-"""Maximum bytes of a command's input in transit; the executor reports what it passed on."""
-
-_MAX_REQUEST = 4 * 1024 * 1024
 _BUSY_PAUSE = 0.02
 _ENDLESS = 2**63
 _FULL_PAUSE = 0.001
 _SAID = 16 * 1024
 """What is kept of the standard error of an open call."""
-_LONGEST_MILLISECONDS = 2**32 - 1
 
 
 class _Request(IntEnum):
@@ -64,110 +69,6 @@ class _Answer(IntEnum):
     PONG = 6
     LOG = 7
     READY = 8
-
-
-class Kind(IntEnum):
-    """The kind of a request."""
-
-    EXEC = 0
-    WRITE = 1
-    READ = 2
-
-
-class How(IntEnum):
-    """How a request ended."""
-
-    ENDED = 0
-    """A command ended; ``status`` is the kernel's."""
-    NOT_STARTED = 1
-    """It failed at ``stage`` with ``error``."""
-    LOST = 2
-    """Its process was killed together with the process that watched over it."""
-    DONE = 3
-    """A file was written or read completely."""
-
-
-class Stage(IntEnum):
-    """Where a request failed; the list of ``executor.c``."""
-
-    NOTHING = 0
-    USER = 1
-    GROUP = 2
-    RANGE = 3
-    RESET = 4
-    FOLDER = 5
-    EXEC = 6
-    FORK = 7
-    OPEN = 8
-    KIND = 9
-    OWNER = 10
-    SIZE = 11
-    DATA = 12
-    LENGTH = 13
-
-
-class Flag(IntFlag):
-    """Events during a request."""
-
-    TIMED_OUT = 1
-    OVERFLOWED = 2
-    UNSTOPPED = 4
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Settings of the executor, sent before anything runs."""
-
-    capabilities: int
-    """Those of commands that run as root, as a bit mask."""
-    has_home: bool
-    """Whether image or configuration set ``HOME``; otherwise it is the user's."""
-    user: str
-    folder: str
-    command: tuple[str, ...] = ()
-    """The container's own command, if it has one."""
-    holds: bool = False
-    """Whether that command ends by itself, after which the container is ready."""
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a request."""
-
-    how: How
-    flags: Flag
-    status: int
-    stage: Stage
-    error: int
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status as a shell reports it: 128 plus the signal's number after a signal."""
-        if os.WIFSIGNALED(self.status):
-            return 128 + os.WTERMSIG(self.status)
-        return os.WEXITSTATUS(self.status)
-
-    @property
-    def reason(self) -> str:
-        return os.strerror(self.error)
-
-
-@dataclass
-class Call:
-    """One request in progress."""
-
-    id: int
-    out: Capture
-    err: Capture
-    credit: int = _WINDOW
-    end: End | None = None
-    changed: anyio.Event | None = None
-    loop: object = None
-    heard: float = field(default_factory=time.monotonic)
-    open: bool = False
-    """Whether output is taken as it comes, and input given, while the command runs."""
-    rest: bytearray = field(default_factory=bytearray)
-    """Input of an open call that the executor has no room for yet."""
 
 
 class ExecutorSilent(Exception):
@@ -207,7 +108,7 @@ class Executor:
         log = bytearray()
         problem = ""
         try:
-            self._send(_Request.CONFIGURE, 0, head + _strings(words))
+            self._send(_Request.CONFIGURE, 0, head + null_terminated(words))
             for kind, body in self._answers(deadline):
                 if kind is _Answer.LOG:
                     log += body
@@ -219,7 +120,7 @@ class Executor:
                 elif kind is _Answer.READY:
                     state, status, stage, error = struct.unpack("<IIII", body)
                     if state == 3 and (setup.command or stage):
-                        problem = _ended(setup, Stage(stage), error, status)
+                        problem = explain_end(setup, Stage(stage), error, status)
                     break
         except OSError as ex:
             problem = str(ex)
@@ -278,7 +179,9 @@ class Executor:
             OSError: the request is larger than a command can be.
         """
         begun = time.monotonic()
-        head = _head(kind, words, env, has_input=stdin is not None, timeout=timeout, limit=limit)
+        head = encode_request(
+            kind, words, env, has_input=stdin is not None, timeout=timeout, limit=limit
+        )
         while True:
             call = Call(next(self._ids), Capture(limit), Capture(limit))
             await self._complete(call, head, stdin, timeout)
@@ -298,7 +201,7 @@ class Executor:
             ConnectionError: the channel closed.
             OSError: the request is larger than a command can be.
         """
-        head = _head(Kind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS)
+        head = encode_request(Kind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS)
         call = Call(next(self._ids), Capture(_ENDLESS), Capture(_SAID), open=True)
         self._calls[call.id] = call
         self._send(_Request.RUN, call.id, head)
@@ -488,50 +391,3 @@ class Executor:
             and call.loop is self._reader
         ):
             call.changed.set()
-
-
-def _head(
-    kind: Kind,
-    words: Sequence[str | bytes],
-    env: Sequence[bytes],
-    *,
-    has_input: bool,
-    timeout: float | None,
-    limit: int,
-) -> bytes:
-    flags = has_input | (timeout is not None) << 1
-    milliseconds = min(max(1, int(timeout * 1000)), _LONGEST_MILLISECONDS) if timeout else 0
-    numbers = (kind, flags, len(words) - 2, len(env), milliseconds, 0, limit)
-    head = struct.pack("<IIIIIIQ", *numbers) + _strings([*words, *env])
-    if len(head) > _MAX_REQUEST:
-        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-    return head
-
-
-def _strings(words: Sequence[str | bytes]) -> bytes:
-    """Join words as the kernel expects them.
-
-    Raises:
-        ValueError: one contains a null byte; the message is that of ``subprocess``.
-        UnicodeEncodeError: one contains characters that cannot be encoded.
-    """
-    encoded = [
-        word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")
-        for word in words
-    ]
-    if any(b"\0" in word for word in encoded):
-        raise ValueError("embedded null byte")
-    return b"".join(word + b"\0" for word in encoded)
-
-
-def _ended(setup: Setup, stage: Stage, error: int, status: int) -> str:
-    what = f"its command {setup.command[0]!r}" if setup.command else "its command"
-    if stage is Stage.FOLDER:
-        return f"chdir to {setup.folder!r} failed: {os.strerror(error)}"
-    if stage in (Stage.USER, Stage.GROUP, Stage.RANGE):
-        return f"it has no user {setup.user!r}"
-    if stage is not Stage.NOTHING:
-        return f"{what} could not be executed: {os.strerror(error)}"
-    if os.WIFSIGNALED(status):
-        return f"{what} was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"{what} ended with status {os.WEXITSTATUS(status)}"

@@ -13,10 +13,17 @@ from typing import Any
 
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
+from inspect_tinker_plugin.docker_pool.command import (
+    End,
+    Flag,
+    How,
+    Kind,
+    Stage,
+    lost,
+    raise_misuse,
+)
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, typed
-from inspect_tinker_plugin.docker_pool.executor import End, Flag, How, Kind, Stage
-from inspect_tinker_plugin.docker_pool.results import lost, raise_misuse
 from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 
 _TIMEOUT = 600.0

@@ -18,11 +18,17 @@ from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.disk_guard import DiskGuard
 from inspect_tinker_plugin.docker_pool.engine import Engine, engine_address, settled, typed
 from inspect_tinker_plugin.docker_pool.image import Image, Images, reference_of
-from inspect_tinker_plugin.docker_pool.lease import BEAT_SECONDS, Beat, Lease, reap
+from inspect_tinker_plugin.docker_pool.lease import (
+    BEAT_SECONDS,
+    Beat,
+    Lease,
+    Watch,
+    close_before_signals_end_it,
+    reap,
+)
 from inspect_tinker_plugin.docker_pool.pool import Pool, Waiter, served
 from inspect_tinker_plugin.docker_pool.snapshot import Snapshots
 from inspect_tinker_plugin.docker_pool.threads import Ticker
-from inspect_tinker_plugin.docker_pool.watch import Watch, close_before_signals_end_it
 from inspect_tinker_plugin.errors import (
     SandboxEngineError,
     SandboxError,
