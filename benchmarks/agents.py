@@ -21,7 +21,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
-from inspect_tinker_plugin.tokens.branches import in_branch_order
+from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
 FANS = [(1, 8), (2, 8), (8, 8), (16, 4)]

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.testing.parity import (
     eval_trace,
 )
 from inspect_tinker_plugin.testing.record import Trace
-from inspect_tinker_plugin.tokens.branches import arrange
+from inspect_tinker_plugin.tokens.datums import arrange
 
 CASES = load_corpus(Path(__file__).parent / "corpus")
 

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
-from inspect_tinker_plugin.tokens.extension import flatten
+from inspect_tinker_plugin.tokens.prompts import flatten
 
 CONTEXTS: dict[str, DatasetRenderer] = {}
 

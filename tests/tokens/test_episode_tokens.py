@@ -37,8 +37,7 @@ from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
-from inspect_tinker_plugin.tokens.extension import flatten
-from inspect_tinker_plugin.tokens.prompt_cache import PromptCache
+from inspect_tinker_plugin.tokens.prompts import PromptCache, flatten
 
 STYLES = {"compact": compact_call, "text-before": call_after_text}
 

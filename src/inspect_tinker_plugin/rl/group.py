@@ -19,9 +19,9 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.tokens.branches import arrange, leave_out
+from inspect_tinker_plugin.tokens.datums import arrange, leave_out
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
-from inspect_tinker_plugin.tokens.prompt_cache import PromptCache
+from inspect_tinker_plugin.tokens.prompts import PromptCache
 
 logger = getLogger(__name__)
 

@@ -1,4 +1,17 @@
-"""A dataset's renderer, with facts about it that are computed once."""
+"""A dataset's renderer: what is known of it, what it can honour, and a tokenizer for many threads.
+
+Facts about a renderer are computed once. Of the sampling options that a solver asks for, an
+environment can honour the stop condition.
+
+The fast tokenizers of ``transformers`` are made usable from several threads at once. Their
+compiled part refuses a change of settings while another thread encodes ("Already
+borrowed"), and ``encode`` changes settings: a renderer that encodes with
+``split_special_tokens=True`` and a reward function that does not keep changing them. Reward
+functions and scorers run in threads, trainers decode in theirs, and all of them share the one
+tokenizer that ``get_tokenizer`` caches. So the lock is on the tokenizer's class, one per
+tokenizer, and every user of a tokenizer waits for the others. A copy per user would not do: tokens
+that were added in memory, and image processors, do not survive every way of copying.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +20,137 @@ import inspect
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.tokens.extension import Extension, PromptTail, flatten
+from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
+from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
-from inspect_tinker_plugin.tokens.tokenizer_lock import make_thread_safe
+
+_GUARDED = (
+    "_encode_plus",
+    "_batch_encode_plus",
+    "_decode",
+    "_add_tokens",
+    "set_truncation_and_padding",
+    "train_new_from_iterator",
+)
+
+"""Methods through which all encoding, decoding and changes of settings go."""
+
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+
+_making = threading.Lock()
+
+
+def make_thread_safe(tokenizer: object) -> None:
+    """Guard the class of a tokenizer, once per process; does nothing for other kinds.
+
+    Tokenizers written in Python, and ``tiktoken``, have no settings that encoding changes.
+    """
+    for owner in type(tokenizer).__mro__:
+        if "backend_tokenizer" not in vars(owner):
+            continue
+        with _making:
+            for name in _GUARDED:
+                method = vars(owner).get(name)
+                if method is not None and not hasattr(method, "_inspect_rl_guarded"):
+                    setattr(owner, name, _guarded(method))
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _lock_of(self):
+            return method(self, *args, **kwargs)
+
+    guarded._inspect_rl_guarded = True  # type: ignore[attr-defined]
+    return guarded
+
+
+def _lock_of(tokenizer: object) -> threading.RLock:
+    lock = _locks.get(tokenizer)
+    if lock is None:
+        with _making:
+            lock = _locks.setdefault(tokenizer, threading.RLock())
+    return lock
+
+
+SAMPLER_OPTIONS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "logprobs",
+    "top_logprobs",
+    "reasoning_effort",
+    "reasoning_tokens",
+    "response_schema",
+)
+
+"""Options that the trainer decides: an environment only passes on a stop condition."""
+
+
+def stop_condition(
+    context: DatasetRenderer, request: TurnRequest, task: str
+) -> list[str] | list[int]:
+    """Return the renderer's stop sequences together with the solver's.
+
+    A sampler takes strings or token ids, not both. A stop sequence that is one token joins
+    a renderer's ids; for any other, the reply is cut when it is parsed.
+    """
+    wanted = [seq for seq in request.config.stop_seqs or [] if seq]
+    texts = [stop for stop in context.stops if isinstance(stop, str)]
+    if texts:
+        return list(dict.fromkeys([*texts, *wanted]))
+    ids = [stop for stop in context.stops if isinstance(stop, int)]
+    for seq in wanted:
+        tokens = context.tokenizer.encode(seq, add_special_tokens=False)
+        if len(tokens) == 1:
+            ids.append(tokens[0])
+        else:
+            context.warn_once(
+                f"stop_seqs:{seq}",
+                f"task {task!r}: the stop sequence {seq!r} is not one token, so the sampler "
+                "cannot stop at it; replies are cut there afterwards.",
+            )
+    return list(dict.fromkeys(ids))
+
+
+def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -> None:
+    """Warn, once per dataset, about options that have no effect in training."""
+    config = request.config
+    ignored = [name for name in SAMPLER_OPTIONS if getattr(config, name, None) is not None]
+    if ignored:
+        context.warn_once(
+            f"config:{','.join(ignored)}",
+            f"task {task!r} sets {', '.join(ignored)}; the trainer's sampler decides about "
+            "these, so they have no effect.",
+        )
+    if request.tool_choice not in ("auto", "none") and request.tools:
+        context.warn_once(
+            "tool_choice",
+            f"task {task!r} forces a tool choice ({request.tool_choice}), which cannot be "
+            "imposed on the sampler: the policy is free to answer as it likes.",
+        )
+
 
 logger = logging.getLogger(__name__)
 
 ONE_AT_A_TIME = threading.RLock()
+
 """Held while a renderer works: rollouts may run in several threads, each with its own loop,
 and renderers are not known to be thread-safe. Tokenizers have their own, global lock."""
 

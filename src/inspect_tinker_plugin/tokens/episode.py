@@ -31,18 +31,32 @@ from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
-from inspect_tinker_plugin.tokens.counts import TokenCounts
-from inspect_tinker_plugin.tokens.dataset_renderer import ONE_AT_A_TIME, DatasetRenderer
-from inspect_tinker_plugin.tokens.extension import PromptTail, flatten, merged
-from inspect_tinker_plugin.tokens.message_keys import Seen, message_key, tools_key
+from inspect_tinker_plugin.tokens.dataset_renderer import (
+    ONE_AT_A_TIME,
+    DatasetRenderer,
+    stop_condition,
+    warn_of_ignored,
+)
+from inspect_tinker_plugin.tokens.datums import TokenCounts
+from inspect_tinker_plugin.tokens.message_keys import (
+    DIALECTS,
+    Dialect,
+    Seen,
+    message_key,
+    tools_key,
+)
 from inspect_tinker_plugin.tokens.messages import (
     conversation_prefix,
     renderer_message,
     renderer_tool_call,
 )
-from inspect_tinker_plugin.tokens.prompt_cache import PromptCache, prompt_key
-from inspect_tinker_plugin.tokens.sampling import stop_condition, warn_of_ignored
-from inspect_tinker_plugin.tokens.transport import DIALECTS, Dialect
+from inspect_tinker_plugin.tokens.prompts import (
+    PromptCache,
+    PromptTail,
+    flatten,
+    merged,
+    prompt_key,
+)
 from inspect_tinker_plugin.tokens.turns import Match, Place, Reply, Turn, Turns, is_reply
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]

@@ -16,8 +16,13 @@ import tinker
 from inspect_ai.model import ChatMessage, ChatMessageAssistant
 from tinker_cookbook.renderers import Message
 
-from inspect_tinker_plugin.tokens.message_keys import MessageKey, Seen, message_key
-from inspect_tinker_plugin.tokens.transport import Dialect, spoken_letters
+from inspect_tinker_plugin.tokens.message_keys import (
+    Dialect,
+    MessageKey,
+    Seen,
+    message_key,
+    spoken_letters,
+)
 
 _MISSES = 3
 """How many replies of an edited request are tried before it is looked up from its start."""

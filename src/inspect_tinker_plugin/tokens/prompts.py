@@ -1,15 +1,18 @@
-"""Renders only what a conversation gained since the policy's last reply.
+"""Renders prompts: only what a conversation gained since the policy's last reply.
 
 The tokens of new messages do not depend on the text before them, but on its structure: that a
 message is not the first, that a reply with these tool calls precedes it. So the new
 messages are rendered after a stub of that structure, one user message and a one-letter reply
 with the same calls, and everything up to the end of the stub is removed again. This
 needs only the renderer's public ``build_generation_prompt`` and costs the same however long
-the conversation is.
+the conversation is. The first prompts that the episodes of a group have in common are rendered
+once and kept (:class:`PromptCache`).
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +21,12 @@ from tinker_cookbook.renderers import ContentPart, Message, Renderer, TextPart, 
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+from inspect_tinker_plugin.tokens.message_keys import MessageKey
+
 _STUB = "x"
 
 FlatPrompt = list[int | tinker.ModelInputChunk]
+
 """Tokens, with every other chunk (an image) as one element: the cookbook's flat form."""
 
 
@@ -211,3 +217,40 @@ def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCa
             for call in calls
         ]
     return stub
+
+
+class PromptCache:
+    """A bounded cache of rendered prompts; pickles empty.
+
+    Args:
+        size: prompts kept; the least recently used is dropped. A group asks for one
+            prompt, or for a few when its solver adds something random.
+    """
+
+    def __init__(self, size: int = 8) -> None:
+        self._size = size
+        self._prompts: OrderedDict[bytes, list[tinker.ModelInputChunk]] = OrderedDict()
+
+    def get(self, key: bytes) -> list[tinker.ModelInputChunk] | None:
+        """Return the chunks of a prompt, if it was rendered before."""
+        if key in self._prompts:
+            self._prompts.move_to_end(key)
+        return self._prompts.get(key)
+
+    def put(self, key: bytes, chunks: list[tinker.ModelInputChunk]) -> None:
+        """Keep the chunks of a prompt."""
+        self._prompts[key] = chunks
+        if len(self._prompts) > self._size:
+            self._prompts.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
+        """Pickle without the prompts: another process renders its own."""
+        return (type(self), (self._size,))
+
+
+def prompt_key(tools: str, keys: Sequence[MessageKey]) -> bytes:
+    """Return a key for a prompt: the contents of its messages, and its tools."""
+    return hashlib.sha256(repr((tools, list(keys))).encode()).digest()
