@@ -2,7 +2,7 @@
 
 Locks and limiters of asyncio and anyio belong to one loop: a waiter that is let in from another
 thread's loop is never woken. A :class:`Turnstile` wakes each waiter in its own loop. The places for
-sandboxes (``episode/places.py``) use it, and so do the limiters below, which replace those of
+sandboxes (``episode/sandbox.py``) use it, and so do the limiters below, which replace those of
 Inspect's own process-wide limits (``inspect_internals.share_limits_between_loops``).
 """
 

@@ -16,7 +16,7 @@ from inspect_ai.solver import generate
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.episode.places import sandbox_places
+from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 

@@ -25,10 +25,15 @@ from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.quiet import keep_out_of_trace_log
+from inspect_tinker_plugin.episode.fast_paths import (
+    SLOW,
+    FastPath,
+    keep_out_of_trace_log,
+    taken,
+    without,
+)
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.fast_paths import SLOW, FastPath, taken, without
 from inspect_tinker_plugin.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing.cases import load_corpus

@@ -16,9 +16,9 @@ from inspect_ai.solver import generate
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
-from inspect_tinker_plugin.episode.places import Places, sandbox_places
 from inspect_tinker_plugin.episode.providers import in_surroundings
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.episode.sandbox import Places, sandbox_places
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import Cause
 from inspect_tinker_plugin.options import EpisodeOptions

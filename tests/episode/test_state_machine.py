@@ -19,9 +19,9 @@ from tests.rl.policies import END, encode, renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Trajectory
 
 from inspect_tinker_plugin.episode import runner as episode_runner
-from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.states import EpisodeState
+from inspect_tinker_plugin.episode.sandbox import sandbox_places
+from inspect_tinker_plugin.episode.types import EpisodeState
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.ending import Ending

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from inspect_tinker_plugin.fast_paths import FastPath, without
+from inspect_tinker_plugin.episode.fast_paths import FastPath, without
 from inspect_tinker_plugin.rl.pacing import AT_ONCE, turn_to_start
 
 

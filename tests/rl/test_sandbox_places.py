@@ -14,7 +14,7 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tests.rl.policies import renderer
 
-from inspect_tinker_plugin.episode.places import Places
+from inspect_tinker_plugin.episode.sandbox import Places
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.turnstile import _Waiter
 

@@ -15,9 +15,8 @@ from inspect_ai.util import SandboxEnvironment
 from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
-from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply
+from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Outcome, Reply
 from inspect_tinker_plugin.errors import EpisodeClosedError
 
 logger = getLogger(__name__)

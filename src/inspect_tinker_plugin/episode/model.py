@@ -33,10 +33,10 @@ from inspect_tinker_plugin.agents.side_models import (
     find,
     is_side,
 )
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model_call import model_call
 from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.fast_paths import FastPath, taken
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,

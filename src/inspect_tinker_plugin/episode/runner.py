@@ -14,9 +14,14 @@ from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType
 
 from inspect_tinker_plugin.episode.machine import EpisodeMachine, _running
-from inspect_tinker_plugin.episode.states import EpisodeState
 from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping
-from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply, SolverLike
+from inspect_tinker_plugin.episode.types import (
+    EpisodeResult,
+    EpisodeState,
+    Outcome,
+    Reply,
+    SolverLike,
+)
 from inspect_tinker_plugin.options import EpisodeOptions
 
 __all__ = ["Episode", "EpisodeRunner", "_running"]

@@ -4,7 +4,7 @@ The order of steps, what each limit leads to, and what is scored after which fai
 ``task_run_sample`` of Inspect (``inspect_ai/_eval/task/run.py``). Left out is what belongs
 to an eval rather than a sample: display, retries, log files, early stopping, hooks.
 
-The parts are ``setup`` (context, input, sandboxes), ``solving`` and ``scoring``; they work on
+Its ``stages`` are set-up (context, input, sandboxes), solving and scoring; they work on
 one ``record``.
 """
 
@@ -28,12 +28,15 @@ from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded,
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.record import SampleRecord
-from inspect_tinker_plugin.episode.scoring import EpisodeTranscript, Scoring
-from inspect_tinker_plugin.episode.setup import SampleSetup, new_state
-from inspect_tinker_plugin.episode.solving import Solving
-from inspect_tinker_plugin.episode.states import EpisodeState
+from inspect_tinker_plugin.episode.stages import (
+    EpisodeTranscript,
+    SampleSetup,
+    Scoring,
+    Solving,
+    new_state,
+)
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState
 from inspect_tinker_plugin.errors import Cause
 
 logger = getLogger(__name__)

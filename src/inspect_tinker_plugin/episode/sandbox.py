@@ -1,8 +1,12 @@
-"""The sandboxes of one episode: started as Inspect starts them, always released."""
+"""The sandboxes of one episode: started as Inspect starts them in their places, always released.
+
+Places limit how many sandboxes of one provider are alive at once in this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,13 +21,67 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.docker_pool.sharing import sample_setup
 from inspect_tinker_plugin.episode.cancellation import GivenUpError, bounded, uninterrupted
-from inspect_tinker_plugin.episode.places import sandbox_places
 from inspect_tinker_plugin.episode.providers import prepare_provider
 from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.turnstile import Admission, Turnstile
+
+
+class Places:
+    """Counts the sandboxes of one provider that are alive, for the whole process.
+
+    There is one count per provider, shared by all datasets. Each caller brings the bound of its
+    dataset and gets a place when fewer than that are alive, first come first served: a
+    training set with eight places and a test set with four have at most eight between them,
+    and an episode of the test set starts when fewer than four are alive.
+
+    Inspect's ``concurrency()`` is reset whenever an eval starts, which would lift the bound.
+
+    Args:
+        count: The bound for callers that bring none; without it such callers never wait.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self._count = count
+        self._turnstile = Turnstile()
+
+    @property
+    def alive(self) -> int:
+        """Places held now."""
+        return self._turnstile.inside
+
+    @asynccontextmanager
+    async def place(self, bound: int | None = None) -> AsyncIterator[None]:
+        """Hold a place, among fewer than ``bound`` others if that is given."""
+        bound = self._count if bound is None else bound
+        if bound is None:
+            self._turnstile.pass_by()
+        else:
+            await self._turnstile.enter(_fewer_than(bound))
+        try:
+            yield
+        finally:
+            self._turnstile.leave()
+
+
+def _fewer_than(bound: int) -> Admission:
+    return lambda inside: inside < bound
+
+
+_places: dict[str, Places] = {}
+
+_lock = threading.Lock()
+
+
+def sandbox_places(provider: str) -> Places:
+    """Return this process's places for a provider."""
+    with _lock:
+        return _places.setdefault(provider, Places())
+
 
 logger = getLogger(__name__)
 
 START_GRACE = 60.0
+
 """Seconds that a cancelled episode waits for its sandbox to come up, in order to release it.
 
 Cancelling a start half-way leaves behind what the engine goes on creating after its client is
@@ -31,8 +89,8 @@ gone: ``docker compose`` is killed, its last request is carried out nevertheless
 knows of the container or network that it makes.
 """
 
-
 RELEASE_GRACE = 10.0
+
 """Seconds that a start or release has to end after it was cancelled for taking too long."""
 
 

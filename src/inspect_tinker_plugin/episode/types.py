@@ -1,9 +1,10 @@
-"""The types of an episode: what the policy is asked, what it answers, how the episode ended."""
+"""The types of an episode: its states, what the policy is asked and answers, and how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from inspect_ai.agent import Agent
@@ -16,10 +17,41 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 
 from inspect_tinker_plugin.errors import EpisodeError
 
+
+class EpisodeState(StrEnum):
+    """The state of an episode. It only moves down this list, to one of the last two."""
+
+    NEW = "new"
+    """Nothing has run."""
+
+    STARTING = "starting"
+    """Input, sandbox, files and set-up script are being prepared; the solver has not begun."""
+
+    RUNNING = "running"
+    """The solver runs, or waits for the policy."""
+
+    STOPPING = "stopping"
+    """The solver has ended or was told to; scorers, clean-up and release run."""
+
+    SCORED = "scored"
+    """There is a result: scores, an error, or both."""
+
+    CLOSED = "closed"
+    """Closed before there was a result, so there will be none."""
+
+    def before(self, other: EpisodeState) -> bool:
+        """Whether this state comes before another."""
+        return _ORDER[self] < _ORDER[other]
+
+
+_ORDER = {state: place for place, state in enumerate(EpisodeState)}
+
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
+
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
 
 Metrics = dict[str, float | int]
+
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
 
 
@@ -105,7 +137,9 @@ class EpisodeResult:
 
 
 Outcome = TurnRequest | EpisodeResult
+
 """What an episode waits for next: an answer to another model call, or nothing (its result)."""
 
 Reply = ModelOutput | Exception
+
 """The answer to a parked model call: an output, or an error to raise inside the solver."""

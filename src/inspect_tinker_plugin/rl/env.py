@@ -23,8 +23,7 @@ from tinker_cookbook.rl.types import (
 
 from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.states import EpisodeState
-from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
+from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Outcome, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward

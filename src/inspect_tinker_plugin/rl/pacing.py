@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from weakref import WeakKeyDictionary
 
-from inspect_tinker_plugin.fast_paths import FastPath, taken
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 
 AT_ONCE = 16
 """Starts per iteration of the loop; one takes about a millisecond."""

@@ -1,7 +1,11 @@
-"""Episodes without a log: work that only a log would show is skipped or shortened.
+"""The fast paths: work whose result nobody uses is skipped or shortened.
 
-A task may still read its transcript (a scorer that counts tool calls, say), so events are there;
-only their extra costs are saved:
+Each gives the same results as the normal path, and parity checks that with the path on and off. To
+find out whether one is at fault, turn it off in the environment (``INSPECT_RL_SLOW=model_calls``,
+several with commas, ``all`` for every one) or temporarily (:func:`without`).
+
+An episode without a log skips work that only a log would show. A task may still read its transcript
+(a scorer that counts tool calls, say), so events are there; only their extra costs are saved:
 
 * model calls record the conversation itself, not a copy of each message as it was;
 * solvers record neither their beginning and end nor the changes of the state;
@@ -15,14 +19,59 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import StrEnum
 from typing import Any
 
 from inspect_ai.event import Event
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.fast_paths import FastPath, taken
+
+SLOW = "INSPECT_RL_SLOW"
+
+"""Environment variable that names the paths to turn off."""
+
+
+class FastPath(StrEnum):
+    """The fast paths."""
+
+    MODEL_CALLS = "model_calls"
+    """The policy's model calls, without retries, connection slots and copies for events."""
+
+    SOLVER_EVENTS = "solver_events"
+    """Solvers, without events that record the changes of each one."""
+
+    TRANSCRIPTS = "transcripts"
+    """An episode's events in a plain list, which the garbage collector need not examine."""
+
+    TRACES = "traces"
+    """No lines of episodes in Inspect's trace log, which an eval in the process turns on."""
+
+    STARTS = "starts"
+    """Starting a few episodes at a time, so that a thousand do not stop the event loop."""
+
+
+_without: ContextVar[frozenset[FastPath]] = ContextVar("inspect_rl_slow", default=frozenset())
+
+
+def taken(path: FastPath) -> bool:
+    """Whether a path is turned on here."""
+    if path in _without.get():
+        return False
+    slow = os.environ.get(SLOW, "")
+    return not slow or not {"all", path.value} & {name.strip() for name in slow.split(",")}
+
+
+@contextmanager
+def without(*paths: FastPath) -> Iterator[None]:
+    """Turn paths off inside a block, and in the tasks that start there."""
+    token = _without.set(_without.get() | frozenset(paths))
+    try:
+        yield
+    finally:
+        _without.reset(token)
 
 
 class QuietTranscript(internals.Transcript):
@@ -68,12 +117,14 @@ class QuietTranscript(internals.Transcript):
 
 
 _in_episode: ContextVar[bool] = ContextVar("inspect_rl_in_episode", default=False)
+
 _TRACED = (
     "inspect_ai.model._model",
     "inspect_ai.model._call_tools",
     "inspect_ai.util._subprocess",
     "inspect_ai.util._subtask",
 )
+
 """Loggers that record the beginning and end of every operation in Inspect's trace log."""
 
 

@@ -1,0 +1,361 @@
+"""The stages of one episode: everything before the solver, the solver under its limits, scoring."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
+from copy import deepcopy
+from logging import getLogger
+
+import anyio
+from anyio.abc import TaskGroup
+from inspect_ai.dataset import Sample
+from inspect_ai.event import SampleInitEvent, SampleLimitEvent, ScoreEvent
+from inspect_ai.model import ModelName
+from inspect_ai.scorer import SampleScore, Score, Target
+from inspect_ai.solver import Generate, TaskState
+from inspect_ai.util import LimitExceededError, span, time_limit
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.agents.bridge import use_agent_bridges
+from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
+from inspect_tinker_plugin.episode.cancellation import (
+    NOT_BY_THE_EPISODE,
+    being_cancelled,
+    contained,
+    stray,
+)
+from inspect_tinker_plugin.episode.fast_paths import (
+    FastPath,
+    QuietTranscript,
+    keep_out_of_trace_log,
+    taken,
+)
+from inspect_tinker_plugin.episode.model import PolicyModel
+from inspect_tinker_plugin.episode.record import SampleRecord
+from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
+from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
+from inspect_tinker_plugin.errors import Cause
+
+
+def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyModel) -> TaskState:
+    """Make the state that the solver starts from."""
+    limits = task.limits
+    assert sample.id is not None
+    return TaskState(
+        model=ModelName(model),
+        sample_id=sample.id,
+        epoch=epoch,
+        input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
+        messages=internals.sample_messages(sample),
+        target=Target(sample.target),
+        choices=sample.choices,
+        message_limit=limits.message,
+        token_limit=limits.token,
+        token_limit_type=limits.token_type,
+        cost_limit=limits.cost,
+        completed=False,
+        metadata=deepcopy(sample.metadata) if sample.metadata else {},
+    )
+
+
+class SampleSetup:
+    """Sets one sample up, step by step; ``doing`` and ``phase`` describe the current step.
+
+    Attributes:
+        doing: What it waits for, in words.
+        phase: The cause that a failure is attributed to.
+        recorder: Metrics of the sandboxes, if there are any.
+        transcript: The events recorded for the sample, once it has begun.
+    """
+
+    def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
+        self.doing = "reading the input"
+        self.phase = Cause.SOLVER
+        self.recorder: SandboxMetrics | None = None
+        self.transcript: internals.Transcript | None = None
+        self._record = record
+        self._model = model
+
+    def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
+        """Bind the sample to the context variables that Inspect reads."""
+        record, task = self._record, self._record.task
+        task.enter_context(self._model)
+        generate = task.generate_with(self._model)
+        internals.set_task_generate(generate)
+        internals.init_sample_model_data()
+        internals.init_sample_assistant_internal()
+        internals.reset_sample_limit_data()
+        keep_out_of_trace_log()
+        self.transcript = transcript = self._make_transcript()
+        internals.init_transcript(transcript)
+        self._bind_state()
+        if task.scorers:
+            internals.init_scoring_context(
+                [named.scorer for named in task.scorers], Target(record.sample.target)
+            )
+        active = internals.running_sample(
+            task=task.name,
+            model=str(self._model),
+            sample=record.sample,
+            state=record.state,
+            transcript=transcript,
+            time_limit=task.limits.time,
+            working_limit=task.limits.working,
+        )
+        return active, generate
+
+    def _make_transcript(self) -> internals.Transcript:
+        record = self._record
+        if record.keep_log or record.task.reads_events:
+            return internals.Transcript(log_model_api=False)
+        if taken(FastPath.SOLVER_EVENTS):
+            internals.leave_out_solver_events()
+        if taken(FastPath.TRANSCRIPTS):
+            return QuietTranscript(record.task.note_reading)
+        return internals.Transcript(log_model_api=False)
+
+    async def materialize_input(self) -> None:
+        """Read images and other media of the input; a plain string has none."""
+        record = self._record
+        if not isinstance(record.sample.input, str):
+            plan = internals.capture_task_input_media([record.sample])
+            record.sample = await internals.materialize_sample_input(record.sample, plan)
+            record.state = new_state(
+                record.task, record.sample, epoch=record.epoch, model=self._model
+            )
+            self._bind_state()
+        if record.keep_log:
+            sample = record.sample.model_copy(
+                update={"files": dict.fromkeys(record.sample.files, "")}
+                if record.sample.files
+                else None
+            )
+            internals.record_event(
+                SampleInitEvent(sample=sample, state=internals.state_jsonable(record.state))
+            )
+
+    async def open_sandboxes(self, stack: AsyncExitStack, active: internals.ActiveSample) -> None:
+        """Start the sample's sandboxes, which the stack releases."""
+        record, task = self._record, self._record.task
+        self.phase, self.doing = Cause.SANDBOX, "finding its sandbox"
+        spec = await task.sandbox_of(record.sample)
+        if spec is None:
+            return
+        stack.enter_context(use_agent_bridges())
+        self.recorder = stack.enter_context(record_sandbox_metrics())
+        record.sandboxes = await stack.enter_async_context(
+            sample_sandboxes(
+                task.name,
+                task.run_dir,
+                spec,
+                record.sample,
+                max_sandboxes=task.options.max_sandboxes,
+                patience=task.options.stop_timeout,
+                metrics=record.metrics,
+                doing=self._now,
+            )
+        )
+        active.sandbox_environments = record.sandboxes.environments
+
+    def _now(self, doing: str) -> None:
+        self.doing = doing
+
+    def _bind_state(self) -> None:
+        internals.set_sample_state(self._record.state)
+        internals.init_subtask_store(self._record.state.store)
+
+
+class EpisodeTranscript:
+    """Spans and score events, which only a log needs: they take a third of an episode's time."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+
+    def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
+        """Group the events of one part of the episode."""
+        return span(name, type=kind) if self._keep else nullcontext()
+
+    def score(self, score: Score, *, name: str, sample: Sample) -> None:
+        """Record a score."""
+        if self._keep:
+            internals.record_event(ScoreEvent(score=score, target=sample.target, scorer=name))
+
+
+class Scoring:
+    """Runs scorers over a final state.
+
+    Attributes:
+        scores: What has been scored so far, also when a later scorer raises.
+    """
+
+    def __init__(self, transcript: EpisodeTranscript) -> None:
+        self.scores: dict[str, SampleScore] = {}
+        self._transcript = transcript
+
+    async def run(self, record: SampleRecord) -> None:
+        """Score the state that the solver left; a failure goes into the record."""
+        state, sample = record.state, record.sample
+        state.completed = True
+        internals.set_sample_state(state)
+        if state.scores is None:
+            state.scores = {}
+        if record.error is not None and not record.task.score_on_error:
+            self._keep(list(state.scores), state, sample)
+            return
+        started = time.perf_counter()
+        # As in an eval, half of the sample's time limit is available for scoring.
+        budget = record.task.limits.time
+        try:
+            with time_limit(budget / 2 if budget else None):
+                await self._run_scorers(record.task.scorers, state, sample)
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                raise
+            record.fail(stray("the scorer", error), Cause.SCORER)
+        except Exception as error:
+            record.fail(error, Cause.SCORER)
+        record.metrics["time/scoring_s"] = time.perf_counter() - started
+
+    async def _run_scorers(
+        self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample
+    ) -> None:
+        """Run the scorers in order, then add the solver's own scores."""
+        of_solver = list(state.scores or {})
+        async with self._transcript.span("scorers"):
+            for named in scorers:
+                await self._score_with(named, state, sample)
+        self._keep(of_solver, state, sample)
+
+    async def _score_with(self, named: NamedScorer, state: TaskState, sample: Sample) -> None:
+        assert state.scores is not None
+        async with self._transcript.span(named.name, "scorer"):
+            score = await contained("the scorer", named.scorer(state, Target(sample.target)))
+            if named.name in state.scores:
+                raise RuntimeError(f"Scorer {named.name} has modified state.scores")
+            if score is None:
+                return
+            state.scores[named.name] = score
+            self._transcript.score(score, name=named.name, sample=sample)
+            self.scores[named.name] = SampleScore(
+                score=score,
+                sample_id=sample.id,
+                sample_metadata=sample.metadata,
+                scorer=internals.registry_unqualified_name(named.scorer),
+            )
+
+    def _keep(self, names: Sequence[str], state: TaskState, sample: Sample) -> None:
+        scores = state.scores or {}
+        for name in names:
+            self._transcript.score(scores[name], name=name, sample=sample)
+            self.scores[name] = SampleScore(
+                score=scores[name], sample_id=state.sample_id, sample_metadata=state.metadata
+            )
+
+
+logger = getLogger(__name__)
+
+
+class Solving:
+    """Runs the solver, and ends it on request.
+
+    Attributes:
+        started: When the solver began, by the monotonic clock; ``None`` before.
+    """
+
+    def __init__(
+        self,
+        record: SampleRecord,
+        active: internals.ActiveSample,
+        generate: Generate,
+        spans: EpisodeTranscript,
+    ) -> None:
+        self.started: float | None = None
+        self._record = record
+        self._active = active
+        self._generate = generate
+        self._spans = spans
+        self._stop: LimitExceededError | None = None
+
+    def stop(self, reason: str) -> None:
+        """End the solver as a limit would, now or as soon as it begins."""
+        if self._stop is None:
+            self._stop = LimitExceededError("custom", value=1, limit=1, message=reason)
+            if self._active.tg is not None:
+                self._active.limit_exceeded(self._stop)
+
+    async def run(self) -> None:
+        """Run the solver to its end; the record says how it ended."""
+        record = self._record
+        self.started = time.monotonic()
+        internals.init_sample_working_time(self.started)
+        try:
+            await self._run_under_limits()
+        except internals.SandboxTimeoutError as error:
+            record.fail(error, Cause.SOLVER)
+        except TimeoutError as error:
+            # As in an eval: a stray TimeoutError ends the solver, and its state so far is scored.
+            logger.warning(
+                "task %r, sample %r: the solver ended with a TimeoutError that nothing "
+                "handled (%s); its state so far is scored, as in an eval",
+                record.task.name,
+                record.sample.id,
+                error,
+            )
+            record.catch_up()
+        except LimitExceededError as error:
+            record.end_by_limit(error.type, error.limit, error.message)
+        except internals.TerminateSampleError as error:
+            internals.record_event(SampleLimitEvent(type="operator", limit=1, message=error.reason))
+            record.end_by_limit("operator", 1, error.reason)
+        except Exception as error:
+            record.fail(error, Cause.SOLVER)
+
+    async def _run_under_limits(self) -> None:
+        record = self._record
+        cancelled: list[BaseException] = []
+        with ExitStack() as stack:
+            record.task.limits.enforce(record.state, stack)
+            try:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._solve, group, cancelled)
+                if cancelled:
+                    raise RuntimeError(
+                        f"the solver {NOT_BY_THE_EPISODE} "
+                        "(no limit, and the episode was not closed)"
+                    ) from cancelled[0]
+            except Exception as error:
+                raise internals.inner_exception(error) from error.__cause__
+            finally:
+                latest = internals.sample_state() or record.state
+                internals.record_sample_limit_data(len(latest.messages))
+
+    async def _solve(self, group: TaskGroup, cancelled: list[BaseException]) -> None:
+        record, active = self._record, self._active
+        try:
+            active.start(group)
+            if self._stop is not None:
+                active.limit_exceeded(self._stop)
+            if record.task.limits.working is not None:
+                internals.monitor_working_limit()
+            async with self._spans.span("solvers"):
+                plan = record.task.plan(record.state, self._generate)
+                record.state = await contained("the solver", plan)
+        except anyio.get_cancelled_exc_class() as error:
+            exceeded = active.limit_exceeded_error
+            if exceeded is None:
+                cancelled.append(error)
+                raise
+            self._end_by_limit(exceeded)
+        finally:
+            # ends the working-limit monitor and everything that background() started
+            group.cancel_scope.cancel()
+
+    def _end_by_limit(self, error: LimitExceededError) -> None:
+        if error.type == "working":
+            internals.record_event(
+                SampleLimitEvent(type=error.type, message=error.message, limit=error.limit)
+            )
+        self._record.end_by_limit(error.type, error.limit, error.message)
