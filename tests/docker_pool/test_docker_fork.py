@@ -21,8 +21,8 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.sandboxes import DockerPoolConfig, process_metrics
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.compare import compare_traces, differences
 from inspect_tinker_plugin.testing.sides import make_task, run_episode, run_eval
+from inspect_tinker_plugin.testing.traces import compare_traces, differences
 
 pytestmark = pytest.mark.docker
 

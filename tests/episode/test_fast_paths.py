@@ -37,8 +37,8 @@ from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing.cases import load_corpus
-from inspect_tinker_plugin.testing.compare import compare_traces
-from inspect_tinker_plugin.testing.token_side import run_rollout_side
+from inspect_tinker_plugin.testing.sides import run_rollout_side
+from inspect_tinker_plugin.testing.traces import compare_traces
 
 CORPUS = {case.id: case for case in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")}
 ONE_OF_EACH = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from inspect_ai.log import EvalSample
 
-from inspect_tinker_plugin.testing.record import (
+from inspect_tinker_plugin.testing.traces import (
     Names,
     dump_limit,
     dump_logged_error,

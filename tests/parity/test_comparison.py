@@ -21,9 +21,8 @@ from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.scripted.model import ScriptedAPI
 from inspect_tinker_plugin.testing import Turn, call, check_parity, check_parity_async, say
 from inspect_tinker_plugin.testing.cases import Expect, load_corpus
-from inspect_tinker_plugin.testing.compare import compare_traces, differences
-from inspect_tinker_plugin.testing.record import Trace
 from inspect_tinker_plugin.testing.sides import ParityError, run_episode, run_eval
+from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
 
 SCRIPT: list[Turn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]
 

@@ -22,7 +22,6 @@ from inspect_tinker_plugin.logs.sampled import sampled
 from inspect_tinker_plugin.logs.sampled import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.compare import differences
 from inspect_tinker_plugin.testing.parity import (
     ParityReport,
     Side,
@@ -30,7 +29,7 @@ from inspect_tinker_plugin.testing.parity import (
     describe,
     eval_trace,
 )
-from inspect_tinker_plugin.testing.record import Trace
+from inspect_tinker_plugin.testing.traces import Trace, differences
 from inspect_tinker_plugin.tokens.datums import arrange
 
 CASES = load_corpus(Path(__file__).parent / "corpus")

@@ -24,7 +24,7 @@ from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing import sides
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.compare import compare_traces
+from inspect_tinker_plugin.testing.traces import compare_traces
 from inspect_tinker_plugin.tools import InspectExecutor
 
 # The whole corpus once more; `make check` runs it.

@@ -181,7 +181,7 @@ def _as_json(run: Run) -> dict[str, Any]:
 
 def _difference(fields: dict[str, Any]) -> dict[str, Any]:
     """Leave out a value that one side does not have; null is a value."""
-    from inspect_tinker_plugin.testing.compare import ABSENT
+    from inspect_tinker_plugin.testing.traces import ABSENT
 
     return {name: value for name, value in fields.items() if value is not ABSENT}
 

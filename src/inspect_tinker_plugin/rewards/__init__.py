@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.rewards.builtin import RewardFactory
-from inspect_tinker_plugin.rewards.combining import (
+from inspect_tinker_plugin.rewards.builtin import (
     First,
+    FormatPenalty,
+    LengthPenalty,
     Maximum,
     Mean,
     Minimum,
     Product,
+    RewardFactory,
     ScoreReward,
     Term,
+    ToolErrorPenalty,
+    TurnPenalty,
     Weighted,
 )
 from inspect_tinker_plugin.rewards.contract import (
@@ -32,12 +36,6 @@ from inspect_tinker_plugin.rewards.resolve import (
     RewardExpressionError,
     resolve_group_reward,
     resolve_reward,
-)
-from inspect_tinker_plugin.rewards.shaping import (
-    FormatPenalty,
-    LengthPenalty,
-    ToolErrorPenalty,
-    TurnPenalty,
 )
 
 __all__ = [

@@ -1,28 +1,302 @@
-"""The aggregators that ship with the package, by the names that expressions use."""
+"""The aggregators that ship with the package, by the names that expressions use.
+
+Some read scores and combine rewards, such as ``mean`` and ``weighted``; others subtract penalties
+from a reward (length, turns, format, tool errors). A penalty never hides a failure: when the inner
+reward cannot be computed, neither can this one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from inspect_tinker_plugin.rewards.combining import (
-    First,
-    Maximum,
-    Mean,
-    Minimum,
-    Product,
-    ScoreReward,
-    Term,
-    Weighted,
-)
-from inspect_tinker_plugin.rewards.contract import RewardAggregator
-from inspect_tinker_plugin.rewards.shaping import (
-    FormatPenalty,
-    LengthPenalty,
-    ToolErrorPenalty,
-    TurnPenalty,
-)
+from inspect_ai.model import ChatMessageTool
+
+from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
+from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.rewards.calling import call_function, object_name
+from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator, checked_reward
+from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores, score_names
+
+
+@dataclass(frozen=True)
+class ScoreReward:
+    """One score, or one key of a dict score: ``score:judge.helpfulness``."""
+
+    path: str
+    """Name of the score, with ``.key`` for one key of a dict score."""
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        return ScorePath(self.path).read(result)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(math.fsum(r.value for r in rewards) / len(rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The least of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(min(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """The greatest of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(max(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of its parts; without parts, of all scores."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(math.prod(r.value for r in rewards), _merged(rewards))
+
+
+@dataclass(frozen=True)
+class First:
+    """The first score, in the order of the task's scorers; the others are not looked at."""
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        first = next(iter(score_names(result)), None)
+        if first is None:
+            return all_scores(result)[0]  # raises if there is none
+        return ScorePath(first).read(result)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a weighted sum."""
+
+    part: RewardAggregator
+    """The reward that is weighted."""
+
+    weight: float
+    """Its factor; may be negative. Weights are used as they are, not normalised."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The sum of its parts, each times its weight."""
+
+    terms: tuple[Term, ...]
+    """Parts with their weights; at least one."""
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise RewardError("it needs at least one part, such as accuracy=1.0")
+        for term in self.terms:
+            if not isinstance(term, Term):
+                raise RewardError(f"{term!r} has no weight; write accuracy=0.5 or mean()=0.5")
+            require_parts(term.part)
+            require_number("weight", term.weight)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(tuple(term.part for term in self.terms), result)
+        value = math.fsum(
+            term.weight * reward.value for term, reward in zip(self.terms, rewards, strict=True)
+        )
+        return Reward(value, _merged(rewards))
+
+
+async def part_reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
+    """Return the reward of a part, which may be any aggregator or plain function.
+
+    Raises:
+        AggregatorError: it returned no finite number.
+    """
+    answer = await call_function(part, result)
+    name = object_name(part)
+    return checked_reward(answer, name, f"aggregator {name!r}")
+
+
+def require_parts(*parts: object) -> None:
+    """Refuse objects that are not aggregators.
+
+    Raises:
+        RewardError: one of ``parts`` cannot be called.
+    """
+    for part in parts:
+        if not callable(part):
+            raise RewardError(f"an aggregator was expected, not {part!r}")
+
+
+def require_number(name: str, value: Any, *, above: float | None = None) -> None:
+    """Refuse values that are not finite numbers (above a bound).
+
+    Raises:
+        RewardError: ``value`` is something else.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or (above is not None and value <= above):
+        bound = "" if above is None else f" above {above:g}"
+        raise RewardError(f"{name} is a number{bound}, not {value!r}")
+
+
+async def _rewards(parts: Sequence[RewardAggregator], result: EpisodeResult) -> list[Reward]:
+    if not parts:
+        return all_scores(result)
+    return [await part_reward(part, result) for part in parts]
+
+
+def _merged(rewards: Sequence[Reward]) -> Metrics:
+    return {name: value for reward in rewards for name, value in reward.metrics.items()}
+
+
+@dataclass(frozen=True)
+class LengthPenalty:
+    """Subtracts up to ``weight`` for tokens sampled beyond ``target``.
+
+    Nothing up to the target, all of ``weight`` from twice the target on, linear between.
+    """
+
+    reward: RewardAggregator = field(default_factory=Mean)
+    """The reward to shape."""
+
+    target: float = field(kw_only=True)
+    """Tokens that the policy may sample in an episode at no cost."""
+
+    weight: float = field(default=1.0, kw_only=True)
+    """The maximum penalty."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+        require_number("target", self.target, above=0)
+        require_number("weight", self.weight)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        over = _overrun(result.usage.output_tokens, self.target)
+        return _less(await part_reward(self.reward, result), "length", self.weight * over)
+
+
+@dataclass(frozen=True)
+class TurnPenalty:
+    """Subtracts up to ``weight`` for turns beyond ``target``; the curve of `LengthPenalty`."""
+
+    reward: RewardAggregator = field(default_factory=Mean)
+    """The reward to shape."""
+
+    target: float = field(kw_only=True)
+    """Turns (model calls) that an episode may take at no cost."""
+
+    weight: float = field(default=1.0, kw_only=True)
+    """The maximum penalty."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+        require_number("target", self.target, above=0)
+        require_number("weight", self.weight)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        over = _overrun(result.turns, self.target)
+        return _less(await part_reward(self.reward, result), "turns", self.weight * over)
+
+
+@dataclass(frozen=True)
+class FormatPenalty:
+    """Subtracts ``weight`` when the final completion does not contain ``pattern``."""
+
+    reward: RewardAggregator = field(default_factory=Mean)
+    """The reward to shape."""
+
+    pattern: str = field(kw_only=True)
+    r"""A Python regular expression to search for; ``.`` matches line ends, ``\A`` anchors."""
+
+    weight: float = field(default=1.0, kw_only=True)
+    """The penalty."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+        require_number("weight", self.weight)
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except (re.error, TypeError) as ex:
+            raise RewardError(f"{self.pattern!r} is not a regular expression: {ex}") from ex
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        found = re.search(self.pattern, result.state.output.completion, re.DOTALL)
+        return _less(
+            await part_reward(self.reward, result), "format", 0.0 if found else self.weight
+        )
+
+
+@dataclass(frozen=True)
+class ToolErrorPenalty:
+    """Subtracts ``weight`` per tool call that was answered with an error, at most ``cap``."""
+
+    reward: RewardAggregator = field(default_factory=Mean)
+    """The reward to shape."""
+
+    weight: float = field(default=0.1, kw_only=True)
+    """Penalty per failed call."""
+
+    cap: float = field(default=1.0, kw_only=True)
+    """The maximum penalty."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+        require_number("weight", self.weight)
+        require_number("cap", self.cap)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        errors = sum(
+            isinstance(message, ChatMessageTool) and message.error is not None
+            for message in result.state.messages
+        )
+        penalty = min(self.cap, self.weight * errors)
+        return _less(await part_reward(self.reward, result), "tool_errors", penalty)
+
+
+def _less(reward: Reward, name: str, penalty: float) -> Reward:
+    return Reward(reward.value - penalty, {**reward.metrics, f"reward/{name}_penalty": penalty})
+
+
+def _overrun(amount: float, target: float) -> float:
+    return min(1.0, max(0.0, amount / target - 1.0))
+
 
 RewardFactory = Callable[..., RewardAggregator]
+
 """Makes an aggregator of the arguments in an expression: aggregators, numbers, strings, terms."""
 
 
@@ -64,4 +338,5 @@ REWARD_AGGREGATORS: Mapping[str, RewardFactory] = {
     "format": FormatPenalty,
     "tool_errors": ToolErrorPenalty,
 }
+
 """Built-in reward aggregators by name."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.rewards.builtin import require_number
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
     object_name,
 )
-from inspect_tinker_plugin.rewards.combining import require_number
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
     GroupAggregator,

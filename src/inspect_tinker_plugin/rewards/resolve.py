@@ -10,6 +10,7 @@ from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
+from inspect_tinker_plugin.rewards.builtin import ScoreReward, Term
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     DEFAULT_TIMEOUT,
@@ -18,7 +19,6 @@ from inspect_tinker_plugin.rewards.calling import (
     object_name,
     require_one_argument,
 )
-from inspect_tinker_plugin.rewards.combining import ScoreReward, Term
 from inspect_tinker_plugin.rewards.contract import (
     AggregatorError,
     GroupMember,

@@ -14,7 +14,7 @@ from inspect_ai.tool import ToolInfo
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import SolverLike, TurnRequest
 from inspect_tinker_plugin.errors import RendererError, RewardError
-from inspect_tinker_plugin.rewards.combining import ScoreReward
+from inspect_tinker_plugin.rewards.builtin import ScoreReward
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
 from inspect_tinker_plugin.wording import suggestion
 

@@ -13,8 +13,7 @@ from inspect_ai import Task
 
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.scripted.replies import Script
-from inspect_tinker_plugin.testing.compare import differences
-from inspect_tinker_plugin.testing.record import Trace
+from inspect_tinker_plugin.testing.traces import Trace, differences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,6 @@ from inspect_ai.dataset import Sample
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.scripted.replies import Script
 from inspect_tinker_plugin.testing.cases import ParityCase
-from inspect_tinker_plugin.testing.compare import Difference, compare_traces
-from inspect_tinker_plugin.testing.record import Trace
 from inspect_tinker_plugin.testing.sides import (
     NO_OVERRIDES,
     TIMEOUT,
@@ -25,6 +23,7 @@ from inspect_tinker_plugin.testing.sides import (
     run_episode,
     run_eval,
 )
+from inspect_tinker_plugin.testing.traces import Difference, Trace, compare_traces
 from inspect_tinker_plugin.wording import counted
 
 Side: TypeAlias = Literal["messages", "tokens"]
@@ -287,7 +286,7 @@ async def _play(
     if side == "messages":
         return await run_episode(source, script, **common)
     from inspect_tinker_plugin.scripted.tokenizer import load_renderer
-    from inspect_tinker_plugin.testing.token_side import run_rollout_side
+    from inspect_tinker_plugin.testing.sides import run_rollout_side
 
     return await run_rollout_side(source, script, renderer=load_renderer(renderer), **common)
 
