@@ -1,4 +1,4 @@
-"""Every error of this package.
+"""Every error of this package, and what happens with a failed episode.
 
 The tree::
 
@@ -28,13 +28,17 @@ The tree::
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
 
 Errors of other code (solvers, scorers, tools, sandboxes) become an ``EpisodeError`` in
-``episode/attribution.py``, which decides their cause. ``error_policy.py`` decides whether it is
+``episode/attribution.py``, which decides their cause. An :class:`ErrorPolicy` decides whether it is
 raised or becomes a penalty, and ``rl/ending.py`` applies that.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 
 class InspectRLError(Exception):
@@ -186,3 +190,58 @@ def _rebuild_episode_error(
     message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int
 ) -> EpisodeError:
     return EpisodeError(message, cause=cause, task=task, sample_id=sample_id, epoch=epoch)
+
+
+Penalty = float | Literal["raise"]
+
+OnError = Penalty | Mapping[str, Penalty]
+
+"""``"raise"``, one penalty for every cause, or a penalty by cause (others raise).
+
+``inside_sandbox`` is the exception: it costs 0 unless it is named, since a policy that can raise
+it at will would otherwise have its bad episodes run again.
+"""
+
+_PROVOKED: Mapping[Cause, float] = {Cause.INSIDE_SANDBOX: 0.0}
+
+
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What a failed episode becomes: an exception for the cookbook, or a stated penalty."""
+
+    penalties: Mapping[Cause, float] = field(default_factory=lambda: dict(_PROVOKED))
+    """Penalty by cause; a cause that is not listed raises."""
+
+    @classmethod
+    def of(cls, on_error: OnError) -> ErrorPolicy:
+        """Read ``on_error``.
+
+        Raises:
+            ConfigError: An unknown cause, or a penalty that is not a finite number.
+        """
+        if isinstance(on_error, Mapping):
+            given = {_cause(cause): _penalty(value) for cause, value in on_error.items()}
+            stated = {**_PROVOKED, **given}
+            return cls({cause: value for cause, value in stated.items() if value is not None})
+        penalty = _penalty(on_error)
+        return cls() if penalty is None else cls(dict.fromkeys(Cause, penalty))
+
+    def penalty(self, cause: Cause) -> float | None:
+        """Return the penalty for a cause, ``None`` when it is to be raised."""
+        return self.penalties.get(cause)
+
+
+def _cause(name: str) -> Cause:
+    try:
+        return Cause(name)
+    except ValueError:
+        known = ", ".join(Cause)
+        raise ConfigError(f"on_error: unknown cause {name!r}; the causes are {known}") from None
+
+
+def _penalty(value: object) -> float | None:
+    if value == "raise":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"on_error: {value!r} is neither 'raise' nor a finite number")
+    return float(value)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from inspect_tinker_plugin.agents.side_models import read_side_models
-from inspect_tinker_plugin.error_policy import ErrorPolicy, OnError
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.errors import ConfigError, ErrorPolicy, OnError
 from inspect_tinker_plugin.wording import suggestion
 
 if TYPE_CHECKING:

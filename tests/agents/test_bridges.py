@@ -27,7 +27,7 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import AgentBridgeError, Cause
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.model import scripted_model
+from inspect_tinker_plugin.scripted.replies import scripted_model
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 
 KINDS = [

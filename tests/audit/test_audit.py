@@ -36,7 +36,7 @@ from inspect_tinker_plugin.audit.records import FINISHED, JOURNAL
 from inspect_tinker_plugin.cli.audit import audit as command
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.scripted.model import scripted_model
+from inspect_tinker_plugin.scripted.replies import scripted_model
 
 SAMPLES = [
     Sample(id="rome", input="Capital of Italy?", target="Rome"),

@@ -154,7 +154,7 @@ def few_shot() -> list[ChatMessage]:
 async def test_tool_calls_in_a_prompt_are_kept_and_every_file_gets_their_schema(
     tmp_path: Path, format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.export.part.PART_ROWS", 2)
+    monkeypatch.setattr("inspect_tinker_plugin.export.parts.PART_ROWS", 2)
     plain = [Sample(input=f"plain {number}") for number in range(3)]
     task = Task(dataset=[*plain, Sample(input=few_shot()), *plain])
     rows = await exported(task, tmp_path / "out", ExportOptions(format=format))

@@ -28,7 +28,7 @@ from tests.logs.rollouts import by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export import from_logs, part
+from inspect_tinker_plugin.export import from_logs, parts
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
 from inspect_tinker_plugin.export.logged import find_logs, reward_of
@@ -336,7 +336,7 @@ def test_an_interrupted_export_goes_on_where_it_was(
 ) -> None:
     logs = scored(tmp_path / "logs", ["1 a", "1 a", "0 b"], count=6)
     choice = Choice(form="rejection")
-    monkeypatch.setattr(part, "PART_ROWS", 2)
+    monkeypatch.setattr(parts, "PART_ROWS", 2)
     whole = run_export(logs, tmp_path / "whole", choice, split=("test", "4"))
 
     async def interrupted() -> None:
@@ -367,7 +367,7 @@ def test_an_export_of_other_logs_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = scored(tmp_path / "logs", count=3)
-    monkeypatch.setattr(part, "PART_ROWS", 1)
+    monkeypatch.setattr(parts, "PART_ROWS", 1)
 
     def full_disk(*arguments: Any) -> Any:
         raise OSError("full")

@@ -18,7 +18,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from inspect_tinker_plugin.errors import ConfigError, ExportError, TaskError
-from inspect_tinker_plugin.export import part
+from inspect_tinker_plugin.export import parts
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
@@ -87,7 +87,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "PART_ROWS", 3)
+    monkeypatch.setattr(parts, "PART_ROWS", 3)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -312,8 +312,8 @@ def numbers():
 
 RUN = """
 import sys
-from inspect_tinker_plugin.export import part
-part.PART_ROWS = 10
+from inspect_tinker_plugin.export import parts
+parts.PART_ROWS = 10
 from inspect_tinker_plugin.cli.main import rl
 rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 """
@@ -353,8 +353,8 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
 
 FULL = """
 import resource, signal, sys
-from inspect_tinker_plugin.export import part
-part.PART_ROWS = 10
+from inspect_tinker_plugin.export import parts
+parts.PART_ROWS = 10
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
 from inspect_tinker_plugin.cli.main import rl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inspect_tinker_plugin.local.shapes import full_batch, round_limit
+from inspect_tinker_plugin.local.engine import full_batch, round_limit
 
 
 @pytest.mark.parametrize(

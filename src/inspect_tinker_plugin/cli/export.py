@@ -205,7 +205,7 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
             raise click.UsageError("one TASK, or --from-logs LOGS...")
         failed = _export_task(output, {**choices, "task": sources[0]})
     if repository is not None:
-        from inspect_tinker_plugin.export.hub import push_to_hub
+        from inspect_tinker_plugin.export.folder import push_to_hub
 
         push_to_hub(output, repository)
         click.echo(f"Uploaded as the dataset {repository}.")

@@ -138,7 +138,7 @@ def _check(choices: dict[str, Any]) -> None:
 def _renderer(choices: dict[str, Any]) -> Renderer:
     """Make the named renderer, the model's own, or the scripted policy's."""
     from inspect_tinker_plugin.rl.renderer import make_renderer
-    from inspect_tinker_plugin.scripted.tokenizer import tokenizer_path
+    from inspect_tinker_plugin.scripted.policy import tokenizer_path
 
     model, tokenizer = choices["model"], choices["tokenizer"]
     if model is None:

@@ -1,10 +1,14 @@
-"""The folder of an export: claimed, filled part by part, and finished in one step.
+"""The folder of an export: claimed, filled part by part, finished in one step, and uploaded.
 
 While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and one file
 per part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
 (which ``datasets.load_dataset(folder)`` finds by itself), and ``README.md`` and
 ``export.json`` appear beside them. A finished export that is being replaced stays as it is
 until then.
+
+``README.md`` tells ``load_dataset`` (and the Hugging Face Hub) its schema. JSON lines need it:
+their reader guesses types from the first lines, and a key that is null there would have no type for
+the lines that follow.
 """
 
 from __future__ import annotations
@@ -12,27 +16,80 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.errors import ExportError
-from inspect_tinker_plugin.export.card import CARD, card
-from inspect_tinker_plugin.export.formats import Format, read_part, write_part
-from inspect_tinker_plugin.export.journal import Failure, Journal, Part
-from inspect_tinker_plugin.export.part import OpenPart
-from inspect_tinker_plugin.export.schema import Row, Schema
+from inspect_tinker_plugin.export.parts import Failure, Journal, OpenPart, Part
+from inspect_tinker_plugin.export.schema import Format, Row, Schema, read_part, write_part
+
+if TYPE_CHECKING:
+    from datasets import Features
+
+CARD = "README.md"
+
+
+def card(title: str, about: str, *, features: Features, files: Mapping[str, str]) -> str:
+    """Write the card.
+
+    Args:
+        title: Its heading.
+        about: What the rows are.
+        features: Types of the columns.
+        files: A pattern of file names for each split.
+    """
+    import yaml
+
+    splits = [{"split": split, "path": pattern} for split, pattern in files.items()]
+    head: dict[str, Any] = {
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": splits,
+                # `load_dataset` keeps what it read of a folder under the folder's last name and a
+                # hash of this card, and would take another export of that name for the same.
+                "description": f"export {uuid.uuid4().hex}",
+            }
+        ],
+        "dataset_info": {"features": _fields(features)},
+    }
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}\n\n{about}\n"
+        "`export.json` says how it was made.\n"
+    )
+
+
+def _fields(struct: Any) -> list[dict[str, Any]]:
+    return [{"name": name, **_type(of)} for name, of in struct.items()]
+
+
+def _type(of: Any) -> dict[str, Any]:
+    from datasets import List
+
+    if isinstance(of, List):
+        inner = of.feature
+        return {"list": _fields(inner)} if isinstance(inner, dict) else {"list": inner.dtype}
+    if isinstance(of, dict):
+        return {"struct": _fields(of)}
+    return {"dtype": getattr(of, "dtype", None) or type(of).__name__.lower()}  # Json has none
+
 
 SUMMARY = "export.json"
+
 WORK = ".inspect-rl-export"
+
 TRAIN = "train"
+
 """The split of rows that are not held out."""
 
 Digest = Callable[[int, int], str]
+
 """Hashes the units of an export from one position to another: samples, or the runs of each."""
 
 
@@ -325,3 +382,26 @@ def _packages() -> dict[str, str]:
 def unwritable(path: Path, error: OSError) -> ExportError:
     """Make a one-line error that says why a folder cannot be written."""
     return ExportError(f"cannot write to {path}: {error.strerror or error}.")
+
+
+def push_to_hub(folder: Path, repository: str) -> None:
+    """Upload an export through ``datasets``, all of its splits.
+
+    Args:
+        folder: The export; it stays as it is.
+        repository: Name of the dataset, as ``user/name``. A new one is private.
+
+    Raises:
+        ExportError: The Hub cannot be reached, or does not take it.
+    """
+    from datasets import load_dataset
+
+    try:
+        load_dataset(str(folder)).push_to_hub(repository, private=True)
+    except Exception as error:  # of the network, of the Hub, of its client
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ExportError(
+            f"{folder} is complete, but was not uploaded to {repository!r} ({reason:.300}). Log in "
+            "with `hf auth login`, or set HF_TOKEN, and upload it with "
+            f'datasets.load_dataset("{folder}").push_to_hub("{repository}").'
+        ) from error

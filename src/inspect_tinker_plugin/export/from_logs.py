@@ -19,13 +19,11 @@ from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import require_text, to_text
 from inspect_tinker_plugin.export.conversations import Conversation, conversations
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
-from inspect_tinker_plugin.export.formats import Format
-from inspect_tinker_plugin.export.journal import Failure
 from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
 from inspect_tinker_plugin.export.logged import UNREAD, Entry, Index, Reader, find_logs, index_logs
-from inspect_tinker_plugin.export.part import OpenPart
+from inspect_tinker_plugin.export.parts import Failure, OpenPart
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
-from inspect_tinker_plugin.export.schema import Row
+from inspect_tinker_plugin.export.schema import Format, Row
 from inspect_tinker_plugin.tasks.split import held_out_hashes, sample_hash
 
 VERSION = 1

@@ -23,11 +23,9 @@ from inspect_tinker_plugin.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.columns import row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
-from inspect_tinker_plugin.export.formats import FORMATS, Format
-from inspect_tinker_plugin.export.journal import Failure
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row, prompt_schema
-from inspect_tinker_plugin.export.part import OpenPart
-from inspect_tinker_plugin.export.schema import Row, Schema
+from inspect_tinker_plugin.export.parts import Failure, OpenPart
+from inspect_tinker_plugin.export.schema import FORMATS, Format, Row, Schema
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples

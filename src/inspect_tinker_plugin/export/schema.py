@@ -1,10 +1,16 @@
-"""The schema of an export's files: its columns and their types, which never depend on data."""
+"""The schema of an export's files, which never depends on data, and the file formats.
+
+Parts are written and read back through ``datasets``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from inspect_tinker_plugin.errors import ConfigError
 
@@ -12,21 +18,26 @@ if TYPE_CHECKING:
     from datasets import Features
 
 Row = Mapping[str, Any]
+
 """A row: its values by column."""
 
 Kind = Literal[
     "text", "json", "int", "float", "bool", "messages", "comparison", "verl_reward", "verl_info"
 ]
+
 """The type of a column; ``json`` is text in the files, and parsed by ``datasets``."""
 
 RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
+
 """Keys of a message beside role and content; only in exports where a message needs them."""
 
 _STRUCTS: dict[str, dict[str, str]] = {
     "verl_reward": {"style": "text", "ground_truth": "text"},
     "verl_info": {"index": "int", "id": "text", "info": "text"},
 }
+
 _TEXTS = ("text", "json")
+
 _COMPARED = ("prompt_conversation", "completion_A", "completion_B")
 
 
@@ -147,3 +158,90 @@ def _json_value() -> Any:
             "this layout needs datasets 4.7 or newer, as its trainer does: pip install -U datasets"
         ) from error
     return Json()
+
+
+Format = Literal["parquet", "jsonl", "arrow"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+def write_part(
+    path: Path, rows: Sequence[Row], *, format: Format, schema: Schema, rich: bool
+) -> None:
+    """Write rows as one file, which appears complete or not at all.
+
+    Args:
+        path: The file.
+        rows: Its rows.
+        format: File format.
+        schema: Its columns.
+        rich: Whether messages have all the keys of the schema.
+    """
+    from datasets import Dataset
+
+    written, read = schema.written(rich=rich), schema.features(rich=rich)
+    table = Dataset.from_list(
+        [schema.widened(row) if rich else dict(row) for row in rows], features=written
+    )
+    partial = path.with_name(path.name + ".partial")
+    with _quiet():
+        if written != read:
+            table = table.cast(read)
+        if format == "parquet":
+            table.to_parquet(partial)
+        elif format == "jsonl":
+            table.to_json(partial, lines=True, force_ascii=False)
+        else:
+            _write_arrow(partial, table)
+    _sync(partial)
+    partial.replace(path)
+
+
+def read_part(path: Path, *, format: Format) -> list[Row]:
+    """Read the rows of a file that :func:`write_part` wrote."""
+    from datasets import Dataset
+
+    if format == "parquet":
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    elif format == "jsonl":
+        import json
+
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    else:
+        rows = Dataset.from_file(str(path), in_memory=True).to_list()
+    return list(rows)
+
+
+def _write_arrow(path: Path, table: Any) -> None:
+    """Write the stream format of Arrow, which ``load_dataset`` reads from a folder."""
+    import pyarrow
+
+    data = table.data.table
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, data.schema) as out:
+        out.write_table(data)
+
+
+def _sync(path: Path) -> None:
+    # A power cut after the rename must not leave an empty file under the final name.
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep ``datasets`` from showing a progress bar per part beside the export's own."""
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()

@@ -78,8 +78,7 @@ def _application(model: str, state: Path, ready: Path, settings: LocalSettings) 
         from skyrl.tinker import api
     from skyrl.tinker.config import EngineConfig, config_to_argv
 
-    from inspect_tinker_plugin.local.protocol import TinkerProtocol
-    from inspect_tinker_plugin.local.records import Records, keep_optimizer_flag
+    from inspect_tinker_plugin.local.protocol import Records, TinkerProtocol, keep_optimizer_flag
 
     def engine_command(_: object, config: Any) -> list[str]:
         # SkyRL starts its engine through `uv run`; here it uses the running interpreter.
@@ -123,8 +122,7 @@ def _serve(app: Any, listener: socket.socket, settings: LocalSettings) -> None:
 
 def _engine(ready: Path, argv: list[str]) -> int:
     from inspect_tinker_plugin.local import engine as repairs
-    from inspect_tinker_plugin.local.engine import repair_adapters
-    from inspect_tinker_plugin.local.shapes import repair_shapes
+    from inspect_tinker_plugin.local.engine import repair_adapters, repair_shapes
 
     with repairs.typed_dict_for_pydantic():
         from skyrl.tinker import engine

@@ -11,8 +11,7 @@ from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Logs, Metrics, StopReas
 
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.error_policy import ErrorPolicy
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
 
 logger = getLogger(__name__)

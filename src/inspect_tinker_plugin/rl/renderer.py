@@ -13,7 +13,7 @@ from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, g
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.errors import ConfigError, RendererError
-from inspect_tinker_plugin.scripted.tokenizer import tokenizer_path
+from inspect_tinker_plugin.scripted.policy import tokenizer_path
 from inspect_tinker_plugin.wording import suggestion
 
 

@@ -19,8 +19,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.error_policy import ErrorPolicy
-from inspect_tinker_plugin.errors import TaskError
+from inspect_tinker_plugin.errors import ErrorPolicy, TaskError
 from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins.dataset_hooks import DatasetHooks, with_plugin_scorers

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.scripted.model import scripted_model
-from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
+from inspect_tinker_plugin.scripted.policy import (
+    ScriptedPolicy,
+    load_renderer,
+    load_tokenizer,
+    tokenizer_path,
+)
 from inspect_tinker_plugin.scripted.replies import (
     Script,
     ScriptTurn,
     call,
     default_script,
     say,
+    scripted_model,
     submit,
     unparsed_call,
 )
-from inspect_tinker_plugin.scripted.tokenizer import load_renderer, load_tokenizer, tokenizer_path
 
 __all__ = [
     "Script",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.scripted.model import scripted_model
-from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
-from inspect_tinker_plugin.scripted.replies import Script, call, say, submit, unparsed_call
+from inspect_tinker_plugin.scripted.policy import (
+    ScriptedPolicy,
+    load_renderer,
+    load_tokenizer,
+    tokenizer_path,
+)
+from inspect_tinker_plugin.scripted.replies import (
+    Script,
+    call,
+    say,
+    scripted_model,
+    submit,
+    unparsed_call,
+)
 from inspect_tinker_plugin.scripted.replies import ScriptTurn as Turn
-from inspect_tinker_plugin.scripted.tokenizer import load_renderer, load_tokenizer, tokenizer_path
 from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
 

@@ -285,7 +285,7 @@ async def _play(
 ) -> Trace:
     if side == "messages":
         return await run_episode(source, script, **common)
-    from inspect_tinker_plugin.scripted.tokenizer import load_renderer
+    from inspect_tinker_plugin.scripted.policy import load_renderer
     from inspect_tinker_plugin.testing.sides import run_rollout_side
 
     return await run_rollout_side(source, script, renderer=load_renderer(renderer), **common)

@@ -26,10 +26,15 @@ from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.sandboxes.resolve import ProviderMapping, choose_sandbox
-from inspect_tinker_plugin.scripted.model import ScriptedAPI, recording, scripted_model
-from inspect_tinker_plugin.scripted.policy import ScriptedPolicy
-from inspect_tinker_plugin.scripted.replies import Player, Script, ScriptExhausted
-from inspect_tinker_plugin.scripted.tokenizer import load_renderer
+from inspect_tinker_plugin.scripted.policy import ScriptedPolicy, load_renderer
+from inspect_tinker_plugin.scripted.replies import (
+    Player,
+    Script,
+    ScriptedAPI,
+    ScriptExhausted,
+    recording,
+    scripted_model,
+)
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
 from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_result
 
@@ -321,7 +326,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
-    from inspect_tinker_plugin.error_policy import ErrorPolicy
+    from inspect_tinker_plugin.errors import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.ending import RewardRules
     from inspect_tinker_plugin.rl.env import InspectEnv

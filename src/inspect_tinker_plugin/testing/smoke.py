@@ -42,8 +42,7 @@ from inspect_ai.solver import (
 from inspect_ai.tool import Tool, ToolError, tool
 from inspect_ai.util import sandbox, store
 
-from inspect_tinker_plugin.scripted.model import scripted_model
-from inspect_tinker_plugin.scripted.replies import call, say, submit
+from inspect_tinker_plugin.scripted.replies import call, say, scripted_model, submit
 from inspect_tinker_plugin.testing.cases import Expect, ParityCase
 from inspect_tinker_plugin.testing.parity import Side, check_case, describe, eval_trace
 

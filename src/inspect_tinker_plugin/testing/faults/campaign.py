@@ -231,7 +231,7 @@ class _Campaign:
         from inspect_tinker_plugin.options import DatasetOptions
         from inspect_tinker_plugin.rewards import resolve_reward
         from inspect_tinker_plugin.rl.dataset import build_dataset
-        from inspect_tinker_plugin.scripted.tokenizer import load_renderer
+        from inspect_tinker_plugin.scripted.policy import load_renderer
 
         settings = self._settings
         options = DatasetOptions(
@@ -274,7 +274,7 @@ def _policy() -> Any:
 
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 
-    from inspect_tinker_plugin.scripted.tokenizer import load_tokenizer
+    from inspect_tinker_plugin.scripted.policy import load_tokenizer
 
     tokenizer = load_tokenizer()
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'

@@ -1,15 +1,21 @@
-"""The journal of an unfinished export: one line per part, added after the part is on disk."""
+"""The parts of an unfinished export: the open one, and the journal of those on disk.
+
+The journal has one line per part, added after the part is on disk.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.export.schema import Row, Schema
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,56 @@ class Journal:
         self.start()
         for part in parts:
             self.add(part)
+
+
+PART_ROWS = 5_000
+
+PART_BYTES = 64 * 1024 * 1024
+
+PART_SECONDS = 30.0
+
+"""A part is written when it reaches any of these, so that an interruption loses little."""
+
+FIRST_ROWS = 256
+
+FIRST_SECONDS = 1.0
+
+"""The first part is written when it reaches both, so that results can be seen early."""
+
+
+class OpenPart:
+    """Rows that are not written yet, and the samples that they come from.
+
+    Args:
+        start: Position of the first unit: a sample, or the runs of one.
+        schema: Columns of the rows.
+    """
+
+    def __init__(self, start: int, schema: Schema) -> None:
+        self.start = start
+        self.stop = start
+        self.schema = schema
+        self.rows: dict[str, list[Row]] = {}
+        self.failures: list[Failure] = []
+        self.left_out: Counter[str] = Counter()
+        """Number of samples left out after they were read, by reason."""
+        self._bytes = 0
+        self._count = 0
+        self._since = time.monotonic()
+
+    def add_unit(self, rows: Sequence[tuple[str, Row]], failures: Sequence[Failure]) -> None:
+        """Add the results of one unit: rows with their splits, and failures."""
+        self.stop += 1
+        self._count += max(1, len(rows))
+        self.failures += failures
+        for split, row in rows:
+            self.rows.setdefault(split, []).append(row)
+            self._bytes += self.schema.size(row)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to write it."""
+        seconds = time.monotonic() - self._since
+        if self.start == 0 and self._count >= FIRST_ROWS and seconds >= FIRST_SECONDS:
+            return True
+        return self._count >= PART_ROWS or self._bytes >= PART_BYTES or seconds >= PART_SECONDS
