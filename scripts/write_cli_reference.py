@@ -33,7 +33,7 @@ RESULT_CLASSES = (
     ("plugins.contracts", "EpisodeStarted", "What `on_episode_start` receives."),
     ("plugins.contracts", "TurnTaken", "What `on_turn` receives."),
     ("plugins.contracts", "EpisodeEnded", "What `on_episode_end` receives."),
-    ("cli.report", "RolloutReport", "What `inspect rl rollout --json` prints."),
+    ("cli.group_rollout", "RolloutReport", "What `inspect rl rollout --json` prints."),
     ("testing.parity", "ParityReport", "What `check_parity` returns for each sample."),
     ("export.pipeline", "ExportReport", "What `export_task` returns."),
     ("train.run", "TrainResult", "What `train` returns."),

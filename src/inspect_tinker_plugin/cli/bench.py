@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
     from tinker_cookbook.completers import TokenCompleter
 
-    from inspect_tinker_plugin.cli.report import RolloutReport
+    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
     from inspect_tinker_plugin.episode.types import TurnRequest
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
     from inspect_ai.tool import ToolCall
 
-    from inspect_tinker_plugin.cli.report import RolloutReport
+    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
 
 WIDTH = 100
 """Width of output that does not go to a terminal."""

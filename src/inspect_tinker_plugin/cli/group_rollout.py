@@ -1,18 +1,16 @@
-"""Rolls out groups as the cookbook does, and continues when one of the rollouts fails."""
+"""Rolls out groups as the cookbook does, and continues when one of the rollouts fails.
+
+A finished rollout is plain data: for display, and for ``--json``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.cli.report import (
-    RolloutReport,
-    report_rollout,
-    with_advantages,
-    with_trajectory,
-)
+from inspect_ai.model import ChatMessage
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -22,7 +20,110 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
+STOP = "stop/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutReport:
+    """The result of one rollout of a group."""
+
+    task: str
+    """Name of the task."""
+
+    sample_id: int | str | None
+    """The sample that the whole group shares."""
+
+    number: int
+    """Number of the rollout in its group, from 1."""
+
+    messages: Sequence[ChatMessage] = ()
+    """The conversation as the task left it."""
+
+    scores: Mapping[str, Mapping[str, Any]]
+    """Value, answer and explanation of each score, by scorer."""
+
+    reward: float | None = None
+    """The reward for the trainer; ``None`` when the rollout failed."""
+
+    advantage: float | None = None
+    """The reward minus the mean of the group."""
+
+    turns: int = 0
+    """Model calls that the policy answered."""
+
+    input_tokens: int = 0
+    """Prompt tokens, summed over turns."""
+
+    output_tokens: int = 0
+    """Tokens that the policy sampled."""
+
+    stop: str | None = None
+    """Why it ended, in the cookbook's words: ``completed``, ``max_turns`` …"""
+
+    metrics: Mapping[str, float | int]
+    """Every metric of the rollout."""
+
+    error: str | None = None
+    """The error, if the rollout failed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON-serialisable data."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields["messages"] = [m.model_dump(mode="json", exclude_none=True) for m in self.messages]
+        return fields
+
+
+def report_rollout(
+    env: InspectEnv, number: int, *, task: str, sample_id: int | str | None
+) -> RolloutReport:
+    """Describe how an env's episode ended, before the group's rewards are known."""
+    report = RolloutReport(task=task, sample_id=sample_id, number=number, scores={}, metrics={})
+    if env.ending is None:
+        return report
+    result = env.ending.result
+    return replace(
+        report,
+        messages=list(result.state.messages),
+        scores={name: _score(score.score) for name, score in result.scores.items()},
+        turns=result.turns,
+        input_tokens=result.usage.input_tokens,
+        output_tokens=result.usage.output_tokens,
+        error=str(env.ending.error) if env.ending.error is not None else None,
+    )
+
+
+def with_trajectory(
+    report: RolloutReport, trajectory: Trajectory, group_reward: float
+) -> RolloutReport:
+    """Add the cookbook's view of a rollout: its total reward, metrics and stop reason."""
+    metrics: dict[str, float | int] = {}
+    for transition in trajectory.transitions:
+        for name, value in transition.metrics.items():
+            metrics[name] = metrics.get(name, 0) + value
+    reward = sum(transition.reward for transition in trajectory.transitions) + group_reward
+    stops = [name.removeprefix(STOP) for name in metrics if name.startswith(STOP)]
+    stop = trajectory.stop_reason or (stops[-1] if stops else None)
+    return replace(report, reward=reward, metrics=metrics, stop=stop and str(stop))
+
+
+def with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:
+    """Subtract the mean reward of the group, as group-relative training does."""
+    rewards = [report.reward for report in reports if report.reward is not None]
+    if not rewards:
+        return list(reports)
+    mean = sum(rewards) / len(rewards)
+    return [
+        report if report.reward is None else replace(report, advantage=report.reward - mean)
+        for report in reports
+    ]
+
+
+def _score(score: Any) -> dict[str, Any]:
+    return {"value": score.value, "answer": score.answer, "explanation": score.explanation}
+
+
 PolicyFor = Callable[["InspectEnv", "Sample", int], "TokenCompleter"]
+
 """Makes the policy of one rollout, from its env, its sample and its position in the group."""
 
 

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
 
-    from inspect_tinker_plugin.cli.group_rollout import PolicyFor
-    from inspect_tinker_plugin.cli.report import RolloutReport
+    from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
     from inspect_tinker_plugin.episode.types import TurnRequest
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
