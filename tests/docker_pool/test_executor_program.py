@@ -1,4 +1,4 @@
-"""The executor's program: the committed build matches the source, on both architectures."""
+"""The executor's program, on both architectures: it runs commands, and writes and reads files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inspect_tinker_plugin.docker_pool import program
 from inspect_tinker_plugin.errors import SandboxConfigError
 
 NATIVE = Path(program.__file__).parent / "native"
-COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+ARCHITECTURES = ("amd64", "arm64")
 
 
 def test_an_architecture_without_a_program_is_refused_by_name() -> None:
@@ -25,25 +25,10 @@ def test_an_architecture_without_a_program_is_refused_by_name() -> None:
         program.archive("riscv64")
 
 
-@pytest.mark.parametrize("architecture", COMPILERS)
-def test_the_shipped_program_is_what_its_hash_says(architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_architecture_has_an_archive_of_it(architecture: str) -> None:
     assert program.archive(architecture)
     assert program.supports(architecture)
-
-
-@pytest.mark.parametrize("architecture", COMPILERS)
-def test_the_shipped_program_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
-    compiler = shutil.which(COMPILERS[architecture])
-    if compiler is None:
-        pytest.skip(f"needs {COMPILERS[architecture]}")
-    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
-    if version.stdout.strip() != "12":
-        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
-    for name in ("executor.c", "kernel.h", "Makefile"):
-        shutil.copy(NATIVE / name, tmp_path)
-    name = f"executor-{architecture}"
-    subprocess.run(["make", "-C", tmp_path, name], check=True, capture_output=True)
-    assert (tmp_path / name).read_bytes() == (NATIVE / name).read_bytes()
 
 
 class Talk:
@@ -93,7 +78,7 @@ def _strings(*words: str) -> bytes:
     return b"".join(word.encode() + b"\0" for word in words)
 
 
-@pytest.fixture(params=COMPILERS)
+@pytest.fixture(params=ARCHITECTURES)
 def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a process namespace needs root and unshare")

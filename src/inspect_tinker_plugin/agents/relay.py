@@ -22,7 +22,9 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from inspect_tinker_plugin.agents.http import Client
+from inspect_tinker_plugin.docker_pool.program import verified
 
+_NATIVE = files(__package__) / "native"
 _HEAD = struct.Struct("<III")
 _WINDOW = 64 * 1024
 _CHUNK = 16 * 1024
@@ -75,11 +77,12 @@ def program(architecture: str) -> bytes:
 
     Raises:
         RelayError: there is none.
+        SandboxConfigError: its file is missing, or is not the one of this release.
     """
     name = ARCHITECTURES.get(architecture)
     if name is None:
         raise RelayError(f"there is no relay for {architecture} sandboxes")
-    return (files(__package__) / "native" / f"relay-{name}").read_bytes()
+    return verified(_NATIVE, f"relay-{name}")
 
 
 class Relay:

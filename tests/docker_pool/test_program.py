@@ -1,0 +1,60 @@
+"""Programs that are shipped: committed builds match the sources, and other files are refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inspect_tinker_plugin.docker_pool import program
+from inspect_tinker_plugin.errors import SandboxConfigError
+
+PACKAGE = Path(program.__file__).parents[1]
+COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+PROGRAMS = {"executor": "docker_pool", "relay": "agents"}
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_shipped_program_is_what_its_hash_says(name: str, architecture: str) -> None:
+    native = PACKAGE / PROGRAMS[name] / "native"
+    assert program.verified(native, f"{name}-{architecture}").startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_shipped_program_is_what_its_source_builds(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    compiler = shutil.which(COMPILERS[architecture])
+    if compiler is None:
+        pytest.skip(f"needs {COMPILERS[architecture]}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
+    if version.stdout.strip() != "12":
+        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
+    for folder in PROGRAMS.values():
+        shutil.copytree(PACKAGE / folder / "native", tmp_path / folder / "native")
+    file = f"{name}-{architecture}"
+    native = tmp_path / PROGRAMS[name] / "native"
+    subprocess.run(["make", "-B", "-C", native, file], check=True, capture_output=True)
+    assert (native / file).read_bytes() == (PACKAGE / PROGRAMS[name] / "native" / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_is_damaged_or_missing_is_refused(name: str, tmp_path: Path) -> None:
+    native = tmp_path / "native"
+    shutil.copytree(PACKAGE / PROGRAMS[name] / "native", native)
+    file = native / f"{name}-amd64"
+    assert program.verified(native, file.name)
+    with file.open("r+b") as code:
+        code.seek(100)
+        byte = code.read(1)
+        code.seek(100)
+        code.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(SandboxConfigError, match=r"is not the file of this release; install"):
+        program.verified(native, file.name)
+    file.unlink()
+    with pytest.raises(SandboxConfigError, match=r"cannot be read \(No such file.*; install"):
+        program.verified(native, file.name)
