@@ -193,9 +193,7 @@ def _rebuild_episode_error(
 
 
 Penalty = float | Literal["raise"]
-
 OnError = Penalty | Mapping[str, Penalty]
-
 """``"raise"``, one penalty for every cause, or a penalty by cause (others raise).
 
 ``inside_sandbox`` is the exception: it costs 0 unless it is named, since a policy that can raise

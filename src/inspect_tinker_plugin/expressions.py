@@ -97,7 +97,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Call:
+class FactoryCall:
     """An aggregator's name with its arguments."""
 
     name: str
@@ -106,7 +106,7 @@ class Call:
     end: int
 
 
-Node = Literal | ScoreRef | Call
+Node = Literal | ScoreRef | FactoryCall
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ class _Token:
     end: int
 
 
-def parse(expression: str, error: type[ExpressionError] = ExpressionError) -> Call | ScoreRef:
+def parse(
+    expression: str, error: type[ExpressionError] = ExpressionError
+) -> FactoryCall | ScoreRef:
     """Parse a whole expression into a tree with positions.
 
     Raises:
@@ -135,7 +137,7 @@ class _Parser:
         self._tokens = list(self._scan())
         self._index = 0
 
-    def whole(self) -> Call | ScoreRef:
+    def whole(self) -> FactoryCall | ScoreRef:
         node = self._value()
         if isinstance(node, Literal):
             raise self._fault("a name was expected", node)
@@ -160,7 +162,7 @@ class _Parser:
             return Literal(token.text == "true", token.start, token.end)
         if self._next.text == "(" and self._next.kind == "mark":
             return self._call(token)
-        return Call(token.text, (), token.start, token.end)
+        return FactoryCall(token.text, (), token.start, token.end)
 
     def _score(self, head: _Token) -> ScoreRef:
         token = self._take()
@@ -170,7 +172,7 @@ class _Parser:
             return ScoreRef(_unquoted(token.text), head.start, token.end)
         raise self._fault("a scorer's name was expected after 'score:'", token)
 
-    def _call(self, name: _Token) -> Call:
+    def _call(self, name: _Token) -> FactoryCall:
         self._take()  # the parenthesis
         arguments: list[Argument] = []
         while self._next.text != ")" or self._next.kind != "mark":
@@ -179,7 +181,7 @@ class _Parser:
                 self._take()
             elif self._next.kind != "mark" or self._next.text != ")":
                 raise self._fault("',' or ')' was expected", self._next)
-        return Call(name.text, tuple(arguments), name.start, self._take().end)
+        return FactoryCall(name.text, tuple(arguments), name.start, self._take().end)
 
     def _argument(self) -> Argument:
         called = self._next.kind == "name" and self._peek(1) in {"(", ":"}
@@ -192,7 +194,7 @@ class _Parser:
             if not isinstance(weight, Literal) or isinstance(weight.value, str | bool):
                 raise self._fault("a weight (a number) was expected", weight)
             return Argument(node, weight=weight)
-        if isinstance(node, Call):
+        if isinstance(node, FactoryCall):
             return Argument(self._value(), key=node.name)
         if isinstance(node, Literal) and isinstance(node.value, str):
             return Argument(self._value(), key=node.value)
@@ -292,7 +294,7 @@ def origins(expression: str, language: Language) -> str:
 
 
 def _called(node: Node) -> list[str]:
-    if not isinstance(node, Call):
+    if not isinstance(node, FactoryCall):
         return []
     inner = [name for argument in node.arguments for name in _called(argument.value)]
     return [node.name, *inner]
@@ -308,13 +310,13 @@ class _Builder:
     def node(self, node: Node) -> Any:
         if isinstance(node, Literal):
             return node.value
-        if isinstance(node, Call):
+        if isinstance(node, FactoryCall):
             return self._call(node)
         if self._language.score is None:
             raise self._fault("a score has no meaning here", node.start, node.end)
         return self._language.score(node.path)
 
-    def _call(self, call: Call) -> Any:
+    def _call(self, call: FactoryCall) -> Any:
         factory = self._language.factories.get(call.name)
         if factory is None:
             raise self._fault(self._unknown(call.name), call.start, call.start + len(call.name))

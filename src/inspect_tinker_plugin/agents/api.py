@@ -63,7 +63,7 @@ def _json(status: int, body: object, **headers: str) -> Response:
 
 
 @dataclass(frozen=True)
-class Dialect:
+class Api:
     """One API: its method in the bridge, required parts of a request, and its form of errors."""
 
     method: str
@@ -125,14 +125,12 @@ def _google_error(status: int, message: str, body: Mapping[str, Any]) -> dict[st
     return {"error": said}
 
 
-_CHAT = Dialect("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
-_RESPONSES = Dialect("generate_responses", ("model", "input"), _openai_missing, _openai_error)
-_ANTHROPIC = Dialect(
-    "generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error
-)
-_GOOGLE = Dialect("generate_google", (), _openai_missing, _google_error)
+_CHAT = Api("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
+_RESPONSES = Api("generate_responses", ("model", "input"), _openai_missing, _openai_error)
+_ANTHROPIC = Api("generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error)
+_GOOGLE = Api("generate_google", (), _openai_missing, _google_error)
 
-_DIALECTS = {
+_APIS = {
     "/v1/chat/completions": _CHAT,
     "/v1/responses": _RESPONSES,
     "/v1/messages": _ANTHROPIC,
@@ -156,10 +154,10 @@ class ModelApi:
             return Response(405, content_type="text/plain", headers={"Allow": "GET, POST"})
         if path.startswith("/mcp/") and method == "GET":
             return Response(405, headers={"Allow": "POST", "MCP-Protocol-Version": _MCP_VERSION})
-        dialect = _DIALECTS.get(path)
+        api = _APIS.get(path)
         if path.startswith(("/v1beta/models/", "/models/")):
-            dialect = _GOOGLE
-        if method != "POST" or (dialect is None and not path.startswith("/mcp/")):
+            api = _GOOGLE
+        if method != "POST" or (api is None and not path.startswith("/mcp/")):
             return _refused(404, f"Path {path} not found", "not_found")
         if not _is_json(request.headers.get("content-type", "")):
             return _refused(415, "Content-Type must be application/json", "invalid_request_error")
@@ -169,36 +167,36 @@ class ModelApi:
             body = None
         if not isinstance(body, dict):
             return _refused(400, "Request body must be a JSON object", "invalid_request_error")
-        if dialect is None:
+        if api is None:
             return await self._tools(path, body)
-        for name in dialect.required:
+        for name in api.required:
             if name not in body or (name == "model" and not _is_name(body[name])):
-                return _json(400, dialect.missing(name))
-        return await self._generate(dialect, request, body)
+                return _json(400, api.missing(name))
+        return await self._generate(api, request, body)
 
-    async def _generate(self, dialect: Dialect, request: Request, body: Any) -> Response:
+    async def _generate(self, api: Api, request: Request, body: Any) -> Response:
         streams = bool(body.get("stream", False))
-        if dialect is _CHAT:
+        if api is _CHAT:
             body["parallel_tool_calls"] = False  # see `streaming._deltas`
-        if dialect is _GOOGLE:
+        if api is _GOOGLE:
             streams = ":streamGenerateContent" in request.path
             found = re.search(r"models/([^/:]+)", request.path)
             if found is None:
                 return _json(400, _google_error(400, "Missing required model in request path.", {}))
             body["model"] = found.group(1)
         arguments = {"json_data": body}
-        if dialect is not _GOOGLE:
+        if api is not _GOOGLE:
             arguments["headers"] = dict(request.headers)
-        if dialect is _ANTHROPIC and streams:
+        if api is _ANTHROPIC and streams:
             return _stream(lambda send: self._message(arguments, send))
-        reply = await self._call(dialect.method, arguments)
+        reply = await self._call(api.method, arguments)
         if error := _provider_error(reply):
-            return _json(error.status, dialect.error(error.status, error.message, error.body))
+            return _json(error.status, api.error(error.status, error.message, error.body))
         if isinstance(reply, str):
             reply = json.loads(reply)
         if not streams:
             return _json(200, reply)
-        events = _events(dialect, reply, body)
+        events = _events(api, reply, body)
         return _stream(lambda send: send(events))
 
     async def _message(self, arguments: dict[str, Any], send: Send) -> None:
@@ -285,10 +283,10 @@ def _provider_error(reply: Any) -> _ProviderError | None:
     return _ProviderError(sound, said["message"], body if body else {})
 
 
-def _events(dialect: Dialect, reply: Any, body: Any) -> bytes:
-    if dialect is _RESPONSES:
+def _events(api: Api, reply: Any, body: Any) -> bytes:
+    if api is _RESPONSES:
         return b"".join(map(streaming.named, streaming.response_events(reply)))
-    if dialect is _GOOGLE:
+    if api is _GOOGLE:
         return streaming.data_only(reply)
     options = body.get("stream_options") or {}
     events = streaming.completion_events(reply, with_usage=bool(options.get("include_usage")))

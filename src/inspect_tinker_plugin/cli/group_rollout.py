@@ -123,7 +123,6 @@ def _score(score: Any) -> dict[str, Any]:
 
 
 PolicyFor = Callable[["InspectEnv", "Sample", int], "TokenCompleter"]
-
 """Makes the policy of one rollout, from its env, its sample and its position in the group."""
 
 

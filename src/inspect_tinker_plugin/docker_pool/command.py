@@ -20,11 +20,9 @@ from inspect_ai.util import SandboxUnavailableError
 from inspect_tinker_plugin.errors import SandboxMisusedError
 
 WINDOW = 64 * 1024
-
 """Maximum bytes of a command's input in transit; the executor reports what it passed on."""
 
 _MAX_REQUEST = 4 * 1024 * 1024
-
 _LONGEST_MILLISECONDS = 2**32 - 1
 
 
@@ -74,7 +72,7 @@ class Capture:
         self.data += piece
 
 
-class Kind(IntEnum):
+class RequestKind(IntEnum):
     """The kind of a request."""
 
     EXEC = 0
@@ -95,7 +93,7 @@ class How(IntEnum):
     """A file was written or read completely."""
 
 
-class Stage(IntEnum):
+class FailedAt(IntEnum):
     """Where a request failed; the list of ``executor.c``."""
 
     NOTHING = 0
@@ -145,7 +143,7 @@ class End:
     how: How
     flags: Flag
     status: int
-    stage: Stage
+    stage: FailedAt
     error: int
 
     @property
@@ -179,7 +177,7 @@ class Call:
 
 
 def encode_request(
-    kind: Kind,
+    kind: RequestKind,
     words: Sequence[str | bytes],
     env: Sequence[bytes],
     *,
@@ -212,13 +210,13 @@ def null_terminated(words: Sequence[str | bytes]) -> bytes:
     return b"".join(word + b"\0" for word in encoded)
 
 
-def explain_end(setup: Setup, stage: Stage, error: int, status: int) -> str:
+def explain_end(setup: Setup, stage: FailedAt, error: int, status: int) -> str:
     what = f"its command {setup.command[0]!r}" if setup.command else "its command"
-    if stage is Stage.FOLDER:
+    if stage is FailedAt.FOLDER:
         return f"chdir to {setup.folder!r} failed: {os.strerror(error)}"
-    if stage in (Stage.USER, Stage.GROUP, Stage.RANGE):
+    if stage in (FailedAt.USER, FailedAt.GROUP, FailedAt.RANGE):
         return f"it has no user {setup.user!r}"
-    if stage is not Stage.NOTHING:
+    if stage is not FailedAt.NOTHING:
         return f"{what} could not be executed: {os.strerror(error)}"
     if os.WIFSIGNALED(status):
         return f"{what} was ended by {signal.Signals(os.WTERMSIG(status)).name}"
@@ -231,7 +229,6 @@ _EXHAUSTED = {
     errno.EMFILE: "no file descriptor is left",
     errno.ENFILE: "no file descriptor is left",
 }
-
 _RUNTIME = "OCI runtime exec failed: exec failed: unable to start container process: "
 
 
@@ -277,9 +274,9 @@ def raise_misuse(end: End) -> None:
     if Flag.UNSTOPPED in end.flags:
         raise SandboxMisusedError("a command could not be stopped")
     if end.how is How.NOT_STARTED:
-        if end.stage is Stage.RESET:
+        if end.stage is FailedAt.RESET:
             raise SandboxMisusedError("the container's limits were lowered from inside")
-        if end.error in _EXHAUSTED and end.stage in (Stage.FORK, Stage.EXEC, Stage.OPEN):
+        if end.error in _EXHAUSTED and end.stage in (FailedAt.FORK, FailedAt.EXEC, FailedAt.OPEN):
             raise SandboxExhaustedError(
                 f"the sandbox could not start a command: {_EXHAUSTED[end.error]}"
             )
@@ -302,15 +299,15 @@ def _not_started(
     def runtime(text: str, status: int = 126) -> CommandResult:
         return replace(result, status=status, stdout=f"{text}\r\n".encode(errors="replace"))
 
-    if end.stage is Stage.USER:
+    if end.stage is FailedAt.USER:
         user = (command.user or "").partition(":")[0]
         return runtime(f"unable to find user {user}: no matching entries in passwd file")
-    if end.stage is Stage.GROUP:
+    if end.stage is FailedAt.GROUP:
         group = (command.user or "").partition(":")[2]
         return runtime(f"unable to find group {group}: no matching entries in group file")
-    if end.stage is Stage.RANGE:
+    if end.stage is FailedAt.RANGE:
         return runtime("uids and gids must be in range 0-2147483647")
-    if end.stage is Stage.FOLDER:
+    if end.stage is FailedAt.FOLDER:
         reason = f'chdir to cwd ("{command.cwd}") set in config.json failed: {end.reason.lower()}'
         return runtime(f"{_RUNTIME}{reason}: unknown")
     if end.error == errno.E2BIG:

@@ -13,19 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from inspect_tinker_plugin.errors import SandboxConfigError
 
 KEEP_ALIVE = ("tail", "-f", "/dev/null")
-
 """The command of a container that only has to stay up."""
 
 DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
-
 """The image of Inspect's own Docker provider for tasks that name none."""
 
 EXTENSIONS = ("warm", "max", "disk", "snapshot", "images")
-
 """Keys that a task may set under ``x-docker-pool``."""
 
 GIB = 1024**3
-
 MIB = 1024**2
 
 
@@ -239,7 +235,6 @@ _CAPABILITIES = (
     *("AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM"),
     *("BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE"),
 )
-
 """In the order of the kernel's numbers."""
 
 _ENGINE_DEFAULT = frozenset(
@@ -250,7 +245,6 @@ _ENGINE_DEFAULT = frozenset(
 )
 
 EXECUTOR_CAPABILITIES = frozenset(["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK"])
-
 """Capabilities that the executor itself needs, to start commands as their users and stop them.
 
 None of them makes the engine's filter allow a system call that it would refuse otherwise."""

@@ -16,7 +16,7 @@ from inspect_tinker_plugin.docker_pool.command import (
     Command,
     CommandResult,
     Flag,
-    Kind,
+    RequestKind,
     Setup,
     result_of,
 )
@@ -41,7 +41,6 @@ from inspect_tinker_plugin.errors import (
 )
 
 Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
-
 """Decides what a failed request means for its container."""
 
 
@@ -89,11 +88,9 @@ class OpenCommand:
 
 
 START_SECONDS = 60.0
-
 """Seconds that a container may take to start."""
 
 _DIAGNOSIS_SECONDS = 10.0
-
 """Seconds that the engine may take to report the state of a container."""
 
 
@@ -177,7 +174,7 @@ class Container:
             for key, value in command.env.items()
         ]
         call = await self.request(
-            Kind.EXEC,
+            RequestKind.EXEC,
             (command.user or self.user, command.cwd, *command.argv),
             env=env,
             stdin=command.stdin or None,
@@ -190,7 +187,7 @@ class Container:
             ex.container = self.id
             raise
 
-    async def request(self, kind: Kind, words: tuple[str, ...], **options: Any) -> Call:
+    async def request(self, kind: RequestKind, words: tuple[str, ...], **options: Any) -> Call:
         """Send a request to the executor; the returned call holds its end.
 
         Raises:

@@ -32,19 +32,13 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 P = ParamSpec("P")
-
 T = TypeVar("T")
 
 _CALL_THREADS = 16
-
 _START_THREADS = 4
-
 """Container starts at once; more would only wait for each other."""
-
 _REMOVAL_THREADS = 4
-
 _BUILD_THREADS = 4
-
 """Builds and pulls at once. They take processor time that running episodes need as well."""
 
 
@@ -288,7 +282,6 @@ def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 
 
 STDOUT, STDERR = 1, 2
-
 _CHUNK = 256 * 1024
 
 

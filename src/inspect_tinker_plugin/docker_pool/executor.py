@@ -23,11 +23,11 @@ from inspect_tinker_plugin.docker_pool.command import (
     Call,
     Capture,
     End,
+    FailedAt,
     Flag,
     How,
-    Kind,
+    RequestKind,
     Setup,
-    Stage,
     encode_request,
     explain_end,
     null_terminated,
@@ -120,7 +120,7 @@ class Executor:
                 elif kind is _Answer.READY:
                     state, status, stage, error = struct.unpack("<IIII", body)
                     if state == 3 and (setup.command or stage):
-                        problem = explain_end(setup, Stage(stage), error, status)
+                        problem = explain_end(setup, FailedAt(stage), error, status)
                     break
         except OSError as ex:
             problem = str(ex)
@@ -155,7 +155,7 @@ class Executor:
 
     async def call(
         self,
-        kind: Kind,
+        kind: RequestKind,
         words: Sequence[str | bytes],
         *,
         env: Sequence[bytes] = (),
@@ -201,7 +201,9 @@ class Executor:
             ConnectionError: the channel closed.
             OSError: the request is larger than a command can be.
         """
-        head = encode_request(Kind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS)
+        head = encode_request(
+            RequestKind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS
+        )
         call = Call(next(self._ids), Capture(_ENDLESS), Capture(_SAID), open=True)
         self._calls[call.id] = call
         self._send(_Request.RUN, call.id, head)
@@ -382,7 +384,7 @@ class Executor:
             self._feed(call)
         elif kind is _Answer.END:
             how, flags, status, stage, error = struct.unpack("<IIIII", body)
-            call.end = End(How(how), Flag(flags), status, Stage(stage), error)
+            call.end = End(How(how), Flag(flags), status, FailedAt(stage), error)
         else:
             return
         if (

@@ -15,10 +15,10 @@ from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
 from inspect_tinker_plugin.docker_pool.command import (
     End,
+    FailedAt,
     Flag,
     How,
-    Kind,
-    Stage,
+    RequestKind,
     lost,
     raise_misuse,
 )
@@ -57,7 +57,7 @@ async def write(container: Container, path: str, contents: bytes) -> None:
     """
     path = str(PurePosixPath(path))
     call = await container.request(
-        Kind.WRITE,
+        RequestKind.WRITE,
         (container.user, path, str(len(contents))),
         stdin=contents,
         timeout=_TIMEOUT,
@@ -94,17 +94,17 @@ async def read(container: Container, engine: Engine, path: str, name: str) -> by
     if posixpath.basename(path.rstrip("/")) in (".", "..", ""):
         raise _os_error(errno.EISDIR, name)
     path = str(PurePosixPath(path))
-    call = await container.request(Kind.READ, ("0", path), timeout=_TIMEOUT, limit=limit)
+    call = await container.request(RequestKind.READ, ("0", path), timeout=_TIMEOUT, limit=limit)
     end = call.end
     assert end is not None
     raise_misuse(end)
-    if end.stage is Stage.SIZE or Flag.OVERFLOWED in end.flags:
+    if end.stage is FailedAt.SIZE or Flag.OVERFLOWED in end.flags:
         raise _too_large()
     if end.how is How.DONE:
         return bytes(call.out.data)
     if Flag.TIMED_OUT in end.flags:
         raise TimeoutError(f"reading {name} took more than {_TIMEOUT:.0f} seconds")
-    if end.stage is Stage.OPEN and end.error == errno.EACCES:
+    if end.stage is FailedAt.OPEN and end.error == errno.EACCES:
         return await _read_from_outside(container, engine, path, name, limit)
     raise _error(end, name)
 

@@ -32,15 +32,12 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 BEGIN_SECONDS = 300.0
-
 """Seconds until an engine begins to answer: to a pull, it answers after the registry did."""
 
 ASK_SECONDS = 60.0
-
 """Seconds of silence after which the engine is asked whether it lives."""
 
 ANSWER_SECONDS = 30.0
-
 _LOOK_SECONDS = 0.5
 
 
@@ -134,11 +131,9 @@ class EngineWork:
 
 
 BUILD_SILENCE_SECONDS = 3600
-
 """Seconds that a build step may print nothing, on an engine that otherwise answers."""
 
 PULL_SILENCE_SECONDS = 600
-
 """Seconds that a pull may make no progress."""
 
 

@@ -33,29 +33,21 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 PREFIX = "inspect-tinker-plugin."
-
 KIND, OWNER, HOST = PREFIX + "sandbox", PREFIX + "owner", PREFIX + "host"
-
 PID, STARTED = PREFIX + "pid", PREFIX + "started"
-
 PROVIDER = "docker_pool"
 
 BEAT_SECONDS = 30.0
-
 DEAD_AFTER_SECONDS = 180.0
-
 """Age of the newest beat from which an owner on another host counts as dead."""
 
 SNAPSHOTS_REPOSITORY = "inspect-pool/snapshot"
-
 """Name of the images of containers that were set up; their tags start with the owner."""
 
 _ATTEMPTS = 10
-
 _PAUSE_SECONDS = 0.3
 
 KEPT = "-kept"
-
 """Suffix of the name of a container that its owner left on purpose."""
 
 
@@ -293,7 +285,6 @@ def cleanup(engine: Engine, id: str | None) -> int:
 
 
 CLOSE_SECONDS = 20.0
-
 """Seconds that a process that was asked to end may take to remove its containers."""
 
 _WAIT = 'read -r _ || exec "$0" -m inspect_tinker_plugin.docker_pool.lease "$@"'

@@ -147,7 +147,7 @@ class _Fork:
             self.result.set_result(snapshot)
 
 
-class Part:
+class ForkMember:
     """One episode's part in a set-up; a :class:`Sharer`."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Snapshots:
         self._seconds: dict[ContainerConfig, float] = {}
         """Recent set-up times by configuration: a task's samples are alike."""
 
-    async def join(self, config: ContainerConfig, setup: SampleSetup) -> Part:
+    async def join(self, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
         """Return a container for an episode, from a snapshot if there is or will soon be one.
 
         Raises:
@@ -227,7 +227,7 @@ class Snapshots:
         """
         fork, leads = self._fork_of(config, setup)
         if fork is None:
-            return Part(self, setup, *await self._acquire(config))
+            return ForkMember(self, setup, *await self._acquire(config))
         if leads:
             return await self._lead(fork, config, setup)
         snapshot = await self._wait(fork)
@@ -241,18 +241,18 @@ class Snapshots:
                 self.drop(fork.key)
             else:
                 measure(FORKS)
-                part = Part(self, setup, snapshot.pool, container)
+                part = ForkMember(self, setup, snapshot.pool, container)
                 part.tape, part.heard = Tape(snapshot.recorded), fork.key
                 return part
-        return Part(self, setup, *await self._acquire(config))
+        return ForkMember(self, setup, *await self._acquire(config))
 
-    async def _lead(self, fork: _Fork, config: ContainerConfig, setup: SampleSetup) -> Part:
+    async def _lead(self, fork: _Fork, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
         try:
             pool, container = await self._acquire(config)
         except BaseException:
             self.end(fork, None)
             raise
-        part = Part(self, setup, pool, container)
+        part = ForkMember(self, setup, pool, container)
         try:
             if container.image.entrypoint or not is_keep_alive(container.command):
                 raise _Unfaithful("a process of its own has state beside the container's files")
@@ -292,7 +292,7 @@ class Snapshots:
                     del self._forks[fork.key]
         fork.end(snapshot)
 
-    async def take(self, part: Part, seconds: float) -> Snapshot | None:
+    async def take(self, part: ForkMember, seconds: float) -> Snapshot | None:
         """Commit the leader's container, if that is faithful and somebody will want it."""
         fork, config = part.fork, part.container.config
         assert fork is not None

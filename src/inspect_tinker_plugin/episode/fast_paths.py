@@ -30,7 +30,6 @@ from inspect_ai.event import Event
 from inspect_tinker_plugin import inspect_internals as internals
 
 SLOW = "INSPECT_RL_SLOW"
-
 """Environment variable that names the paths to turn off."""
 
 
@@ -117,14 +116,12 @@ class QuietTranscript(internals.Transcript):
 
 
 _in_episode: ContextVar[bool] = ContextVar("inspect_rl_in_episode", default=False)
-
 _TRACED = (
     "inspect_ai.model._model",
     "inspect_ai.model._call_tools",
     "inspect_ai.util._subprocess",
     "inspect_ai.util._subtask",
 )
-
 """Loggers that record the beginning and end of every operation in Inspect's trace log."""
 
 

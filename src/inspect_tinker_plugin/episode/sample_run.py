@@ -30,7 +30,7 @@ from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.stages import (
     EpisodeTranscript,
-    SampleSetup,
+    Preparing,
     Scoring,
     Solving,
     new_state,
@@ -92,7 +92,7 @@ class SampleRun:
         )
         self._spans = EpisodeTranscript(keep=keep_log)
         self._scoring = Scoring(self._spans)
-        self._setup = SampleSetup(self._record, self._model)
+        self._setup = Preparing(self._record, self._model)
         self._setting_up: anyio.CancelScope | None = None
         self._solving: Solving | None = None
         self._stopped: str | None = None

@@ -68,7 +68,6 @@ def _fewer_than(bound: int) -> Admission:
 
 
 _places: dict[str, Places] = {}
-
 _lock = threading.Lock()
 
 
@@ -81,7 +80,6 @@ def sandbox_places(provider: str) -> Places:
 logger = getLogger(__name__)
 
 START_GRACE = 60.0
-
 """Seconds that a cancelled episode waits for its sandbox to come up, in order to release it.
 
 Cancelling a start half-way leaves behind what the engine goes on creating after its client is
@@ -90,7 +88,6 @@ knows of the container or network that it makes.
 """
 
 RELEASE_GRACE = 10.0
-
 """Seconds that a start or release has to end after it was cancelled for taking too long."""
 
 

@@ -61,7 +61,7 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyMo
     )
 
 
-class SampleSetup:
+class Preparing:
     """Sets one sample up, step by step; ``doing`` and ``phase`` describe the current step.
 
     Attributes:

@@ -47,11 +47,9 @@ class EpisodeState(StrEnum):
 _ORDER = {state: place for place, state in enumerate(EpisodeState)}
 
 SolverLike = Solver | Agent | Sequence[Solver | Agent]
-
 """What may replace a task's solver: a solver, an agent, or a sequence of them."""
 
 Metrics = dict[str, float | int]
-
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
 
 
@@ -137,9 +135,7 @@ class EpisodeResult:
 
 
 Outcome = TurnRequest | EpisodeResult
-
 """What an episode waits for next: an answer to another model call, or nothing (its result)."""
 
 Reply = ModelOutput | Exception
-
 """The answer to a parked model call: an output, or an error to raise inside the solver."""

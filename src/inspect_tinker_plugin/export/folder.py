@@ -81,15 +81,11 @@ def _type(of: Any) -> dict[str, Any]:
 
 
 SUMMARY = "export.json"
-
 WORK = ".inspect-rl-export"
-
 TRAIN = "train"
-
 """The split of rows that are not held out."""
 
 Digest = Callable[[int, int], str]
-
 """Hashes the units of an export from one position to another: samples, or the runs of each."""
 
 

@@ -113,17 +113,12 @@ class Journal:
 
 
 PART_ROWS = 5_000
-
 PART_BYTES = 64 * 1024 * 1024
-
 PART_SECONDS = 30.0
-
 """A part is written when it reaches any of these, so that an interruption loses little."""
 
 FIRST_ROWS = 256
-
 FIRST_SECONDS = 1.0
-
 """The first part is written when it reaches both, so that results can be seen early."""
 
 

@@ -18,26 +18,21 @@ if TYPE_CHECKING:
     from datasets import Features
 
 Row = Mapping[str, Any]
-
 """A row: its values by column."""
 
 Kind = Literal[
     "text", "json", "int", "float", "bool", "messages", "comparison", "verl_reward", "verl_info"
 ]
-
 """The type of a column; ``json`` is text in the files, and parsed by ``datasets``."""
 
 RICH_KEYS = ("reasoning_content", "tool_calls", "tool_call_id", "name")
-
 """Keys of a message beside role and content; only in exports where a message needs them."""
 
 _STRUCTS: dict[str, dict[str, str]] = {
     "verl_reward": {"style": "text", "ground_truth": "text"},
     "verl_info": {"index": "int", "id": "text", "info": "text"},
 }
-
 _TEXTS = ("text", "json")
-
 _COMPARED = ("prompt_conversation", "completion_A", "completion_B")
 
 
@@ -161,7 +156,6 @@ def _json_value() -> Any:
 
 
 Format = Literal["parquet", "jsonl", "arrow"]
-
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 

@@ -238,7 +238,6 @@ def _logprobs_by_sequence(
 
 
 PADDING = "padding:"
-
 """Id of the sequences that pad a training batch. They belong to slot 0, the base model,
 which is never trained, so they count in no gradient."""
 

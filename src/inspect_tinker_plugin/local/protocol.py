@@ -43,8 +43,8 @@ from typing import Any
 from inspect_tinker_plugin.local.wire import (
     App,
     HttpAnswer,
+    HttpRequest,
     Receive,
-    Request,
     Scope,
     Send,
     WireError,
@@ -150,9 +150,7 @@ def restoring_optimizer(restore: bool) -> Iterator[None]:
 
 
 PROTOBUF = "application/x-protobuf"
-
 LONG_POLL = 30.0
-
 """Seconds until a request for an unfinished result is told to ask again; the SDK waits 45."""
 
 UNSUPPORTED_SAMPLING = (
@@ -191,7 +189,7 @@ class TinkerProtocol:
             # Passed on unchanged, with its headers: some of these redirect or stream a file.
             await self.app({**scope, "path": self._without_aliases(scope["path"])}, receive, send)
             return
-        request = Request(scope, await read_body(receive))
+        request = HttpRequest(scope, await read_body(receive))
         try:
             answer = await self._answer(request, path)
         except (WireError, json.JSONDecodeError) as ex:
@@ -201,9 +199,9 @@ class TinkerProtocol:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answer(self, request: Request, path: str) -> HttpAnswer:
+    async def _answer(self, request: HttpRequest, path: str) -> HttpAnswer:
         route = f"{request.scope['method']} {path}"
-        handlers: dict[str, Callable[[Request], Awaitable[HttpAnswer]]] = {
+        handlers: dict[str, Callable[[HttpRequest], Awaitable[HttpAnswer]]] = {
             "GET /healthz": self._healthz,
             "POST /client/config": self._client_config,
             "POST /create_model": self._checked_base_model,
@@ -230,7 +228,7 @@ class TinkerProtocol:
         return "/".join(self.aliases.get(part, part) for part in path.split("/"))
 
     async def _forward(
-        self, request: Request, path: str, body: dict[str, Any] | None = None
+        self, request: HttpRequest, path: str, body: dict[str, Any] | None = None
     ) -> HttpAnswer:
         """Let SkyRL answer, with model ids translated to its own."""
         if body is None:
@@ -239,15 +237,15 @@ class TinkerProtocol:
             body = {**body, "model_id": self.aliases[body["model_id"]]}
         return await call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
 
-    async def _healthz(self, request: Request) -> HttpAnswer:
+    async def _healthz(self, request: HttpRequest) -> HttpAnswer:
         if not self.engine_ready.exists():
             return HttpAnswer.refuse("the engine is loading the model", 503)
         return HttpAnswer.of({"status": "ok"})
 
-    async def _client_config(self, request: Request) -> HttpAnswer:
+    async def _client_config(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer.of({})  # the SDK's own defaults
 
-    async def _checked_base_model(self, request: Request) -> HttpAnswer:
+    async def _checked_base_model(self, request: HttpRequest) -> HttpAnswer:
         body = request.json
         if base_model := body.get("base_model"):
             body["base_model"] = self._served(base_model)
@@ -258,7 +256,7 @@ class TinkerProtocol:
             raise WireError(f"this local server serves {self.model}, not {base_model}")
         return self.model
 
-    async def _forward_backward(self, request: Request) -> HttpAnswer:
+    async def _forward_backward(self, request: HttpRequest) -> HttpAnswer:
         if not request.header("content-type").startswith(PROTOBUF):
             return await self._forward(request, "/forward_backward")
         content = decompress(request.body, request.header("content-encoding"))
@@ -266,7 +264,7 @@ class TinkerProtocol:
         path = "/forward" if forward_only else "/forward_backward"
         return await self._forward(request, path, body)
 
-    async def _asample(self, request: Request) -> HttpAnswer:
+    async def _asample(self, request: HttpRequest) -> HttpAnswer:
         body = request.json
         for name in UNSUPPORTED_SAMPLING:
             if body.pop(name, None):
@@ -283,7 +281,7 @@ class TinkerProtocol:
         names = [f"{future['request_id']}:{i}" for i in range(body.get("num_samples", 1))]
         return HttpAnswer.of({**future, "sample_sequence_ids": names})
 
-    async def _retrieve_future(self, request: Request) -> HttpAnswer:
+    async def _retrieve_future(self, request: HttpRequest) -> HttpAnswer:
         body = {"request_id": request.json.get("request_id")}
         try:
             async with asyncio.timeout(LONG_POLL):
@@ -302,7 +300,7 @@ class TinkerProtocol:
         return answer
 
     async def _first_failure(
-        self, request: Request, request_id: Any, failed: HttpAnswer
+        self, request: HttpRequest, request_id: Any, failed: HttpAnswer
     ) -> HttpAnswer:
         """Return the failure that led to this one, if one request of the SDK became several."""
         if (cause := self.causes.get(request_id)) is None:
@@ -310,7 +308,7 @@ class TinkerProtocol:
         answer = await self._forward(request, "/retrieve_future", {"request_id": cause})
         return failed if answer.ok else answer
 
-    async def _load_weights(self, request: Request) -> HttpAnswer:
+    async def _load_weights(self, request: HttpRequest) -> HttpAnswer:
         body = request.json
         load = {"model_id": body.get("model_id"), "path": body.get("path", "")}
         created: HttpAnswer | None = None
@@ -335,7 +333,7 @@ class TinkerProtocol:
             self.causes[answer.json["request_id"]] = created.json["request_id"]
         return answer
 
-    async def _finish(self, request: Request, session: str) -> HttpAnswer:
+    async def _finish(self, request: HttpRequest, session: str) -> HttpAnswer:
         """Close a session, and free the LoRA slots of its models now, not after a timeout."""
         for model_id in await asyncio.to_thread(self.records.finish_session, session):
             await self._forward(request, "/unload_model", {"model_id": model_id})

@@ -127,11 +127,8 @@ def _encode_forward_backward(result: dict[str, Any]) -> bytes:
 
 
 Scope = dict[str, Any]
-
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _REWRITTEN = {b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"}
@@ -163,7 +160,7 @@ class HttpAnswer:
 
 
 @dataclass
-class Request:
+class HttpRequest:
     """One HTTP request whose body has been read."""
 
     scope: Scope

@@ -296,7 +296,6 @@ def _overrun(amount: float, target: float) -> float:
 
 
 RewardFactory = Callable[..., RewardAggregator]
-
 """Makes an aggregator of the arguments in an expression: aggregators, numbers, strings, terms."""
 
 
@@ -338,5 +337,4 @@ REWARD_AGGREGATORS: Mapping[str, RewardFactory] = {
     "format": FormatPenalty,
     "tool_errors": ToolErrorPenalty,
 }
-
 """Built-in reward aggregators by name."""

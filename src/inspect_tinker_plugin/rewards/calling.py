@@ -30,11 +30,9 @@ from inspect_tinker_plugin.errors import RewardError
 T = TypeVar("T")
 
 _PERIOD = 0.1
-
 """Seconds between checks of the running steps."""
 
 _AGAIN = 1.0
-
 """Seconds until a step that swallowed its interruption is interrupted again."""
 
 
@@ -166,7 +164,6 @@ class _Watchdog:
 _watchdog = _Watchdog()
 
 _NUDGE: signal.Signals | None = getattr(signal, "SIGURG", None)
-
 """A signal that does nothing by default, and that is rarely used."""
 
 
@@ -189,15 +186,12 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
 
 
 DEFAULT_TIMEOUT = 60.0
-
 """Seconds that an aggregator may take for one episode."""
 
 DEFAULT_GROUP_TIMEOUT = 600.0
-
 """Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
 
 _THREADS = 32
-
 """Maximum number of plain functions that run at once in one event loop."""
 
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

@@ -35,7 +35,6 @@ from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.types import TurnRequest
 
 SCRIPTED = "scripted"
-
 """Name of the model in every scripted output."""
 
 ScriptTurn: TypeAlias = (
@@ -44,15 +43,12 @@ ScriptTurn: TypeAlias = (
     | Exception
     | Callable[[TurnRequest], "str | ModelOutput | Exception | Awaitable[ModelOutput | str]"]
 )
-
 """One reply: text, a whole output, an error to raise, or a function of the request."""
 
 Script: TypeAlias = Sequence[ScriptTurn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
-
 """Replies in order, or one function that answers every request."""
 
 MOST_REFUSALS = 20
-
 """Refusals after which a solver that ignores them is not going to end by itself."""
 
 
@@ -179,7 +175,6 @@ def _usage(output: ModelOutput, request: TurnRequest) -> ModelUsage:
 
 
 MOST_TURNS = 30
-
 """An episode with more turns is not going to end by itself."""
 
 

@@ -43,17 +43,14 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
 TaskSource: TypeAlias = Task | Callable[[], Task]
-
 """A task, or what makes it: state that a task keeps must not leak between the sides."""
 
 T = TypeVar("T")
 
 TIMEOUT = 600.0
-
 """Seconds that one run of a sample may take."""
 
 GRACE = 20.0
-
 """Seconds for the clean-up of a run that is cancelled."""
 
 

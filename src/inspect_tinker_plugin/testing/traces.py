@@ -23,7 +23,6 @@ from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.scripted.replies import Player
 
 Json = Any
-
 """A JSON value."""
 
 
@@ -314,7 +313,6 @@ class _Absent:
 
 
 ABSENT = _Absent()
-
 """Stands for a value that one side does not have; ``None`` is a value."""
 
 

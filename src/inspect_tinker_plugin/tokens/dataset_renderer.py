@@ -41,11 +41,9 @@ _GUARDED = (
     "set_truncation_and_padding",
     "train_new_from_iterator",
 )
-
 """Methods through which all encoding, decoding and changes of settings go."""
 
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-
 _making = threading.Lock()
 
 
@@ -99,7 +97,6 @@ SAMPLER_OPTIONS = (
     "reasoning_tokens",
     "response_schema",
 )
-
 """Options that the trainer decides: an environment only passes on a stop condition."""
 
 
@@ -150,7 +147,6 @@ def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -
 logger = logging.getLogger(__name__)
 
 ONE_AT_A_TIME = threading.RLock()
-
 """Held while a renderer works: rollouts may run in several threads, each with its own loop,
 and renderers are not known to be thread-safe. Tokenizers have their own, global lock."""
 

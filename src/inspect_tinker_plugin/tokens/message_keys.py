@@ -132,9 +132,7 @@ class Seen:
 
 
 _reasoning = attrgetter("reasoning", "summary", "redacted", "signature")
-
 _KINDS = {ChatMessageSystem, ChatMessageUser, ChatMessageAssistant, ChatMessageTool}
-
 _PARTS = {ContentText, ContentReasoning, ContentImage}
 
 
@@ -187,7 +185,6 @@ def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
 
 
 _BY_VALUE = 2
-
 """Format of ``marshal`` in which equal bytes are values of equal types, in equal order."""
 
 
@@ -196,7 +193,6 @@ def _those(kind: type, things: Iterable[Any], kinds: Iterable[type]) -> Iterator
 
 
 NO_CONTENT = "(no content)"
-
 """What Inspect writes where an API refuses empty text."""
 
 _THOUGHT = re.compile(r"<think[^>]*>(.*?)</think>", re.DOTALL)

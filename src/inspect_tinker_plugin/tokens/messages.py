@@ -34,7 +34,7 @@ from inspect_tinker_plugin.tokens.message_keys import arguments_json
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
 
-class Conversation(NamedTuple):
+class ConversationPrefix(NamedTuple):
     """The opening of a conversation in the renderer's terms."""
 
     prefix: list[Message]
@@ -58,7 +58,7 @@ def tool_specs(tools: Sequence[ToolInfo]) -> list[ToolSpec]:
 
 def conversation_prefix(
     renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
-) -> Conversation:
+) -> ConversationPrefix:
     """Turn the leading system messages, and the tools, into the renderer's own opening.
 
     Renderers take one system prompt. Several leading system messages are joined by a blank
@@ -72,10 +72,10 @@ def conversation_prefix(
         consumed += 1
     system = "\n\n".join(_plain_text(message) for message in messages[:consumed])
     if tools:
-        return Conversation(_tool_prefix(renderer, tools, system), consumed)
+        return ConversationPrefix(_tool_prefix(renderer, tools, system), consumed)
     if consumed:
-        return Conversation([Message(role="system", content=system)], consumed)
-    return Conversation([], 0)
+        return ConversationPrefix([Message(role="system", content=system)], consumed)
+    return ConversationPrefix([], 0)
 
 
 def _tool_prefix(renderer: Renderer, tools: Sequence[ToolInfo], system: str) -> list[Message]:

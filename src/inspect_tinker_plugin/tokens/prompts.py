@@ -26,7 +26,6 @@ from inspect_tinker_plugin.tokens.message_keys import MessageKey
 _STUB = "x"
 
 FlatPrompt = list[int | tinker.ModelInputChunk]
-
 """Tokens, with every other chunk (an image) as one element: the cookbook's flat form."""
 
 

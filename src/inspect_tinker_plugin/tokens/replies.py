@@ -29,9 +29,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 from inspect_tinker_plugin.inspect_internals import parse_tool_call, tool_parse_error_message
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
-
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
-
 _TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
 
 
@@ -293,7 +291,6 @@ def _knowing_its_end(renderer: Renderer) -> Renderer:
 
 
 _END = "_end_message_token"
-
 """Property of the cookbook's renderers."""
 
 
