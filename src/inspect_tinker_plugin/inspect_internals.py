@@ -168,6 +168,7 @@ PRIVATE_NAMES: dict[str, str] = {
         "carries out a program's call: limits, terminations, checks"
     ),
     "inspect_ai.util._store:init_subtask_store": "store() of a sample",
+    "inspect_ai.util._subprocess:init_max_subprocesses": "the option `max_subprocesses` of an eval",
     "inspect_ai.util._subprocess:open_process": (
         "a process whose start is cancelled can keep its event loop from ever ending"
     ),
@@ -325,6 +326,7 @@ __all__ = [
     "PRIVATE_ATTRIBUTES",
     "PRIVATE_NAMES",
     "SUPPORTED_INSPECT",
+    "TRACE",
     "ActiveSample",
     "PrerequisiteError",
     "SandboxLifecycleState",
@@ -360,6 +362,7 @@ __all__ = [
     "inner_exception",
     "knows_model_calls",
     "leave_out_solver_events",
+    "limit_subprocesses",
     "load_file_tasks",
     "load_task_spec",
     "materialize_sample_input",
@@ -731,6 +734,21 @@ def share_limits_between_loops() -> None:
     for key, limit in list(made.items()):
         if limit.value >= limit.concurrency:  # one that is in use belongs to a running eval
             made.pop(key, None)
+
+
+def limit_subprocesses(count: int | None) -> None:
+    """Set how many of Inspect's subprocesses run at once; ``None`` leaves that to Inspect.
+
+    The limit is the process's: episodes wait for the subprocesses of others. A release whose
+    limits have a fixed size keeps the size of the first subprocess.
+    """
+    if count is None:
+        return
+    _subprocess.init_max_subprocesses(count)
+    limits = getattr(_concurrency._concurrency_registry, "_semaphores", {})
+    limit = limits.get("subprocesses")
+    if limit is not None and limit.concurrency != count:
+        limit.concurrency = count
 
 
 START_PATIENCE = 0.5

@@ -98,6 +98,13 @@ class EpisodeOptions:
         "rollout",
         "train",
     )
+    max_subprocesses: int | None = option(
+        None,
+        "Maximum subprocesses in parallel (per process; as many as processor cores by default). "
+        "A program in the `local` sandbox counts while it runs, also while it waits for the model.",
+        "audit",
+        *RUNNING,
+    )
     stop_timeout: float = option(
         300.0,
         "Seconds for scorers and clean-up after the trainer stopped stepping an episode.",
@@ -214,6 +221,7 @@ class DatasetKeywords(TypedDict, total=False):
     cost_limit: float | None
     score_on_error: bool
     max_sandboxes: int | None
+    max_subprocesses: int | None
     stop_timeout: float
     model_roles: Mapping[str, str | Model | list[str | Model]]
     side_models: Mapping[str, str]

@@ -1,11 +1,13 @@
-"""One event loop per thread, as several trainers in one process have: none waits for another's."""
+"""Limits of the process, which many event loops share: none waits for another's."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from inspect_ai.model import (
     get_model,
     modelapi,
 )
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_ai.util import concurrency, sandbox, subprocess
@@ -201,3 +203,38 @@ async def test_more_tokens_let_waiters_in_at_once() -> None:
     with pytest.raises(RuntimeError, match="isn't holding"):
         limit.release_on_behalf_of("b")
     assert limit.borrowed_tokens == 1
+
+
+MEET = """
+import os, pathlib, sys, time
+room, guests = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+(room / str(os.getpid())).touch()
+while len(list(room.iterdir())) < guests:
+    time.sleep(0.01)
+"""
+
+
+async def test_as_many_subprocesses_run_at_once_as_the_option_says(tmp_path: Path) -> None:
+    """Each waits for all others, as programs wait for the model: fewer at once would hang."""
+    guests = (os.cpu_count() or 1) + 1
+
+    @solver(name="meet")
+    def meet() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            command = [sys.executable, "-c", MEET, str(tmp_path), str(guests)]
+            done = await sandbox().exec(command, timeout=300)
+            assert done.success, done.stderr
+            return await generate(state)
+
+        return solve
+
+    assert (await subprocess(["true"])).success  # there is a limit already
+    task = Task(
+        dataset=[Sample(input="?", target="plum")],
+        solver=meet(),
+        scorer=includes(),
+        sandbox="local",
+    )
+    dataset = as_rl_dataset(task, renderer(), group_size=guests, max_subprocesses=guests)
+    group = await do_group_rollout(dataset.get_batch(0)[0], Words(["plum"]))
+    assert group.get_total_rewards() == [1.0] * guests

@@ -234,6 +234,7 @@ def _options(
         episode_options={
             "model_roles": dataset.model_roles,
             "max_sandboxes": dataset.max_sandboxes,
+            "max_subprocesses": dataset.max_subprocesses,
         },
     )
 

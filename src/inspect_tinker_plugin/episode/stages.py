@@ -88,6 +88,7 @@ class Preparing:
         internals.init_sample_model_data()
         internals.init_sample_assistant_internal()
         internals.reset_sample_limit_data()
+        internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)

@@ -68,6 +68,7 @@ def eval_spec(
             working_limit=limits.working,
             cost_limit=limits.cost,
             max_sandboxes=prepared.options.max_sandboxes,
+            max_subprocesses=prepared.options.max_subprocesses,
         ),
         packages=_versions(),
         tags=["rollouts"],

@@ -109,6 +109,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     cost_limit: float | None = _option("cost_limit")
     score_on_error: bool = _option("score_on_error")
     max_sandboxes: int | None = _option("max_sandboxes")
+    max_subprocesses: int | None = _option("max_subprocesses")
     stop_timeout: float = _option("stop_timeout")
     model_roles: dict[str, Any] | None = _option("model_roles", default=None)
     side_models: dict[str, str] | None = _option("side_models", default=None)

@@ -21,6 +21,7 @@ from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_r
 
 _SAMPLES = 4
 _BUDGET = ("40", "2m")
+_OF_EPISODES = ("model_roles", "max_sandboxes", "max_subprocesses")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ async def _cost(request: TrainRequest, task: MixedTask, folder: Path) -> Episode
         "sandbox": options.get("sandbox") if mapping is None else None,
         "sandbox_mapping": mapping,
     }
-    episode = {name: options.get(name) for name in ("model_roles", "max_sandboxes")}
+    episode = {name: options.get(name) for name in _OF_EPISODES}
     report = await run_audit(
         resolve_task(task.task, task.task_args).task,
         AuditOptions(
