@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect_ai.model import ModelAPI, modelapi
+
 from inspect_tinker_plugin import _startup
 
 # Importing the package has done this, unless Inspect was in the middle of its own import then.
@@ -9,5 +11,15 @@ _startup.install()
 
 # The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment  # noqa: E402
+from inspect_tinker_plugin.episode.provider import POLICY_PROVIDER  # noqa: E402
 
-__all__ = ["DockerPoolSandboxEnvironment"]
+
+@modelapi(name=POLICY_PROVIDER)
+def policy_provider() -> type[ModelAPI]:
+    """Return the provider of the model `rl/...` that logs of rollouts name."""
+    from inspect_tinker_plugin.episode.model import PolicyAPI
+
+    return PolicyAPI
+
+
+__all__ = ["DockerPoolSandboxEnvironment", "policy_provider"]

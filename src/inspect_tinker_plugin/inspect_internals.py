@@ -48,6 +48,7 @@ PRIVATE_NAMES: dict[str, str] = {
         "sandbox overrides and implicit config files, as eval() resolves them"
     ),
     "inspect_ai._eval.loader:solver_from_spec": "the solver that --solver names",
+    "inspect_ai._eval.score:resolve_scorers": "the scorers that a log's header names",
     "inspect_ai._eval.task.generate:task_generate": (
         "the `generate` function that solvers are given"
     ),
@@ -57,6 +58,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.task.images:materialize_sample_input": (
         "inlines images of the input as eval() does"
     ),
+    "inspect_ai._eval.task.log:resolve_eval_metrics": "a task's metrics in a log's header",
+    "inspect_ai._eval.task.log:resolve_eval_scorers": "a task's scorers in a log's header",
     "inspect_ai._eval.task.run:create_eval_sample": (
         "one `EvalSample`, as it would have been logged"
     ),
@@ -75,6 +78,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._util.error:PrerequisiteError": "how Inspect reports bad input",
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
+    "inspect_ai._util.registry:is_registry_object": "whether a log can name a scorer",
     "inspect_ai._util.registry:registry_find": "names for `did you mean`",
     "inspect_ai._util.registry:registry_lookup": (
         "whether a task is registered, without creating it"
@@ -119,7 +123,15 @@ PRIVATE_NAMES: dict[str, str] = {
         "one approved tool call on its way to the tool, where executors come in"
     ),
     "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
+    "inspect_ai.model._model_config:model_roles_config_to_model_roles": (
+        "the judges that a log's header names"
+    ),
+    "inspect_ai.model._model_config:model_roles_to_model_roles_config": (
+        "a task's judges in a log's header"
+    ),
+    "inspect_ai.scorer._metric:to_metric_specs": "a task's metrics in a log's header",
     "inspect_ai.scorer._score:init_scoring_context": "lets a solver call score()",
+    "inspect_ai.scorer._scorer:as_scorer_spec": "a task's scorers in a log's header",
     "inspect_ai.scorer._scorer:unique_scorer_name": "scorer names as in a log",
     "inspect_ai.solver._fork:set_task_generate": "lets a solver call fork()",
     "inspect_ai.solver._solver:SolverSpec": "the solver that --solver names",
@@ -248,8 +260,10 @@ from inspect_ai._eval.loader import (
     resolve_task_sandbox,
     solver_from_spec,
 )
+from inspect_ai._eval.score import resolve_scorers
 from inspect_ai._eval.task.generate import task_generate
 from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
+from inspect_ai._eval.task.log import resolve_eval_metrics, resolve_eval_scorers
 from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
 from inspect_ai._eval.task.sandbox import (
     read_sandboxenv_file,
@@ -264,6 +278,7 @@ from inspect_ai._util.error import PrerequisiteError
 from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.path import chdir
 from inspect_ai._util.registry import (
+    is_registry_object,
     registry_find,
     registry_lookup,
     registry_params,
@@ -291,8 +306,13 @@ from inspect_ai.model import GenerateConfig, Model, _call_tools
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.model._model import init_sample_model_data
+from inspect_ai.model._model_config import (
+    model_roles_config_to_model_roles,
+    model_roles_to_model_roles_config,
+)
+from inspect_ai.scorer._metric import to_metric_specs
 from inspect_ai.scorer._score import init_scoring_context
-from inspect_ai.scorer._scorer import unique_scorer_name
+from inspect_ai.scorer._scorer import as_scorer_spec, unique_scorer_name
 from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._solver import SolverSpec
@@ -347,6 +367,7 @@ __all__ = [
     "create_eval_sample",
     "create_file_tasks",
     "digest_of_model_calls",
+    "enter_scoring_context",
     "enter_task_context",
     "environ_vars",
     "eval_error",
@@ -366,6 +387,7 @@ __all__ = [
     "load_file_tasks",
     "load_task_spec",
     "materialize_sample_input",
+    "model_roles_config_to_model_roles",
     "monitor_working_limit",
     "optional_names",
     "parse_decorators",
@@ -383,6 +405,7 @@ __all__ = [
     "resolve_plan",
     "resolve_sample_files",
     "resolve_sandbox",
+    "resolve_scorers",
     "resolve_task_sandbox",
     "role_falls_back_on_active_model",
     "route_agent_bridges",
@@ -392,6 +415,7 @@ __all__ = [
     "sample_messages",
     "sample_state",
     "sandbox_environments_context_var",
+    "scoring_in_logs",
     "set_sample_state",
     "set_sandbox_limits",
     "set_task_generate",
@@ -488,6 +512,39 @@ def role_falls_back_on_active_model() -> bool:
 def unqualified_name(name: str) -> str:
     """Return a registry name without its package."""
     return registry_unqualified_name(name)
+
+
+def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> dict[str, Any]:
+    """Return the fields of an ``EvalSpec`` that `inspect score` makes scorers and judges from.
+
+    As in an eval's log, keys of APIs are left out. A scorer that no ``@scorer`` function made
+    cannot be made again: it is left out, too.
+    """
+    scorers = [as_scorer_spec(each) for each in task.scorer or [] if is_registry_object(each)]
+    metrics = None if task.metrics is None else to_metric_specs(task.metrics)
+    return {
+        "scorers": resolve_eval_scorers(scorers),
+        "metrics": resolve_eval_metrics(metrics),
+        "model_roles": model_roles_to_model_roles_config(model_roles) or None,
+    }
+
+
+def enter_scoring_context(
+    model: Model,
+    model_roles: dict[str, Model | list[Model]],
+    state: TaskState,
+    events: Sequence[Event],
+) -> Transcript:
+    """Bind what a scorer of a logged sample reads to the current context, as `inspect score` does.
+
+    Returns:
+        The transcript, which holds the sample's events.
+    """
+    init_task_context(model, model_roles)
+    init_subtask_store(state.store)
+    recorded = Transcript([*events], log_model_api=False)
+    init_transcript(recorded)
+    return recorded
 
 
 _CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters

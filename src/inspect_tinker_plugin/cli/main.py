@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "inspect_tinker_plugin.cli.plugins:plugins",
         "List installed plugins with the hooks that they implement and the names that they give.",
     ),
+    "rescore": (
+        "inspect_tinker_plugin.cli.rescore:rescore_command",
+        "Compute the rewards of logged rollouts again, into new logs.",
+    ),
     "rollout": (
         "inspect_tinker_plugin.cli.rollout:rollout",
         "Roll out groups of episodes of TASK, and show conversations with their rewards.",

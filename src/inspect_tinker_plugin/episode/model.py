@@ -36,6 +36,11 @@ from inspect_tinker_plugin.agents.side_models import (
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model_call import model_call
+from inspect_tinker_plugin.episode.provider import (
+    POLICY_MODEL,
+    POLICY_NAME,
+    POLICY_PROVIDER,
+)
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
@@ -44,10 +49,6 @@ from inspect_tinker_plugin.inspect_internals import (
 )
 
 logger = getLogger(__name__)
-
-POLICY_PROVIDER = "rl"
-POLICY_NAME = "policy"
-POLICY_MODEL = f"{POLICY_PROVIDER}/{POLICY_NAME}"
 
 # Inspect's connection pool holds a place while a call is parked. A thousand parked
 # episodes need a thousand places, and the adaptive controller stops at a hundred.
@@ -140,8 +141,23 @@ def scoring(name: str) -> Iterator[None]:
         _scoring.reset(scorer_token)
 
 
+class PolicyAbsentError(RuntimeError):
+    """The model under training was asked for output where there is no training."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{POLICY_PROVIDER}/{name} is the model under training of a log of rollouts, which can "
+            "only be asked while it is trained. Name another model: --model NAME, or --model-role "
+            "grader=NAME for a judge."
+        )
+
+
 class PolicyAPI(ModelAPI):
-    """Parks each ``generate()`` in a mailbox until the environment answers it."""
+    """Parks each ``generate()`` in a mailbox until the environment answers it.
+
+    Without a mailbox it only bears the name that logs of rollouts give the model under training,
+    so that Inspect can score them; the arguments that they give it have no effect then.
+    """
 
     def __init__(
         self,
@@ -150,13 +166,14 @@ class PolicyAPI(ModelAPI):
         api_key: str | None = None,
         config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's own signature
         *,
-        mailbox: Mailbox,
+        mailbox: Mailbox | None = None,
         max_turns: int | None = None,
+        **logged: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
         self.attach(mailbox, max_turns=max_turns)
 
-    def attach(self, mailbox: Mailbox, *, max_turns: int | None) -> None:
+    def attach(self, mailbox: Mailbox | None, *, max_turns: int | None) -> None:
         """Serve a new episode: its mailbox, its limit, and counts from zero."""
         self._mailbox = mailbox
         self._max_turns = max_turns
@@ -176,11 +193,14 @@ class PolicyAPI(ModelAPI):
 
         Raises:
             PolicyGradingError: The call comes from a scorer.
+            PolicyAbsentError: There is no training.
             LimitExceededError: The episode has made ``max_turns`` calls.
         """
         scorer = _scoring.get()
         if scorer is not None:
             raise PolicyGradingError(scorer, _missing_role.get())
+        if self._mailbox is None:
+            raise PolicyAbsentError(self.model_name)
         self._check_turns()
         request = TurnRequest(
             index=self.asked,
@@ -351,7 +371,7 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
     make: Callable[..., ModelAPI] = _policy_provider
     api = make(POLICY_NAME, mailbox=Mailbox())
     assert isinstance(api, PolicyAPI)
-    api.qualified_model_name = f"{POLICY_PROVIDER}/{POLICY_NAME}"
+    api.qualified_model_name = POLICY_MODEL
     return PolicyModel(api, GenerateConfig()), api
 
 

@@ -20,13 +20,8 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, regi
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.side_models import read_side_models
 from inspect_tinker_plugin.episode.limits import SampleLimits
-from inspect_tinker_plugin.episode.model import (
-    POLICY_MODEL,
-    MergedConfigs,
-    PolicyModel,
-    RoleBook,
-    scoring,
-)
+from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
+from inspect_tinker_plugin.episode.provider import POLICY_MODEL
 from inspect_tinker_plugin.episode.types import SolverLike
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import EpisodeOptions

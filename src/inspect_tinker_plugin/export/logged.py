@@ -26,7 +26,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import SampleScore, Score
 
-from inspect_tinker_plugin.episode.model import POLICY_MODEL, POLICY_PROVIDER
+from inspect_tinker_plugin.episode.provider import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.rewards import UnscoredError

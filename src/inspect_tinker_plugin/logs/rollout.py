@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -65,6 +65,9 @@ class Rollout:
     metrics: Metrics = field(default_factory=dict)
     """Figures of the rollout: ``turns``, ``tokens/...``, ``time/...``."""
 
+    reward_metrics: Collection[str] = ()
+    """Names of the metrics that belong to the reward."""
+
     sampled: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Returns what to keep of the sampled tokens (``logs/sampled.py``)."""
 
@@ -107,6 +110,12 @@ def note(record: EvalSample, name: str, value: Any) -> None:
     """Add to what :func:`figures` returns for a record."""
     if key := _figures_key(record):
         record.metadata[key] = {**figures(record), name: value}
+
+
+def own_metadata(record: EvalSample) -> dict[str, Any]:
+    """Return a record's metadata as the task left it, without the figures."""
+    key = _figures_key(record)
+    return {name: value for name, value in record.metadata.items() if name != key}
 
 
 def _figures_key(record: EvalSample | EvalSampleSummary) -> str | None:
@@ -182,4 +191,5 @@ def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:
             for name, value in rollout.metrics.items()
             if name != "turns" and not name.startswith("tokens/")
         },
+        "reward_metrics": sorted(rollout.reward_metrics),
     }

@@ -84,6 +84,32 @@ def trajectory(record: EvalSample) -> Trajectory | None:
     return Trajectory(transitions, tinker.ModelInput.empty(), kept["stop_reason"])
 
 
+def repay(record: EvalSample, *, last: float | None, group: float) -> float | None:
+    """Replace what a logged rollout was paid, and leave what it was paid for single turns.
+
+    Args:
+        record: The rollout; changed in place.
+        last: The reward of the step that ended the episode; ``None`` leaves it as it was.
+        group: The group's part of the reward; to it is added what the last step cannot be paid,
+            as the trainer never got that step.
+
+    Returns:
+        The sum of all rewards; ``None`` when the log does not keep what was sampled.
+    """
+    kept = record.store.get(SAMPLED_KEY)
+    if not isinstance(kept, Mapping):
+        return None
+    steps = [dict(step) for step in kept["steps"]]
+    final = next((step for step in steps if step["episode_done"]), None)
+    if last is not None:
+        if final is None:
+            group += last
+        else:
+            final["reward"] = last
+    record.store = {**record.store, SAMPLED_KEY: {**kept, "steps": steps, "reward": group}}
+    return float(sum(step["reward"] for step in steps) + group)
+
+
 def trajectory_groups(records: Iterable[EvalSample]) -> list[TrajectoryGroup]:
     """Make the groups of a batch again, for the cookbook's ``assemble_training_data``.
 

@@ -12,8 +12,11 @@ from inspect_ai.log import EvalConfig, EvalDataset, EvalSpec
 from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.model import POLICY_NAME, POLICY_PROVIDER
+from inspect_tinker_plugin.episode.provider import POLICY_NAME, POLICY_PROVIDER
 from inspect_tinker_plugin.episode.task import PreparedTask
+
+EXPECTED_SCORES = "expected_scores"
+"""Entry of the header's metadata with the names of the task's scorers, each with its keys."""
 
 _PACKAGES = ("inspect_ai", "inspect-tinker-plugin", "tinker", "tinker-cookbook")
 
@@ -72,7 +75,12 @@ def eval_spec(
         ),
         packages=_versions(),
         tags=["rollouts"],
-        metadata={**(task.metadata or {}), **metadata},
+        metadata={
+            **(task.metadata or {}),
+            **metadata,
+            EXPECTED_SCORES: {named.name: list(named.keys) for named in prepared.scorers},
+        },
+        **internals.scoring_in_logs(task, prepared.model_roles),
     )
 
 

@@ -21,12 +21,8 @@ from inspect_tinker_plugin.options import (
 )
 from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.rewards import resolve_reward
-from inspect_tinker_plugin.rl.dataset_checks import (
-    can_describe_tools,
-    reads_other_than_scorers,
-    refuse_tools,
-    require_scores,
-)
+from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
+from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.order import Order, Passes
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches

@@ -1,11 +1,10 @@
-"""Checks, when a dataset is built, that its renderer fits the tools and its reward the scorers."""
+"""Checks, when a dataset is built, that its renderer fits the tools."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from inspect_ai.dataset import Sample
@@ -13,10 +12,8 @@ from inspect_ai.tool import ToolInfo
 
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import SolverLike, TurnRequest
-from inspect_tinker_plugin.errors import RendererError, RewardError
-from inspect_tinker_plugin.rewards.builtin import ScoreReward
+from inspect_tinker_plugin.errors import RendererError
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
-from inspect_tinker_plugin.wording import suggestion
 
 T = TypeVar("T")
 
@@ -85,49 +82,3 @@ def _run_apart(make: Callable[[], Awaitable[T]]) -> T:
     if not box:
         raise RuntimeError("the first sample could not be run to its first model call")
     return box[0]
-
-
-def require_scores(option: str, expression: object, aggregator: object, scorers: list[str]) -> None:
-    """Check that a task has the scorers that a reward expression names.
-
-    Only expressions are checked. A score that a solver sets itself has no scorer; in a task that
-    has scorers, name it with an aggregator in Python, ``reward=ScoreReward("name")``. The names of
-    a task's scores are not known in advance if it has no scorers.
-
-    Args:
-        option: The caller's name for the expression.
-        expression: The reward expression.
-        aggregator: The aggregator that it was resolved to.
-        scorers: Names of the task's scorers, including those that plugins add.
-
-    Raises:
-        RewardError: There is no such scorer; the message lists the existing ones.
-    """
-    if not isinstance(expression, str) or not scorers:
-        return
-    for path in _paths(aggregator):
-        if not any(path == name or path.startswith(f"{name}.") for name in scorers):
-            raise RewardError(
-                f"{option} {expression!r} names the score {path!r}, which no scorer of the task "
-                f"gives; its scorers are {', '.join(scorers)}.{suggestion(path, scorers, most=0)}"
-            )
-
-
-def reads_other_than_scorers(expression: object, aggregator: object) -> bool:
-    """Whether a reward needs no scorers: it is a function, or names a score."""
-    return not isinstance(expression, str) or any(True for _ in _paths(aggregator))
-
-
-def _paths(part: object) -> Iterator[str]:
-    """Find the names of scores in an aggregator and in its parts."""
-    if isinstance(part, ScoreReward):
-        yield part.path
-    elif is_dataclass(part):
-        for each in fields(part):
-            yield from _paths(getattr(part, each.name))
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            yield from _paths(value)
-    elif isinstance(part, Sequence) and not isinstance(part, str):
-        for value in part:
-            yield from _paths(value)

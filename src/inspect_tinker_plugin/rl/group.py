@@ -17,7 +17,7 @@ from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, 
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.pacing import turn_to_start
-from inspect_tinker_plugin.rl.recording import GroupRecording, log_run
+from inspect_tinker_plugin.rl.recording import LOST_REPLIES, GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tokens.datums import arrange, leave_out
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
@@ -144,7 +144,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
             if not env.reported_in(trajectory) and ending.reward is not None:
                 metrics |= ending.reward.metrics
             if lost := env.lost_replies(trajectory):
-                metrics["tokens/lost_replies"] = lost
+                metrics[LOST_REPLIES] = lost
             result.append((value, metrics if final is None else {**metrics, **final.metrics}))
         return result
 

@@ -31,6 +31,9 @@ from inspect_tinker_plugin.rl.renderer import model_name
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 
+LOST_REPLIES = "tokens/lost_replies"
+"""Metric of replies that the scored state holds and the trainer's trajectory does not."""
+
 
 def log_folder(log_dir: str | Path) -> Path:
     """Return a log folder as a path with the same meaning in every process.
@@ -107,6 +110,8 @@ class Graded:
 
     stop_reason: str | None
     metrics: Metrics
+    of_group: Metrics
+    """Those that came with the group's part of the reward."""
     sampled: Callable[[], Mapping[str, Any] | None]
 
 
@@ -167,6 +172,7 @@ def _graded(trajectory: Trajectory, value: float, metrics: Metrics) -> Graded:
         of_steps + value,
         trajectory.stop_reason,
         {**last, **metrics},
+        metrics,
         partial(sampled, trajectory, value),
     )
 
@@ -177,10 +183,13 @@ def _rollout(member: _Member) -> Rollout:
     metrics: Metrics = dict(member.tokens.metrics)
     if result is not None:
         metrics.update({"turns": result.turns, **result.metrics})
+    of_reward: set[str] = set()
     if ending is not None and ending.reward is not None:
         metrics.update(ending.reward.metrics)
+        of_reward |= ending.reward.metrics.keys()
     if graded is not None:
         metrics.update(graded.metrics)
+        of_reward |= graded.of_group.keys() - {LOST_REPLIES}
     return Rollout(
         sample=member.episode.sample,
         epoch=member.episode.epoch,
@@ -190,6 +199,7 @@ def _rollout(member: _Member) -> Rollout:
         stop_reason=None if graded is None else graded.stop_reason,
         error=None if ending is None else ending.error,
         metrics=metrics,
+        reward_metrics=of_reward,
         sampled=_nothing if graded is None else graded.sampled,
     )
 

@@ -1,0 +1,271 @@
+"""Rewards of logs are computed again: as if they had been the training's from the start."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai import eval as inspect_eval
+from inspect_ai.log import EvalLog
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import TaskState, generate
+from tests.logs.rollouts import (
+    apart,
+    by_word,
+    dataset,
+    logs_in,
+    metrics,
+    only_log,
+    samples,
+    two_turns,
+)
+from tests.rl.policies import Words, plain
+from tests.rl.tasks import sums
+from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin import EpisodeResult
+from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
+from inspect_tinker_plugin.logs.sampled import trajectory_groups
+
+WORDS = [["2", "some words", "2"], ["4", "4", "no no"]]
+
+
+def rolled(task: Task, folder: Path, words: Sequence[Sequence[str]] = WORDS, **options: Any) -> Any:
+    """Roll out a batch, a group per list of words; groups that fail are left failed."""
+    size = len(words[0])
+    batch = dataset(task, folder, batch_size=len(words), group_size=size, **options).get_batch(0)
+    for group, said in zip(batch, words, strict=True):
+        with suppress(EpisodeError):
+            asyncio.run(do_group_rollout(group, Words(said)))
+    apart(assemble_pending, folder)
+    return only_log(folder)
+
+
+def rescored(log: EvalLog, folder: Path, **how: Any) -> tuple[EvalLog, Rescored]:
+    done = asyncio.run(rescore([log.location], Rescoring(output=folder, **how)))
+    return only_log(folder), done
+
+
+def datums(log: EvalLog) -> Any:
+    groups = trajectory_groups(samples(log))
+    made, places = assemble_training_data(groups, compute_advantages(groups))
+    return [plain(datum) for datum in made], places
+
+
+def seen(log: EvalLog) -> list[dict[str, Any]]:
+    """What the log says of each rollout, without times."""
+    found = []
+    for record in sorted(samples(log), key=lambda each: (str(each.id), each.epoch)):
+        figures = dict(record.metadata["inspect_rl"])
+        timed = figures.pop("metrics")
+        figures["metrics"] = {name: timed[name] for name in timed if not name.startswith("time/")}
+        scores = {name: score.value for name, score in (record.scores or {}).items()}
+        found.append({**figures, "scores": scores, "error": record.error and record.error.message})
+    return found
+
+
+def headers(log: EvalLog) -> Any:
+    assert log.results is not None
+    about = {**(log.eval.metadata or {}), "rescored": None}
+    scores = [
+        (score.name, score.scorer, {name: each.value for name, each in score.metrics.items()})
+        for score in log.results.scores
+    ]
+    return about, scores, log.eval.headline_metric, log.status
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward": "first"},
+        {"reward": "score:graded_by_word.right"},
+        {"reward": "length(mean, target=1, weight=0.5)"},
+        {"reward": "turns(mean, target=1, weight=0.5)"},
+        {"reward": 'format(mean, pattern="some", weight=0.2)'},
+        {"reward": "mean", "group_reward": "rank"},
+        {"reward": "mean", "group_reward": "diversity(weight=0.5)"},
+        {"reward": "length(mean, target=1)", "group_reward": "best_of(rest=-1)"},
+    ],
+    ids=str,
+)
+def test_a_rescored_log_is_that_of_a_training_with_the_reward(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    other = "score:graded_by_word.short"
+    log = rolled(by_word(), tmp_path / "old", solver=two_turns(), reward=other)
+    wanted = rolled(by_word(), tmp_path / "wanted", solver=two_turns(), **options)
+    new, done = rescored(log, tmp_path / "new", **options)
+    assert (done.computed, done.scored, done.failures) == (6, 0, [])
+    assert seen(new) == seen(wanted)
+    assert seen(new) != seen(log)
+    assert headers(new) == headers(wanted)
+    assert datums(new) == datums(wanted)
+
+
+def test_a_group_reward_can_be_left_out_again(tmp_path: Path) -> None:
+    log = rolled(by_word(), tmp_path / "old", group_reward="rank")
+    wanted = rolled(by_word(), tmp_path / "wanted")
+    new, _ = rescored(log, tmp_path / "new", no_group_reward=True)
+    assert seen(new) == seen(wanted)
+    assert datums(new) == datums(wanted)
+    again, _ = rescored(new, tmp_path / "again", group_reward="rank")
+    assert seen(again) == seen(log)
+
+
+judge_is_there = False
+asked: list[str] = []
+
+
+@scorer(metrics=[accuracy()])
+def needs_judge() -> Scorer:
+    """Fails for ``hard``, and gives no number for ``vague``, until the judge is there."""
+
+    async def score(state: TaskState, target: Target) -> Score | None:
+        said = state.output.completion
+        asked.append(said)
+        if "hard" in said and not judge_is_there:
+            raise ConnectionError("the judge does not answer")
+        if "vague" in said and not judge_is_there:
+            return Score.unscored()
+        return Score(value=0.5)
+
+    return score
+
+
+@pytest.fixture(autouse=True)
+def no_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", False)
+    asked.clear()
+
+
+def with_judge() -> Task:
+    return Task(dataset=sums(2), solver=generate(), scorer=needs_judge())
+
+
+ASKED = [["easy", "hard", "vague"], ["easy", "easy", "easy"]]
+
+
+def rewards(log: EvalLog) -> list[Any]:
+    return [one["reward"] for one in seen(log)]
+
+
+@pytest.mark.parametrize("on_error", ["raise", -1.0])
+def test_failed_judges_are_asked_again(
+    on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = rolled(with_judge(), tmp_path / "old", ASKED, on_error=on_error)
+    before = rewards(log)
+    assert before[3:] == [0.5, 0.5, 0.5]
+    assert None in before[:3] or -1.0 in before[:3]
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    asked.clear()
+    new, done = rescored(log, tmp_path / "new", failed=True)
+    ended = [one["status"] for one in seen(log)].count("cut")
+    assert done.failures == []
+    assert [r for r in rewards(new) if r is not None] == [0.5] * (6 - ended)
+    assert set(asked) <= {"hard", "vague"}
+    assert done.scored == len(asked) > 0
+    graded = [one["reward"] for one in seen(new) if one["status"] == "graded"]
+    paid = [
+        value for group in trajectory_groups(samples(new)) for value in group.get_total_rewards()
+    ]
+    assert paid == graded
+    assert not [one for one in seen(new) if one["error"] and one["status"] != "cut"]
+
+
+def test_a_judge_that_fails_again_gives_no_reward(tmp_path: Path) -> None:
+    log = rolled(with_judge(), tmp_path / "old", ASKED, on_error=-1.0)
+    new, done = rescored(log, tmp_path / "new", failed=True)
+    assert [(one.id, one.epoch) for one in done.failures] == [("s0", 2), ("s0", 3)]
+    assert (
+        "needs_judge were run again and failed: ConnectionError('the judge"
+        in done.failures[0].reason
+    )
+    assert rewards(new) == [0.5, None, None, 0.5, 0.5, 0.5]
+    assert [one["status"] for one in seen(new)][:3] == ["graded", "failed", "failed"]
+    assert all("could not be computed again" in one["error"] for one in seen(new)[1:3])
+    assert metrics(new, "reward") == {"mean": 0.5, "std": 0.0}
+    assert (new.eval.metadata or {})["errors"] == {"reward": 1, "unscored": 1}
+    assert [group.get_total_rewards() for group in trajectory_groups(samples(new))] == [
+        [0.5],
+        [0.5, 0.5, 0.5],
+    ]
+
+
+def test_the_same_call_only_makes_what_is_missing_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = rolled(by_word(), tmp_path / "good")
+    bad = rolled(with_judge(), tmp_path / "bad", ASKED, on_error=-1.0)
+    logs = [each.location.removeprefix("file://") for each in (good, bad)]
+    before = [hashlib.sha256(Path(log).read_bytes()).digest() for log in logs]
+    how = Rescoring(output=tmp_path / "new", reward="mean")
+    assert asyncio.run(rescore(logs, how)).earlier == 0
+    monkeypatch.setattr("tests.logs.test_rescoring.judge_is_there", True)
+    again = asyncio.run(rescore(logs, how))
+    assert (again.earlier, again.failures, len(again.logs)) == (1, [], 2)
+    assert asyncio.run(rescore(logs, how)).earlier == 2
+    assert before == [hashlib.sha256(Path(log).read_bytes()).digest() for log in logs]
+    with pytest.raises(ConfigError, match="is there already and is not what this command makes"):
+        asyncio.run(rescore(logs, Rescoring(output=tmp_path / "new", reward="first")))
+    assert not [path for path in (tmp_path / "new").iterdir() if path.suffix != ".eval"]
+
+
+def words_are_dear(result: EpisodeResult) -> float:
+    return -float(len(result.state.output.completion.split()))
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({}, "was rewarded by 'words_are_dear', which is no expression; give --reward"),
+        ({"reward": "score:write"}, "names the score 'write', which no score of .*there is graded"),
+        ({"reward": "meen"}, "meen"),
+        ({"reward": "mean", "group_reward": "rnak"}, "rnak"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    how: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    log = rolled(by_word(), tmp_path / "old", reward=words_are_dear)
+    with pytest.raises(ConfigError, match=says):
+        asyncio.run(rescore([log.location], Rescoring(output=tmp_path / "new", **how)))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_log_without_rewards_and_its_own_folder_are_refused(tmp_path: Path) -> None:
+    def run() -> str:
+        (log,) = inspect_eval(
+            by_word(), model="mockllm/model", log_dir=str(tmp_path), display="none", limit=1
+        )
+        return str(log.location)
+
+    other = apart(run)
+    with pytest.raises(ConfigError, match=r"is no log of rollouts.*`inspect score`"):
+        asyncio.run(rescore([other], Rescoring(output=tmp_path / "new")))
+    with pytest.raises(ConfigError, match="is the folder of"):
+        asyncio.run(rescore([other], Rescoring(output=tmp_path)))
+
+
+def test_the_command_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rolled(with_judge(), tmp_path / "old", ASKED, on_error=-1.0)
+    options = ["rescore", str(tmp_path / "old"), "-o", str(tmp_path / "new"), "--failed"]
+    with pytest.raises(SystemExit) as left:
+        apart(lambda: rl(options, standalone_mode=False))
+    assert left.value.code == 3
+    said = capsys.readouterr()
+    assert "sample s0, epoch 2: the scorers needs_judge were run again and failed" in said.err
+    assert "1 log" in said.out
+    assert "0 rewards computed, scorers of 2 rollouts run again; 2 failed." in said.out
+    assert len(logs_in(tmp_path / "new")) == 1
