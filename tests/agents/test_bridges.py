@@ -23,7 +23,7 @@ from tests.tokens.conversations import Rollout
 from tests.tokens.formats import renderer
 from tests.tokens.test_bridged import CORPUS, assert_exact, script
 
-from inspect_tinker_plugin.agents import relay
+from inspect_tinker_plugin.agents import connections
 from inspect_tinker_plugin.agents.bridge import Calls
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import TurnRequest
@@ -143,11 +143,11 @@ async def test_a_damaged_relay_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = tmp_path / "native"
-    shutil.copytree(Path(relay.__file__).parent / "native", native)
+    shutil.copytree(Path(connections.__file__).parent / "native", native)
     for file in native.glob("relay-*"):
         file.write_bytes(file.read_bytes() + b"x")
-    monkeypatch.setattr(relay, "_NATIVE", native)
-    relay.program.cache_clear()
+    monkeypatch.setattr(connections, "_NATIVE", native)
+    connections.program.cache_clear()
     result = await play(task_of("docker_pool", tmp_path, agent(port=free_port())), plum)
     assert result.error is not None
     assert result.error.cause is Cause.SANDBOX

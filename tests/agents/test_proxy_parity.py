@@ -30,8 +30,8 @@ import inspect_ai
 import pytest
 
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, CallFailedError, ModelApi, Request
+from inspect_tinker_plugin.agents.connections import LocalClient
 from inspect_tinker_plugin.agents.http import Client, Room, serve_client
-from inspect_tinker_plugin.agents.pipes import LocalClient
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 BINARIES = sorted((Path(inspect_ai.__file__).parent / "binaries").glob(f"*-{ARCHITECTURE}-v*"))

@@ -46,7 +46,7 @@ from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.compat import load_environment
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.shuffle import Permutation
+from inspect_tinker_plugin.rl.order import Permutation
 from inspect_tinker_plugin.rl.task_handle import _received
 from inspect_tinker_plugin.testing import scripted_model
 

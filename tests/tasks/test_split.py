@@ -7,7 +7,12 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.tasks.split import check_overlap, held_out, sample_hash, split_samples
+from inspect_tinker_plugin.tasks.selection import (
+    check_overlap,
+    held_out,
+    sample_hash,
+    split_samples,
+)
 
 
 def numbered(size: int) -> list[Sample]:

@@ -23,9 +23,16 @@ from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.api import CallFailedError, ModelApi
+from inspect_tinker_plugin.agents.connections import (
+    Installed,
+    LocalClient,
+    Relay,
+    RelayError,
+    Serve,
+    is_local,
+    open_relay,
+)
 from inspect_tinker_plugin.agents.http import Client, Room, serve_client
-from inspect_tinker_plugin.agents.pipes import Installed, LocalClient, is_local, open_relay
-from inspect_tinker_plugin.agents.relay import Relay, RelayError, Serve
 from inspect_tinker_plugin.agents.side_models import asked_model
 from inspect_tinker_plugin.errors import AgentBridgeError
 

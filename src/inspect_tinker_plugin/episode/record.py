@@ -1,22 +1,150 @@
-"""The record of one sample while it runs: its state, and what has ended it so far."""
+"""The record of one sample while it runs: its state, what ended it, and whose fault that was.
+
+Which part caused an exception is decided from where it was raised, not from its message.
+"""
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from logging import getLogger
+from types import TracebackType
 
 from inspect_ai.dataset import Sample
 from inspect_ai.event import ErrorEvent
 from inspect_ai.log import EvalSampleLimit
 from inspect_ai.solver import TaskState
+from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.attribution import attribute, episode_error
-from inspect_tinker_plugin.episode.model import PolicyAPI
+from inspect_tinker_plugin.episode.model import PolicyAPI, PolicyGradingError
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.episode.types import Metrics
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
+from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
+
+_TOOL_DISPATCH = "inspect_ai.model._call_tools"
+_PROVIDERS = "inspect_ai.model._providers"
+_MODEL = "inspect_ai.model._model"
+
+_PROVOKED = (OSError, UnicodeError, OutputLimitExceededError)
+"""Exceptions that a sandbox raises about files and commands, which the policy can provoke. The
+sandbox's own failures have other types, except for a lost connection."""
+
+_OPERATIONS = frozenset({"exec", "read_file", "write_file", "connection"})
+"""Methods of a sandbox environment."""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from, each once."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
+
+
+def _modules(tb: TracebackType | None) -> list[str]:
+    """Modules of a traceback's frames, outermost first."""
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
+
+
+def attribute(
+    error: BaseException,
+    *,
+    phase: Cause,
+    sandbox_modules: frozenset[str] = frozenset(),
+    policy_spoke: bool = True,
+) -> Cause:
+    """Decide the cause of an exception that ended an episode.
+
+    Args:
+        error: The exception, with its traceback.
+        phase: What was running: ``SANDBOX`` (start-up), ``SOLVER`` or ``SCORER``.
+        sandbox_modules: Modules that define the sandbox environments in use.
+        policy_spoke: Whether the policy has given a reply; before that it can provoke nothing.
+
+    Returns:
+        The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
+        a judge that fails under a scorer is the judge's. Errors that commands inside a sandbox
+        can provoke are never the sandbox's own: a policy could void its bad episodes with them.
+        Those before its first reply are the task's, whose file was missing or command too slow.
+    """
+    cause = _found(error, phase, sandbox_modules)
+    if cause is not Cause.INSIDE_SANDBOX or policy_spoke:
+        return cause
+    died = any(isinstance(link, SandboxMisusedError) for link in _chain(error))
+    return Cause.SANDBOX if died else phase
+
+
+def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) -> Cause:
+    if phase is Cause.SANDBOX:
+        return phase
+    for link in _chain(error):
+        if isinstance(link, PolicyGradingError):
+            return Cause.JUDGE
+        if isinstance(link, SandboxMisusedError | SandboxTimeoutError):
+            return Cause.INSIDE_SANDBOX
+        if isinstance(link, SandboxError):
+            return Cause.SANDBOX
+    modules = _modules(error.__traceback__)
+    if sandbox_modules.intersection(modules):
+        provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
+        return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
+    if _raised_by_another_model(modules):
+        return Cause.JUDGE
+    if phase is Cause.SOLVER and _TOOL_DISPATCH in modules and modules[-1] != _TOOL_DISPATCH:
+        return Cause.TOOL
+    return phase
+
+
+def _raised_by_another_model(modules: list[str]) -> bool:
+    return any(module == _MODEL or module.startswith(_PROVIDERS) for module in modules) and not any(
+        module == "inspect_tinker_plugin.episode.model" for module in modules
+    )
+
+
+def _sandbox_operation(error: BaseException, sandbox_modules: frozenset[str]) -> str | None:
+    """Name the operation of a sandbox environment that raised an exception."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name in _OPERATIONS and (
+            str(frame.f_globals.get("__name__", "")) in sandbox_modules
+        ):
+            return frame.f_code.co_name
+    return None
+
+
+def episode_error(
+    error: BaseException,
+    *,
+    cause: Cause,
+    task: str,
+    sample_id: int | str | None,
+    epoch: int,
+    sandbox_modules: frozenset[str] = frozenset(),
+) -> EpisodeError:
+    """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, LimitExceededError):
+        text = f"{error.message} while scoring"
+    operation = _sandbox_operation(error, sandbox_modules)
+    if operation is not None:
+        text = f"{text} (in {operation}() of the sandbox)"
+    wrapped = EpisodeError(
+        f"{type(error).__name__}: {text}",
+        cause=cause,
+        task=task,
+        sample_id=sample_id,
+        epoch=epoch,
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
 
 logger = getLogger(__name__)
 

@@ -1,18 +1,139 @@
-"""Turns a finished episode into what the trainer receives: a reward, a penalty or an error."""
+"""How an episode ends for the trainer: by the rules of its turns, with its rollout, and in what.
+
+The rules are the cookbook's budgets and policies for single turns. An episode whose rollout was
+cancelled or failed is closed without anybody waiting for it. A finished episode becomes what the
+trainer receives: a reward, a penalty or an error.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from logging import getLogger
+from typing import Any
 
-from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Logs, Metrics, StopReason
+from inspect_ai.model import ModelOutput
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    STOP_METRIC_PREFIX,
+    Logs,
+    Metrics,
+    StopReason,
+)
 
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
+from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
+
+
+class TurnRules:
+    """Counts tool calls and malformed calls of one episode, and decides when it must end.
+
+    Attributes:
+        stop: Why the episode must end, once a rule says so.
+    """
+
+    def __init__(self) -> None:
+        self.stop: StopReason | None = None
+        self._calls_left: int | None = None
+        self._policy: ParseErrorPolicy | None = None
+        self._malformed_in_a_row = 0
+
+    def allow_tool_calls(self, budget: int) -> None:
+        """Set the budget of tool calls."""
+        self._calls_left = budget
+
+    def apply(self, policy: ParseErrorPolicy) -> None:
+        """Set the policy for malformed tool calls."""
+        self._policy = policy
+
+    def count(self, reply: ModelOutput) -> Metrics:
+        """Count a reply's tool calls; return the metrics of its turn."""
+        calls = reply.message.tool_calls or []
+        metrics: Metrics = {"tools/calls": len(calls)} if calls else {}
+        if not any(call.parse_error for call in calls):
+            self._malformed_in_a_row = 0
+            return metrics
+        metrics["parse_error"] = 1.0
+        self._malformed_in_a_row += 1
+        if self._policy is not None and self._policy.mask_error_turns:
+            metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+        return metrics
+
+    def refuse(self, reply: ModelOutput) -> str | None:
+        """Return why a counted reply must not reach the solver, ``None`` when it may.
+
+        A reply with more calls than are left is cut to the budget: those calls are carried
+        out, and the episode ends before the next turn.
+        """
+        if self._policy is not None and self._malformed_in_a_row > self._policy.max_consecutive:
+            self.stop = StopReason.PARSE_ERROR
+            return "too many malformed tool calls in a row"
+        calls = reply.message.tool_calls
+        if self._calls_left is None or not calls:
+            return None
+        if self._calls_left == 0:
+            self.stop = StopReason.MAX_TOOL_CALLS
+            return "the budget of tool calls is used up"
+        if len(calls) > self._calls_left:
+            reply.message.tool_calls = calls[: self._calls_left]
+            self.stop = StopReason.MAX_TOOL_CALLS
+        self._calls_left -= min(len(calls), self._calls_left)
+        return None
+
+    def turn_reward(self, metrics: Metrics) -> float:
+        """Return the reward of a turn that did not end the episode."""
+        if self._policy is None or "parse_error" not in metrics:
+            return 0.0
+        return -self._policy.penalty_per_error
+
+    def flat_reward(self) -> float | None:
+        """Return the reward that replaces the episode's own: after too many malformed calls."""
+        if self._policy is not None and self.stop is StopReason.PARSE_ERROR:
+            return self._policy.terminal_reward
+        return None
+
+
+def close_with_rollout(episode: Episode) -> None:
+    """Close an episode when the current task, its rollout, is cancelled or fails.
+
+    A strategy that retries keeps the dead env until its group is done; without this function the
+    env would also keep its sandbox, and a retry could wait for it for ever. A task that runs
+    one rollout after another keeps nothing of those that have ended.
+    """
+    rollout = asyncio.current_task()
+    if rollout is None:
+        return
+    tie = _CloseAfter(weakref.ref(episode))
+    rollout.add_done_callback(tie)
+    episode.at_end(_Untie(weakref.ref(rollout), tie))
+
+
+@dataclass(frozen=True)
+class _CloseAfter:
+    episode: weakref.ref[Episode]
+
+    def __call__(self, rollout: asyncio.Task[Any]) -> None:
+        episode = self.episode()
+        if episode is not None and (rollout.cancelled() or rollout.exception() is not None):
+            episode.shut()
+
+
+@dataclass(frozen=True)
+class _Untie:
+    rollout: weakref.ref[asyncio.Task[Any]]
+    tie: _CloseAfter
+
+    def __call__(self) -> None:
+        rollout = self.rollout()
+        if rollout is not None:
+            rollout.remove_done_callback(self.tie)
+
 
 logger = getLogger(__name__)
 

@@ -27,10 +27,8 @@ from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Out
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
-from inspect_tinker_plugin.rl.cancellation import close_with_rollout
-from inspect_tinker_plugin.rl.ending import Ending, RewardRules
+from inspect_tinker_plugin.rl.ending import Ending, RewardRules, TurnRules, close_with_rollout
 from inspect_tinker_plugin.rl.pacing import turn_to_start
-from inspect_tinker_plugin.rl.turn_rules import TurnRules
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.turns import Turn
 

@@ -19,8 +19,7 @@ from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
-from inspect_tinker_plugin.tasks.selection import Selection
-from inspect_tinker_plugin.tasks.split import check_overlap, split_samples
+from inspect_tinker_plugin.tasks.selection import Selection, check_overlap, split_samples
 
 _ONE_BATCH = 1_000_000
 """Groups in a batch of the test set, so that an evaluation is one log."""

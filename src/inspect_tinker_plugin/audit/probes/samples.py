@@ -16,7 +16,7 @@ from inspect_tinker_plugin.audit.contract import AuditContext, finding, per_samp
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.near import NotInstalled, near_pairs
 from inspect_tinker_plugin.audit.records import EpisodeRecord
-from inspect_tinker_plugin.tasks.split import content_hash, sample_content
+from inspect_tinker_plugin.tasks.selection import content_hash, sample_content
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
