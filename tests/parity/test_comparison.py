@@ -14,7 +14,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelAPI, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import Tool, tool
+from tests.rl.tasks import look
 
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -25,19 +25,6 @@ from inspect_tinker_plugin.testing.sides import ParityError, run_episode, run_ev
 from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
 
 SCRIPT: list[Turn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]
-
-
-@tool
-def look() -> Tool:
-    async def execute(at: str) -> str:
-        """Look at something.
-
-        Args:
-            at: What.
-        """
-        return f"{at} is there"
-
-    return execute
 
 
 def looking(**limits: Any) -> Task:

@@ -24,6 +24,19 @@ def arithmetic(count: int = 4) -> Task:
 
 
 @tool
+def look() -> Tool:
+    async def execute(at: str) -> str:
+        """Look at something.
+
+        Args:
+            at: What.
+        """
+        return f"{at} is there"
+
+    return execute
+
+
+@tool
 def add() -> Tool:
     async def execute(x: int, y: int) -> str:
         """Add two numbers.

@@ -28,8 +28,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, solver
-from inspect_ai.tool import Tool, tool
 from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.tasks import look
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -78,19 +78,6 @@ PLANS = st.recursive(
     ).map(tuple),
     max_leaves=4,
 )  # fmt: skip
-
-
-@tool
-def look() -> Tool:
-    async def execute(at: str) -> str:
-        """Look at something.
-
-        Args:
-            at: What.
-        """
-        return f"{at} is there"
-
-    return execute
 
 
 @solver

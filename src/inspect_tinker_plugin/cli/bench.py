@@ -227,7 +227,7 @@ async def _eval(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
     from inspect_tinker_plugin.scripted import scripted_model
     from inspect_tinker_plugin.tasks.samples import with_samples
-    from inspect_tinker_plugin.testing.sides import with_mapped_sandboxes
+    from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
 
     options = plan.options
     task = plan.resolved.ref.resolve() if plan.resolved.ref else plan.resolved.task
@@ -241,17 +241,11 @@ async def _eval(plan: _Plan) -> SideCost:
         [log] = await eval_async(
             task,
             model=model,
-            model_roles=dict(options.model_roles) or None,
             solver=options.solver,  # type: ignore[arg-type]  # agents and sequences are fine, too
             sandbox=sandbox.for_inspect,
             epochs=plan.passes,
             max_samples=plan.at_once,
-            message_limit=options.message_limit,
-            token_limit=options.token_limit,
-            time_limit=options.time_limit,
-            working_limit=options.working_limit,
-            cost_limit=options.cost_limit,
-            score_on_error=options.score_on_error or None,
+            **eval_arguments(options),
             log_samples=False,
             log_realtime=False,
             log_dir=log_dir,

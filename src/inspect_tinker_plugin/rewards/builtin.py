@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,63 +35,53 @@ class ScoreReward:
 
 
 @dataclass(frozen=True)
-class Mean:
+class _OfParts(ABC):
+    """One number for all of its parts."""
+
+    parts: tuple[RewardAggregator, ...] = ()
+    """Rewards to combine; empty for all scores of the episode."""
+
+    def __post_init__(self) -> None:
+        require_parts(*self.parts)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        rewards = await _rewards(self.parts, result)
+        return Reward(self._value([reward.value for reward in rewards]), _merged(rewards))
+
+    @abstractmethod
+    def _value(self, values: Sequence[float]) -> float: ...
+
+
+@dataclass(frozen=True)
+class Mean(_OfParts):
     """The mean of its parts; without parts, of all scores."""
 
-    parts: tuple[RewardAggregator, ...] = ()
-    """Rewards to combine; empty for all scores of the episode."""
-
-    def __post_init__(self) -> None:
-        require_parts(*self.parts)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        rewards = await _rewards(self.parts, result)
-        return Reward(math.fsum(r.value for r in rewards) / len(rewards), _merged(rewards))
+    def _value(self, values: Sequence[float]) -> float:
+        return math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True)
-class Minimum:
+class Minimum(_OfParts):
     """The least of its parts; without parts, of all scores."""
 
-    parts: tuple[RewardAggregator, ...] = ()
-    """Rewards to combine; empty for all scores of the episode."""
-
-    def __post_init__(self) -> None:
-        require_parts(*self.parts)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        rewards = await _rewards(self.parts, result)
-        return Reward(min(r.value for r in rewards), _merged(rewards))
+    def _value(self, values: Sequence[float]) -> float:
+        return min(values)
 
 
 @dataclass(frozen=True)
-class Maximum:
+class Maximum(_OfParts):
     """The greatest of its parts; without parts, of all scores."""
 
-    parts: tuple[RewardAggregator, ...] = ()
-    """Rewards to combine; empty for all scores of the episode."""
-
-    def __post_init__(self) -> None:
-        require_parts(*self.parts)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        rewards = await _rewards(self.parts, result)
-        return Reward(max(r.value for r in rewards), _merged(rewards))
+    def _value(self, values: Sequence[float]) -> float:
+        return max(values)
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(_OfParts):
     """The product of its parts; without parts, of all scores."""
 
-    parts: tuple[RewardAggregator, ...] = ()
-    """Rewards to combine; empty for all scores of the episode."""
-
-    def __post_init__(self) -> None:
-        require_parts(*self.parts)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        rewards = await _rewards(self.parts, result)
-        return Reward(math.prod(r.value for r in rewards), _merged(rewards))
+    def _value(self, values: Sequence[float]) -> float:
+        return math.prod(values)
 
 
 @dataclass(frozen=True)

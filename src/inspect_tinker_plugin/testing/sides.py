@@ -169,6 +169,19 @@ async def run_eval(
     return trace_of_log(log.samples[0], policy=api.player, others=others, ordered=ordered)
 
 
+def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
+    """Return the options of an episode as arguments of ``eval()``: judges, limits, scoring."""
+    return {
+        "model_roles": dict(options.model_roles) or None,
+        "message_limit": options.message_limit,
+        "token_limit": options.token_limit,
+        "time_limit": options.time_limit,
+        "working_limit": options.working_limit,
+        "cost_limit": options.cost_limit,
+        "score_on_error": options.score_on_error or None,
+    }
+
+
 async def _eval(task: Task, model: Any, options: EpisodeOptions, overrides: Overrides) -> EvalLog:
     os.environ.setdefault("INSPECT_DISPLAY", "none")
     display_type()
@@ -179,19 +192,13 @@ async def _eval(task: Task, model: Any, options: EpisodeOptions, overrides: Over
         [written] = await eval_async(
             task,
             model=model,
-            model_roles=dict(options.model_roles) or None,
             solver=None if overrides.solver is None else overrides.solver(),
             sandbox=sandbox.for_inspect,
             epochs=1,
             log_dir=log_dir,
             log_realtime=False,
             fail_on_error=False,
-            message_limit=options.message_limit,
-            token_limit=options.token_limit,
-            time_limit=options.time_limit,
-            working_limit=options.working_limit,
-            cost_limit=options.cost_limit,
-            score_on_error=options.score_on_error or None,
+            **eval_arguments(options),
         )
         return await read_eval_log_async(written.location, resolve_attachments="full")
 

@@ -243,6 +243,20 @@ def script_faults(players: Mapping[str, Player]) -> list[str]:
     return faults
 
 
+def _of_players(
+    policy: Player, others: Mapping[str, Player], names: Names, *, ordered: bool
+) -> dict[str, Any]:
+    """Return what a trace says of the models: the policy's requests are the first to be named."""
+    return {
+        "requests": dump_requests(policy.requests, names, ordered=ordered),
+        "other_models": {
+            name: dump_requests(player.requests, names, ordered=ordered)
+            for name, player in others.items()
+        },
+        "script_faults": script_faults({"policy": policy, **others}),
+    }
+
+
 def trace_of_result(
     result: EpisodeResult,
     *,
@@ -258,13 +272,8 @@ def trace_of_result(
     names = Names()
     log = None if result.build_log is None else result.build_log()
     state = result.state
-    requests = dump_requests(policy.requests, names, ordered=ordered)
     return Trace(
-        requests=requests,
-        other_models={
-            name: dump_requests(player.requests, names, ordered=ordered)
-            for name, player in others.items()
-        },
+        **_of_players(policy, others, names, ordered=ordered),
         messages=[dump_message(message, names) for message in state.messages],
         output=dump_output(state.output, names),
         scores=dump_scores({name: each.score for name, each in result.scores.items()}, names),
@@ -273,7 +282,6 @@ def trace_of_result(
         store=dump_value(dict(state.store.items()), names),
         metadata=dump_value(state.metadata, names),
         tool_events=dump_tool_events(events if log is None else log.events, names, ordered=ordered),
-        script_faults=script_faults({"policy": policy, **others}),
         log=log,
     )
 
@@ -287,13 +295,8 @@ def trace_of_log(
 ) -> Trace:
     """Return the trace of a sample that Inspect logged."""
     names = Names()
-    requests = dump_requests(policy.requests, names, ordered=ordered)
     return Trace(
-        requests=requests,
-        other_models={
-            name: dump_requests(player.requests, names, ordered=ordered)
-            for name, player in others.items()
-        },
+        **_of_players(policy, others, names, ordered=ordered),
         messages=[dump_message(message, names) for message in sample.messages],
         output=dump_output(sample.output, names),
         scores=dump_scores(sample.scores, names),
@@ -302,7 +305,6 @@ def trace_of_log(
         store=dump_value(sample.store, names),
         metadata=dump_value(sample.metadata, names),
         tool_events=dump_tool_events(sample.events, names, ordered=ordered),
-        script_faults=script_faults({"policy": policy, **others}),
         log=sample,
     )
 
