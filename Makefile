@@ -12,11 +12,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Where PyTorch comes from, when the default index offers more than the CPU build, e.g.
 # `make setup TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"`.
 TORCH_ARGS ?=
-# What is installed beside the package; `make setup EXTRAS=dev,agents,local` adds a Tinker API server.
+# Extras that are installed with the package; `make setup EXTRAS=dev,agents,local` adds a Tinker API server.
 EXTRAS ?= dev,agents
 comma := ,
-# Set-up installs what the lock says. With LATEST=1, for any target, it is the newest releases that
-# pyproject.toml allows instead; PyTorch stays the one of the lock.
+# Set-up installs the locked releases. With LATEST=1, any target installs the newest releases that
+# pyproject.toml allows instead; PyTorch stays at its locked release.
 LATEST ?=
 LOCK := $(if $(LATEST),--upgrade --upgrade-strategy eager,-c constraints.txt)
 KIND := $(if $(LATEST),latest,locked)
@@ -37,7 +37,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything in it (once); LATEST=1: not the locked releases
 
-# The example plugins are installed as any third-party package is: that is what tests look at.
+# The example plugins are installed like any third-party package, because tests check that.
 PLUGINS := $(wildcard example_plugins/*/pyproject.toml)
 
 $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 
 DEMO_TRAINING := --log-dir out/demo-training
 
-# Beside the development tools, so that tests alone do not wait for it.
+# Separate from the development tools, so that tests alone do not wait for it.
 $(LOCAL_STAMP): $(STAMP)
 	@echo "setup 3/3: a Tinker API server for this machine's CPU"
 	@$(INSTALL) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo goes without training."
@@ -77,19 +77,19 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
 	fi
 
-demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach a tiny model to use a tool, from nothing (offline, no key)
+demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach an untrained tiny model to use a tool (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_boxes out/demo-agent
 
-demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that speaks OpenAI's API (offline, no key)
+demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that uses OpenAI's API (offline, no key)
 	@$(PIP) $(LOCK) openai
 	$(BIN)/inspect rl train example_tasks/diary.py --local --log-dir out/demo-program \
 		--batch-size 1 --group-size 16 --learning-rate 4e-2
 
-# Tests fetch nothing; those of programs that are not there are skipped, and say so.
+# Tests fetch nothing; tests of missing programs are skipped, with a reason.
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)
 	@$(BIN)/python -m tests.agents.programs
 
-# Two workers; tests of one engine or server stay in one of them (tests/conftest.py).
+# Two workers; tests that share an engine or a server run in the same one (tests/conftest.py).
 # `make test WORKERS=0` runs them in one process, for a debugger.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
@@ -97,10 +97,10 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 test: $(STAMP) ## run the tests, except those marked slow or long
 	$(PYTEST) -m "not slow and not long"
 
-# CI runs exactly this. `make -k check` goes on after a failure and still fails at the end.
+# CI runs exactly this. `make -k check` continues after a failure and still fails at the end.
 check: format-check lint types test-all ## format, lint, strict types, tests, docs in step
 
-format: $(STAMP) ## write the source as `format-check` wants it
+format: $(STAMP) ## format the source and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -116,11 +116,11 @@ types: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST) -m "not long"
 
-# One at a time: each wants the whole machine. How far a reward rises in a few steps is chance.
+# One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
 test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
 	$(BIN)/python -m pytest -q -m long
 
-test-agents: agent-programs ## agent programs in sandboxes, beside evals (ten minutes)
+test-agents: agent-programs ## run agent programs in sandboxes and compare them with evals (ten minutes)
 	$(BIN)/python -m pytest -q -s -m agents
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
@@ -132,7 +132,7 @@ compat: $(STAMP) ## contract tests and parity over releases of Inspect and the c
 	$(BIN)/python -W ignore scripts/compat.py --jobs $(or $(filter-out 0,$(WORKERS)),1) \
 		$(if $(VERSIONS),$(VERSIONS),--write)
 
-# Releases that exports were tried with; they are no dependencies of this project.
+# Releases that exports were tried with; this project does not depend on them.
 TRAINERS := trl==1.16.0 accelerate psutil verl==0.9.1 verifiers==0.4.0 ray tensordict==0.10.0 \
 	omegaconf antlr4-python3-runtime==4.9.3 hydra-core codetiming torchdata msgpack pyvers orjson
 trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifiers
@@ -142,7 +142,7 @@ trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifie
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py
 
-# Beside what tests/test_lock.py holds, this asks the index whether uv would lock the same.
+# tests/test_lock.py compares the files; this also asks the index whether uv would lock the same.
 lock-check: $(STAMP)
 	$(BIN)/python scripts/update_lock.py --check
 
@@ -151,7 +151,7 @@ executor: ## build the programs that run commands and carry connections in conta
 	$(MAKE) -B -C src/inspect_tinker_plugin/docker_pool/native
 	$(MAKE) -B -C src/inspect_tinker_plugin/agents/native
 
-# Group by group; a failing case says how to run it alone.
+# A failing case says how to run it alone.
 EPISODES ?= 10000
 SEED ?= 0
 faults: $(STAMP) ## run the fault campaign: 10,000 episodes, each with a random fault (ten minutes)
@@ -163,7 +163,7 @@ soak: $(STAMP) ## run fault campaigns with logs for half an hour (MINUTES=5): no
 	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults.soak \
 		--minutes $(MINUTES) --seed $(SEED)
 
-# The older bridge is a side where its source is given: make bench BENCH="--bridge FOLDER".
+# The older bridge is measured as well if its source is given: make bench BENCH="--bridge FOLDER".
 BENCH ?=
 bench: $(STAMP) ## print the table of speeds, beside evals and envs written by hand (ten minutes)
 	$(BIN)/python -W ignore -m benchmarks.table $(BENCH)

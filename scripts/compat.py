@@ -39,13 +39,13 @@ NEWEST = "newest"
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 CONTRACT = ["tests/contract", "tests/test_inspect_internals.py"]
-# What is made of the cookbook's own classes, and the tests whose fixtures are its renderers.
+# Tests that use the cookbook's own classes, or its renderers as fixtures.
 COOKBOOK = [*CONTRACT, "tests/rl", "tests/tokens", "tests/faults", "tests/logs"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one release showed."""
+    """The result of one release."""
 
     name: str
     release: str
@@ -60,7 +60,7 @@ class Row:
 
 
 def releases(name: str) -> list[str]:
-    """The releases of the index that are among the supported ones, newest first."""
+    """Return the supported releases in the index, newest first."""
     shown = subprocess.run(
         [*PIP, "index", "versions", name], capture_output=True, text=True, check=True
     ).stdout
@@ -79,7 +79,7 @@ def _folder(name: str, release: str) -> Path:
 
 
 def install(name: str, release: str) -> None:
-    """Put a release, and nothing else, into its folder."""
+    """Install a release, without its dependencies, into its folder."""
     folder = _folder(name, release)
     if release == NEWEST:
         shutil.rmtree(folder, ignore_errors=True)
@@ -90,7 +90,7 @@ def install(name: str, release: str) -> None:
 
 
 def unmet(folder: Path) -> Iterator[str]:
-    """What the release in a folder asks for, and the environment has in another version."""
+    """Return the requirements of the release in a folder that the environment does not meet."""
     found: Distribution
     [found] = distributions(path=[str(folder)])
     for line in found.requires or []:
@@ -106,7 +106,7 @@ def unmet(folder: Path) -> Iterator[str]:
 
 
 def run(folder: Path, *command: str) -> tuple[bool, str]:
-    """Run Python with the folder first on its path; its verdict and what it printed."""
+    """Run Python with the folder first on its path; return its verdict and its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         cwd=ROOT,
@@ -153,7 +153,7 @@ def _last(said: str, pattern: str) -> str:
 
 
 def source() -> str:
-    """A digest of the package and of what is run here: what a result was shown of."""
+    """Return a digest of the package and of the tests, by which a result can be used again."""
     digest = hashlib.sha256()
     for folder in ("src", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -163,7 +163,7 @@ def source() -> str:
 
 
 def kept(shown_of: str) -> dict[tuple[str, str], Row]:
-    """What was kept of earlier runs, the latest of each release."""
+    """Return the results kept from earlier runs, the latest of each release."""
     rows: dict[tuple[str, str], Row] = {}
     for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.is_file() else ():
         found = json.loads(line)
@@ -174,7 +174,7 @@ def kept(shown_of: str) -> dict[tuple[str, str], Row]:
 
 
 def keep(row: Row, shown_of: str) -> None:
-    """Add a result to what is kept."""
+    """Keep a result."""
     with KEPT.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(row), "source": shown_of}) + "\n")
 
@@ -185,7 +185,7 @@ def _sorted(rows: Iterable[Row]) -> list[Row]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The documentation page with these rows in its table."""
+    """Return the documentation page with these rows in its table."""
     lines = ["| release | tests | parity | notes |", "| --- | --- | --- | --- |", *map(str, rows)]
     table = "\n".join(["", *lines, "", ""])
     return TABLE.sub(lambda _: table, PAGE.read_text(encoding="utf-8"))

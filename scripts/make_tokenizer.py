@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 DESTINATION = HERE.parent / "src" / "inspect_tinker_plugin" / "testing_data" / "tokenizer"
 
 VOCABULARY = 2048
-"""Tokens in all, the added ones included."""
+"""Number of tokens, including the added ones."""
 
 SPECIAL = (
     "<|endoftext|>",
@@ -53,7 +53,7 @@ PIECES = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation, with the line ends after it
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # white space
 )
-"""How text is cut before merges are learned: as Qwen3 cuts it."""
+"""How text is split before merges are learned, as in Qwen3."""
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Farid", "Grace", "Hiro", "Ines", "John")
 THINGS = ("apples", "books", "coins", "eggs", "flowers", "marbles", "pencils", "stamps", "tickets")
@@ -68,7 +68,7 @@ TOOLS = {
 
 
 def sums(rng: random.Random, count: int) -> Iterator[str]:
-    """Arithmetic, as bare equations and as one-sentence problems with their working."""
+    """Return arithmetic, as bare equations and as one-sentence problems with their solutions."""
     for _ in range(count):
         a, b = rng.randrange(2, 1000), rng.randrange(2, 100)
         name, other = rng.sample(NAMES, 2)
@@ -87,7 +87,7 @@ def sums(rng: random.Random, count: int) -> Iterator[str]:
 
 
 def calls(rng: random.Random, count: int) -> Iterator[str]:
-    """Tool declarations, calls and results, as chat templates write them: as JSON."""
+    """Return tool declarations, calls and results in JSON, as chat templates write them."""
     for _ in range(count):
         name = rng.choice(sorted(TOOLS))
         parameter, values = TOOLS[name]
@@ -114,10 +114,10 @@ def calls(rng: random.Random, count: int) -> Iterator[str]:
 
 
 def corpus() -> Iterator[str]:
-    """All training text, in a fixed order."""
+    """Return all training text, in a fixed order."""
     rng = random.Random(0)
     for name in ("prose.txt", "code.txt"):
-        # Twice: the generated text below would otherwise outweigh what people write.
+        # Twice: otherwise there would be more generated text than text written by people.
         text = (HERE / "tokenizer_corpus" / name).read_text(encoding="utf-8")
         yield text
         yield text
@@ -138,12 +138,12 @@ def train() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL) - len(NOT_SPECIAL),
         min_frequency=2,
-        # Every byte has a token, whether the corpus uses it or not: nothing is ever unknown.
+        # Every byte has a token, even if the corpus does not use it: no text is unknown.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    # After training and therefore behind the vocabulary, as in Qwen3.
+    # Added after training, so their ids follow the vocabulary, as in Qwen3.
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in NOT_SPECIAL])
     if tokenizer.get_vocab_size() != VOCABULARY:

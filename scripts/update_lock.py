@@ -1,4 +1,4 @@
-"""Refreshes the locked set-up and says what changed: `make update`.
+"""Refreshes the locked set-up and prints what changed: `make update`.
 
 Two files hold it. `uv.lock` is what uv resolves, with the hashes of PyPI's files, for `uv sync`.
 `constraints.txt` is written from it, one line per distribution, for pip. `--check` changes
@@ -27,7 +27,7 @@ HEADER = """\
 # choose within the ranges of pyproject.toml.
 """
 
-# Whatever index this machine installs from, the lock names the public one.
+# The lock names the public index, whichever index this machine installs from.
 PUBLIC_INDEX = ["--no-config", "--default-index", "https://pypi.org/simple"]
 EXPORT = ["--all-extras", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate"]
 
@@ -43,12 +43,12 @@ def uv(*args: str) -> str:
 
 
 def written_from_lock() -> str:
-    """What `constraints.txt` must say, by the lock."""
+    """Return the `constraints.txt` that follows from the lock."""
     return HEADER + uv("export", "--frozen", "--quiet", "--no-config", *EXPORT)
 
 
 def locked(lock: str) -> dict[str, list[str]]:
-    """Versions by distribution; some have several, for several Pythons."""
+    """Return the versions by distribution; some have several, for several Pythons."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for package in tomllib.loads(lock)["package"]:
         if "version" in package:  # the project's own comes from its tag
@@ -57,7 +57,7 @@ def locked(lock: str) -> dict[str, list[str]]:
 
 
 def changes(before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line per distribution that came, went or has another version."""
+    """Return one line per distribution that was added, removed or has another version."""
     return [
         f"  {name:<32} {' / '.join(before.get(name, ['-'])):>16}  ->  "
         f"{' / '.join(after.get(name, ['-']))}"
@@ -67,7 +67,7 @@ def changes(before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[st
 
 
 def update(*, upgrade: bool) -> None:
-    """Write both files anew, with the newest releases or as far as pyproject.toml asks."""
+    """Write both files again, with the newest releases or only as far as pyproject.toml asks."""
     before = locked(LOCK.read_text(encoding="utf-8")) if LOCK.exists() else {}
     uv("lock", *PUBLIC_INDEX, *(["--upgrade"] if upgrade else []))
     CONSTRAINTS.write_text(written_from_lock(), encoding="utf-8")
@@ -76,7 +76,7 @@ def update(*, upgrade: bool) -> None:
 
 
 def check() -> int:
-    """Hold the three files against each other: 0 when they are in step."""
+    """Compare the three files: 0 if they agree."""
     uv("lock", "--check", *PUBLIC_INDEX)
     if CONSTRAINTS.read_text(encoding="utf-8") == written_from_lock():
         return 0

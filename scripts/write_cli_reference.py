@@ -1,4 +1,4 @@
-"""Write what pages say about options from their declarations; ``--check`` only compares.
+"""Writes what pages say about options, from their declarations; ``--check`` only compares.
 
 ``docs/cli.md`` is made from the commands, the table of options in ``README.md`` from
 ``inspect_tinker_plugin.options``, and ``docs/results.md`` from the classes that it lists.
@@ -84,7 +84,7 @@ def _section(title: str, text: str) -> str:
 
 
 def options_table() -> str:
-    """Return the table of options: a row each, with its default and the commands that have it."""
+    """Return the table of options: a row per option, with its default and its commands."""
     rows = ["| option | meaning | default | commands |", "| --- | --- | --- | --- |"]
     for option in declared_options():
         default = f"`{option.default!r}`".replace("'", '"') if option.default else ""
@@ -94,7 +94,7 @@ def options_table() -> str:
 
 
 def readme() -> str:
-    """Return the README with the table as it should be."""
+    """Return the README with the current table."""
     text = README.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
     return f"{before}{BEGIN}\n{options_table()}\n{after}"

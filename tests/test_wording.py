@@ -14,6 +14,9 @@ PROSE = [
     *sorted((ROOT / "example_plugins").rglob("*.py")),
     *sorted((ROOT / "example_tasks").rglob("*.py")),
     *sorted((ROOT / "benchmarks").iterdir()),
+    *sorted((ROOT / "scripts").glob("*.py")),
+    *sorted((ROOT / "src").rglob("native/*.[ch]")),
+    ROOT / "Makefile",
     ROOT / "README.md",
 ]
 
@@ -40,7 +43,7 @@ def test_no_page_or_module_uses_a_phrase_that_readers_stumble_on(name: str) -> N
     found = [
         f"{path.relative_to(ROOT)}: {match.group(0)!r}"
         for path in PROSE
-        if path.is_file() and path.suffix in {".py", ".md"}
+        if path.is_file() and path.suffix in {".py", ".md", ".c", ".h", ""}
         for match in pattern.finditer(path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)

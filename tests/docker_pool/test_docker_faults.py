@@ -220,18 +220,28 @@ asyncio.run(main())
 """
 
 
+@contextlib.asynccontextmanager
+async def _owner(
+    image: str, *, program: str = _OWNER, command: str = "tail -f /dev/null", **options: Any
+) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
+    """Start a process that has containers, and wait until it has told the id of their owner."""
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, image, command],
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    ) as process:
+        assert process.stdout is not None
+        yield process, (await asyncio.to_thread(process.stdout.readline)).strip()
+
+
 @pytest.mark.parametrize(
     "command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own-command"]
 )
 async def test_what_a_killed_process_left_is_reaped_by_the_next(
     image: str, command: str, left_behind: Any, manager: PoolManager
 ) -> None:
-    killed = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", _OWNER, image, command], stdout=subprocess.PIPE, text=True
-    )
-    with killed:
-        assert killed.stdout is not None
-        owner = (await asyncio.to_thread(killed.stdout.readline)).strip()
+    async with _owner(image, command=command) as (killed, owner):
         alive = await DockerPoolSandboxEnvironment.sample_init(
             "test", DockerPoolConfig(image=image, warm=0), {}
         )
@@ -253,14 +263,7 @@ async def test_a_process_that_is_asked_to_end_leaves_nothing(
 ) -> None:
     program = _OWNER if busy else _OWNER.replace('exec(["sleep", "600"])', 'exec(["sleep", "0"])')
     program = program if busy else program + "\nimport time; time.sleep(600)\n"
-    ended = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", program, image, "tail -f /dev/null"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with ended:
-        assert ended.stdout is not None
-        owner = (await asyncio.to_thread(ended.stdout.readline)).strip()
+    async with _owner(image, program=program) as (ended, owner):
         await asyncio.sleep(0.5)
         assert left_behind(owner)
         ended.send_signal(number)
@@ -270,15 +273,10 @@ async def test_a_process_that_is_asked_to_end_leaves_nothing(
 
 async def test_a_program_with_a_handler_of_its_own_keeps_it(image: str, left_behind: Any) -> None:
     program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n" + _OWNER
-    ended = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", "import sys\n" + program, image, "tail -f /dev/null"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with ended:
-        assert ended.stdout is not None
-        owner = (await asyncio.to_thread(ended.stdout.readline)).strip()
+    async with _owner(image, program="import sys\n" + program, stderr=subprocess.DEVNULL) as (
+        ended,
+        owner,
+    ):
         ended.terminate()
         assert await asyncio.to_thread(ended.wait, 40) == 7
     assert left_behind(owner) == []
@@ -288,15 +286,7 @@ async def test_a_program_with_a_handler_of_its_own_keeps_it(image: str, left_beh
 async def test_what_a_killed_process_left_is_removed_without_another_process(
     image: str, command: str, left_behind: Any
 ) -> None:
-    killed = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", _OWNER, image, command],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with killed:
-        assert killed.stdout is not None
-        owner = (await asyncio.to_thread(killed.stdout.readline)).strip()
+    async with _owner(image, command=command, start_new_session=True) as (killed, owner):
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     await _until(lambda: left_behind(owner) == [], 30)
@@ -397,14 +387,7 @@ async def test_idle_containers_of_a_killed_process_end_by_themselves(
     program = _OWNER.replace(
         'await environments["default"].exec(["sleep", "600"])', "await asyncio.sleep(600)"
     )
-    killed = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", program, image, "tail -f /dev/null"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with killed:
-        assert killed.stdout is not None
-        owner = (await asyncio.to_thread(killed.stdout.readline)).strip()
+    async with _owner(image, program=program) as (killed, owner):
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
     filters = {"label": f"inspect-tinker-plugin.owner={owner}", "status": "running"}

@@ -13,7 +13,7 @@ from inspect_tinker_plugin.plugins import ToolInvocation
 
 @dataclass(frozen=True)
 class RecordedExecutor:
-    """Runs a call once in the lifetime of its file, whatever process asks for it."""
+    """Runs a call once in the lifetime of its file, in whichever process it is made first."""
 
     file: str
     """Path of a JSONL file; created if missing."""

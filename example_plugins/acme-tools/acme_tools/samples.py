@@ -1,4 +1,4 @@
-"""Drops long questions and shouts the others, for tasks that ask for it in their metadata."""
+"""Drops long questions and writes the others in capitals, for tasks whose metadata ask for it."""
 
 from __future__ import annotations
 

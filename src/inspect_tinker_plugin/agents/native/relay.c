@@ -2,13 +2,13 @@
  *
  *   relay PORT [FILE FOLDER]
  *
- * It listens on 127.0.0.1 and hands on, in frames, what clients send and what they are to be sent.
- * A frame is a head of three 32-bit numbers (kind, connection, bytes that follow) and what follows;
- * relay.py has the same list. The harness reads all that it is told, and sends a connection at
- * most WINDOW bytes that were not yet taken, so memory is fixed and no client holds up another.
+ * It listens on 127.0.0.1 and passes on, in frames, what clients send and receive. A frame is a
+ * head of three 32-bit numbers (kind, connection, payload length), then the payload;
+ * connections.py has the same list of kinds. The harness reads all frames, and sends a connection
+ * at most WINDOW bytes that were not yet taken, so memory is fixed and no client delays another.
  *
- * FILE and FOLDER are its own: it removes them when it listens. It ends with its input, so it
- * outlives neither the harness nor the command that it was started with.
+ * FILE is this program and FOLDER where it lies: it removes both when it listens. It ends when its
+ * input does, so it outlives neither the harness nor the command that it was started with.
  */
 #include "../../docker_pool/native/kernel.h"
 
@@ -38,7 +38,7 @@ static int listener;
 
 static void put32(u8 *to, u32 value) { memcpy(to, &value, 4); }
 
-/* What follows the head is in `piece` already. Waits until it is taken: the harness reads on. */
+/* Send a frame whose payload is in `piece` already; wait until it is taken. */
 static void tell(u32 kind, u32 id, u32 size) {
   put32(piece, kind), put32(piece + 4, id), put32(piece + 8, size);
   for (u32 sent = 0; sent < size + 12;) {
@@ -84,7 +84,7 @@ static void welcome(void) {
   }
 }
 
-/* Send what a client takes now. */
+/* Send as much as a client takes now. */
 static void feed(struct connection *one) {
   u8 *ring = rings[one - connections];
   u32 taken = 0;
@@ -181,17 +181,17 @@ void begin(unsigned long *stack) {
   struct {
     u16 family;
     u8 port[2], address[4], rest[8];
-  } where = {2 /* internet */, {(u8)(port >> 8), (u8)port}, {127, 0, 0, 1}, {0}};
+  } where = {2 /* AF_INET */, {(u8)(port >> 8), (u8)port}, {127, 0, 0, 1}, {0}};
   for (int i = 0; i < CONNECTIONS; i++) connections[i].fd = -1;
   if (port < 1 || port > 65535) fail(0, -EINVAL);
-  listener = (int)CALL3(socket, 2, 1 | 04000 | 02000000 /* a stream, as above */, 0);
+  listener = (int)CALL3(socket, 2, 1 | 04000 | 02000000 /* SOCK_STREAM, flags as above */, 0);
   if (listener < 0) fail(1, listener);
-  CALL(setsockopt, listener, 1, 2 /* address may be used again */, &one, sizeof one, 0);
+  CALL(setsockopt, listener, 1, 2 /* SO_REUSEADDR */, &one, sizeof one, 0);
   if ((failed = CALL3(bind, listener, &where, sizeof where)) < 0) fail(2, failed);
   if ((failed = CALL3(listen, listener, 1024, 0)) < 0) fail(3, failed);
   if (argc > 3) {
     CALL3(unlinkat, AT_FDCWD_, argv[2], 0);
-    CALL3(unlinkat, AT_FDCWD_, argv[3], 0x200 /* a folder */);
+    CALL3(unlinkat, AT_FDCWD_, argv[3], 0x200 /* AT_REMOVEDIR */);
   }
   tell(LISTENING, 0, 0);
   serve();

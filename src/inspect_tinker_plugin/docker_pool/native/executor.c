@@ -1,49 +1,49 @@
 /* The executor: process 1 of a docker_pool container.
  *
- * The harness holds the other ends of its input and output, and nobody else: requests come in
- * and answers go out as frames (see executor.py). It runs commands, any number at once, each
- * with pipes of its own, and writes and reads files.
+ * Only the harness holds the other ends of its input and output: requests come in and answers
+ * go out as frames (see executor.py and command.py). It runs commands, any number at once, each
+ * with separate pipes, and writes and reads files.
  *
- * Why no command can forge, steal or bend an answer:
- *  - It runs as a user of its own with capabilities that no command has, so that a command,
- *    `root` included, may not trace it, open its descriptors, signal it, or change its limits,
- *    priority or memory score. What commands of a more capable container could still change is
- *    put right before every command, or else the command is not run.
- *  - How a command ended is what the kernel says of a child (wait4), handed on in memory that
- *    only the executor and its keepers map. No text decides anything.
- *  - Each command has a keeper: its parent and "subreaper", to which all its descendants fall
- *    when their own parents end, whatever sessions and groups they made. So a timeout finds
- *    every one of them. A keeper leaves with its command if that ends by itself; what the
- *    command left in the background then lives on, as under plain `docker exec`.
+ * Why no command can forge, steal or change an answer:
+ *  - The executor runs as a separate user with capabilities that no command has, so that a
+ *    command, even one of `root`, may not trace it, open its descriptors, signal it, or change
+ *    its limits, priority or memory score. Whatever commands of a more capable container could
+ *    still change is restored before every command; if that fails, the command is not run.
+ *  - How a command ended is what the kernel reports about a child (wait4), passed on in memory
+ *    that only the executor and its keepers map. No text decides anything.
+ *  - Each command has a keeper: its parent and "subreaper", which becomes the parent of all
+ *    descendants whose own parents end, whatever sessions and groups they made. So a timeout
+ *    finds all of them. If its command ends by itself, the keeper ends, too; processes that the
+ *    command left in the background continue, as under plain `docker exec`.
  *  - Files are written and read by a child that keeps the executor's user id for signals and
- *    has the asking user's only for the file system: nothing can stop it half-way unseen.
- *  - Memory is fixed and touched at the start: a container out of memory cannot stop it.
+ *    has the asking user's only for the file system: no command can stop it half-way unnoticed.
+ *  - Memory is fixed and touched at the start: a container out of memory cannot stop the executor.
  */
 #include "kernel.h"
 
 #define VERSION 1
-#define FIRST_ID 50000 /* its own users are three of these, within every usual user namespace */
+#define FIRST_ID 50000 /* it takes three user ids from here on, within every usual user namespace */
 #define IDS 5000
 #define JOBS 128
 #define RING (64 * 1024)
 #define CHUNK (64 * 1024)
 #define OUTPUT (4 * CHUNK)
 #define REQUEST (4 * 1024 * 1024)
-#define WORDS (1024 * 1024) /* more than the kernel takes; only what is used is memory */
+#define WORDS (1024 * 1024) /* more than the kernel takes; unused entries take no memory */
 #define TEXT (256 * 1024)
 #define PROCESSES 16384
-#define DRAIN 2000 /* as the engine's own exec waits for output after a command's end */
-#define GRACE 5000 /* from the request to end to the kill, as Inspect's Docker provider */
+#define DRAIN 2000 /* ms that the engine's own exec waits for output after a command's end */
+#define GRACE 5000 /* ms from asking to end until the kill, as in Inspect's Docker provider */
 #define HOLD_WAIT 5000
 #define START_WAIT 30
-#define SPARE (20 * 1024) /* of output: for the answers that every job may cause at once */
-#define REAPED 256 /* ended processes taken at a time: others wait for their turn, too */
+#define SPARE (20 * 1024) /* free bytes of output for answers that all jobs may cause at once */
+#define REAPED 256 /* ended processes handled at a time, so that other work gets its turn */
 #define LOG_LIMIT (64 * 1024)
 #define FIONREAD 0x541B /* bytes in a pipe */
 
 #define BIT(n) (1ULL << (n))
-/* To become other users and to end their processes. The last is one that no engine gives by
- * itself: whoever lacks a capability of a process may not trace it. */
+/* To become other users and to end their processes. The last one is given by no engine by
+ * default: a process that lacks one of another's capabilities may not trace it. */
 #define OWN_CAPS                                                            \
   (BIT(CAP_SETUID) | BIT(CAP_SETGID) | BIT(CAP_SETPCAP) | BIT(CAP_KILL) | \
    BIT(CAP_IPC_LOCK))
@@ -53,12 +53,12 @@ enum { HELLO = 1, OUT, ERR, TAKEN, END, PONG, LOG, READY };
 enum { EXEC, WRITE, READ };
 enum { TIMED_OUT = 1, OVERFLOWED = 2, UNSTOPPED = 4 };
 enum { ENDED, NOT_STARTED, LOST, DONE };
-/* Where a child failed; executor.py has the same list. */
+/* Where a child failed; command.py has the same list. */
 enum {
   AT_NOTHING, AT_USER, AT_GROUP, AT_RANGE, AT_RESET, AT_FOLDER, AT_EXEC, AT_FORK, AT_OPEN,
   AT_KIND, AT_OWNER, AT_SIZE, AT_DATA, AT_LENGTH
 };
-/* A command's state, shared with its keeper: who moves it first decides. */
+/* A command's state, shared with its keeper: the first to change it decides. */
 enum { RUNNING = 1, OVER, HELD, HELD_OVER };
 enum { PHASE_FREE, PHASE_RUN, PHASE_TERM, PHASE_KILL, PHASE_DRAIN, PHASE_STUCK };
 
@@ -72,7 +72,7 @@ struct job {
   u64 limit, sent[2], deadline;
   u32 head, held; /* of the input ring */
   int input_over;
-  int closing, left[2]; /* output that was there when its time was over, still to be taken */
+  int closing, left[2]; /* output from before the command's time was over, not yet taken */
 };
 
 struct bounds {
@@ -136,7 +136,7 @@ static void put32(u8 *to, u32 value) { memcpy(to, &value, 4); }
 static void frame(u8 type, u32 job, const void *data, u32 size) {
   if (output_gone) return;
   make_room();
-  if (room() < size + 12) return; /* cannot be: see `may_read` */
+  if (room() < size + 12) return; /* never happens: see `may_read` */
   put32(output + output_to, size);
   put32(output + output_to + 4, type);
   put32(output + output_to + 8, job);
@@ -161,14 +161,14 @@ static void flush(void) {
 /* Room for a piece of output and all answers that may come with it. */
 static int may_read(void) { return output_gone || room() > CHUNK + 2 * SPARE; }
 
-/* How many bytes of requests may be taken: no request is answered with more than it is long. */
+/* How many bytes of requests may be read: no answer is longer than its request. */
 static u32 may_take(void) {
   if (output_gone) return CHUNK;
   if (room() <= SPARE + 4096) return 0;
   return room() - SPARE < CHUNK ? room() - SPARE : CHUNK;
 }
 
-/* ---- what belongs to a process -------------------------------------------------------- */
+/* ---- limits and priorities of a process ----------------------------------------------- */
 
 static void set_caps(u64 permitted, u64 effective) {
   struct cap_header header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -209,7 +209,7 @@ static void learn(char **environ) {
   }
 }
 
-/* What a process that changed its user could set of the executor is set again. */
+/* Set again what a process that changed its user could have set of the executor. */
 static void put_right(void) {
   struct bounds files = {limits[RLIMIT_NOFILE].hard, limits[RLIMIT_NOFILE].hard};
   CALL(prlimit64, 0, RLIMIT_NOFILE, &files, 0, 0, 0);
@@ -218,7 +218,7 @@ static void put_right(void) {
   write_score(memory_score);
 }
 
-/* Give a command what the container began with; an error if that is not possible any more. */
+/* Give a command what the container began with; an error if that is no longer possible. */
 static int give_back(void) {
   put_right();
   CALL3(ioprio_set, 1, 0, 0);
@@ -258,8 +258,8 @@ static int is_own(u32 uid) {
   return 0;
 }
 
-/* Open what may be anything: nothing but a regular file is ever waited for, and that only while
- * somebody's lease on it runs out, which the kernel sees to. */
+/* Open a path that may be anything: only opening a regular file may wait, and only until a lease
+ * that another process holds on it runs out; the kernel ends it. */
 static long open_any(const char *path, int flags) {
   static char again[40] = "/proc/self/fd/";
   struct facts facts;
@@ -290,7 +290,7 @@ static char *line_end(char *line) {
   return line;
 }
 
-/* Cut a line at its colons into at most eight fields; give how many there are. */
+/* Cut a line at its colons into at most eight fields; return how many there are. */
 static int fields(char *line, char *end, char **field, char **stop) {
   int n = 0;
   field[0] = line;
@@ -318,7 +318,7 @@ static int lists(char *list, char *end, const char *name, unsigned long n) {
     }
 }
 
-/* Read "user", "user:group", names or numbers, as the engine does. */
+/* Read "user" or "user:group", as names or numbers, as the engine does. */
 static struct user find_user(const char *spec) {
   static char home[4096], name[256];
   struct user user;
@@ -398,7 +398,7 @@ static void close_from(int first) {
 }
 
 static void set_descriptors(int in, int out, int err) {
-  /* Above the three first: a pipe's number may be one of these. */
+  /* Move it above the first three descriptors: a pipe's number may be one of them. */
   in = (int)CALL3(fcntl, in, F_DUPFD, 10);
   out = (int)CALL3(fcntl, out, F_DUPFD, 10);
   err = (int)CALL3(fcntl, err, F_DUPFD, 10);
@@ -435,8 +435,8 @@ static const char *variable(const char *name) {
   return "";
 }
 
-/* Execute the words as execvp would; gives the error. `shell`: a file without a format is a
- * script, as for `timeout`, through which Inspect's Docker provider runs a command. */
+/* Execute the words as execvp would; return the error. `shell`: a file without a format is run
+ * as a script, as by `timeout`, through which Inspect's Docker provider runs a command. */
 static long execute(int shell) {
   static char path[8192];
   const char *name = words[0];
@@ -498,15 +498,15 @@ static void become(struct slot *slot, const char *spec, const char *folder, char
   fail(slot, AT_EXEC, failed);
 }
 
-/* The keeper: wait for the command, and for all of its kind once it is to be stopped. */
+/* The keeper: wait for the command and, once it is to be stopped, for all its descendants. */
 static void keep_watch(struct slot *slot, int command) {
   close_from(0);
   for (;;) {
     static int news[32]; /* siginfo: code, pid and status are at 2, 4 and 6 */
-    /* Only looked at: should this keeper be killed now, the executor finds the command's end. */
+    /* Not reaped yet: if this keeper is killed now, the executor finds it. */
     long failed = CALL(waitid, 0 /* P_ALL */, 0, news, WEXITED | WNOWAIT | __WALL, 0, 0);
     if (failed == -EINTR) continue;
-    if (failed) leave(0); /* nobody is left */
+    if (failed) leave(0); /* no child is left */
     int pid = news[4], code = news[2], status = news[6];
     if (pid != command) {
       CALL(wait4, pid, 0, __WALL, 0, 0, 0);
@@ -568,7 +568,7 @@ static void write_file(struct slot *slot, char *path, const char *expected) {
     }
     total += (u64)have;
   }
-  /* Success is what the file then has, not that nobody objected. */
+  /* Success is decided by what the file contains afterwards, not by the absence of errors. */
   if (total != size || stat_of((int)fd, &facts) || facts.size != size)
     fail(slot, AT_LENGTH, -EIO);
   long failed = close_(fd);
@@ -600,7 +600,7 @@ static void read_file(struct slot *slot, const char *path, u64 limit) {
 static void serve_file(struct slot *slot, int kind, const char *spec, char *path, char *size,
                        u64 limit) {
   prctl_(PR_SET_NAME, "executor-file");
-  /* Signals stay blocked: a file over a limit is an error and not a death. */
+  /* Signals stay blocked, so that a file over a limit is an error and does not kill this child. */
   long failed = give_back();
   if (failed) fail(slot, AT_RESET, failed);
   use_files_as(slot, spec);
@@ -641,11 +641,11 @@ static void finish(struct job *job) {
   else if (slot->state == OVER || slot->state == HELD_OVER)
     how = job->kind == EXEC ? ENDED : DONE;
   answer_end(job->id, how, job->flags, slot->status, slot->stage, slot->error);
-  /* What cannot be ended still holds its slot: no other command may get that. */
+  /* A command that cannot be ended keeps its slot: no other command may get it. */
   job->phase = job->child ? PHASE_STUCK : PHASE_FREE;
 }
 
-/* Cut the strings of a request; whether they are as many as it says, and end where it does. */
+/* Cut the strings of a request; return whether their number and their end are as it says. */
 static int cut(char *from, char *end, char **to, u32 count) {
   for (u32 i = 0; i < count; i++) {
     if (from >= end) return 0;
@@ -661,7 +661,7 @@ static int open_pipe(int *reader, int *writer, int mine) {
   if (failed) return (int)failed;
   *reader = ends[0], *writer = ends[1];
   CALL3(fcntl, ends[mine], F_SETFL, O_NONBLOCK);
-  /* A command may open /dev/stdin and the like. Whoever reaches its descriptors is its user. */
+  /* A command may open /dev/stdin and the like: its user owns its descriptors. */
   CALL3(fchmod, ends[0], 0666, 0);
   return 0;
 }
@@ -696,7 +696,7 @@ static void start(u32 id, u8 *body, u32 size) {
   if (flags & 1) {
     error = open_pipe(&in, &job->in, 1);
   } else {
-    /* A description of its own: flags that a command sets on it are nobody else's. */
+    /* Open it separately: flags that a command sets on it affect no other process. */
     char path[40];
     memcpy(path, "/proc/self/fd/", 15);
     decimal(path + 14, (u64)kept_null);
@@ -716,7 +716,7 @@ static void start(u32 id, u8 *body, u32 size) {
     }
     prctl_(PR_SET_CHILD_SUBREAPER, 1);
     prctl_(PR_SET_NAME, "executor-keeper");
-    /* Its number is known before it runs, should it end this keeper at once. */
+    /* Its process id is stored before it runs, in case it ends this keeper immediately. */
     long command = CALL(clone, SIGCHLD | CLONE_PARENT_SETTID, 0, &slot->pid, 0, 0, 0);
     if (command == 0) {
       char **given = words + 2 + argc;
@@ -750,8 +750,8 @@ static u32 hide(const char *spec) {
   while (is_own(user.uid)) own_id = FIRST_ID + (own_id + 1) % IDS;
   prctl_(PR_SET_KEEPCAPS, 1);
   CALL3(setgroups, 0, 0, 0);
-  /* The kernel lets a process set the limits of another whose three ids are all its own: of
-   * these, nobody can have all. */
+  /* The kernel lets a process set the limits of another one if all three user ids are its own:
+   * no process can have all of these. */
   if (CALL3(setresgid, own_id, own_id, own_id) ||
       CALL3(setresuid, own_id, own_id + IDS, own_id + 2 * IDS))
     problems |= 4;
@@ -759,7 +759,7 @@ static u32 hide(const char *spec) {
   if ((caps & OWN_CAPS) != OWN_CAPS) problems |= 8;
   command_caps &= caps;
   set_caps(OWN_CAPS | command_caps, OWN_CAPS);
-  /* What belongs to the process under /proc is then this user's and not root's. */
+  /* Afterwards the files of the process under /proc belong to this user, not to root. */
   prctl_(PR_SET_DUMPABLE, 1);
   return problems;
 }
@@ -782,7 +782,7 @@ static void configure(u8 *body, u32 size) {
   if (child == 0) {
     char *spec = words[0], *folder = words[1];
     set_descriptors(kept_null, out, out);
-    if (!argc) { /* nothing to run: only see whether the user exists */
+    if (!argc) { /* nothing to run: only check whether the user exists */
       CALL3(setfsuid, 0, 0, 0);
       struct user user = find_user(spec);
       if (user.stage) fail(slot, user.stage, -EINVAL);
@@ -797,7 +797,7 @@ static void configure(u8 *body, u32 size) {
   main_pid = (int)child;
 }
 
-/* The user's own command: report when it holds, goes on or ended; what it prints is shown. */
+/* The user's own command: report whether it continues or has ended; pass on what it prints. */
 static void answer_ready(int state) {
   u32 body[4] = {(u32)state, (u32)main_status, (u32)slots[JOBS].stage, (u32)slots[JOBS].error};
   frame(READY, 0, body, sizeof body);
@@ -861,7 +861,7 @@ static void feed(struct job *job) {
     u32 part = RING - job->head < job->held ? RING - job->head : job->held;
     long n = write_(job->in, ring + job->head, part);
     if (n == -EAGAIN || n == -EINTR || n == -ENOMEM) break;
-    if (n <= 0) { /* nobody reads: the rest is of no use */
+    if (n <= 0) { /* the command reads no more: drop the rest */
       job->taken += job->held;
       job->held = 0;
       drop(&job->in);
@@ -916,7 +916,7 @@ static void collect_log(void) {
 
 /* ---- the processes of the container --------------------------------------------------- */
 
-/* Read /proc/PID/stat. A name may hold anything: only what follows the last bracket counts. */
+/* Read /proc/PID/stat. A name may contain anything: only what follows the last bracket counts. */
 static int look(int pid, char *state, int *parent, u64 *start_time) {
   static char path[40], line[1024];
   char *c = path;
@@ -1000,7 +1000,7 @@ static void kill_process(int i) {
   int parent;
   u64 start_time;
   long fd = CALL3(pidfd_open, ids[i], 0, 0);
-  /* The number may be somebody else's by now, but not while the descriptor holds it. */
+  /* The id may be another process's by now, but not while the descriptor is open. */
   if (look(ids[i], &state, &parent, &start_time) && start_time == started[i]) {
     long failed = fd < 0 ? fd : CALL(pidfd_send_signal, fd, SIGKILL, 0, 0, 0, 0);
     if (failed && failed != -ESRCH) kill_(ids[i], SIGKILL); /* an older kernel, an emulator */
@@ -1014,7 +1014,7 @@ static void kill_descendants(int keeper) {
     if (descends(i, keeper)) kill_process(i);
 }
 
-/* Whether some process says by its name that the entry point has come to its end. */
+/* Whether the name of some process says that the entry point has reached its end. */
 static int is_holding(void) {
   static char path[40], name[32];
   list_processes();
@@ -1031,8 +1031,8 @@ static int is_holding(void) {
   return 0;
 }
 
-/* A keeper that was killed (a container's root may have that capability) leaves its command to
- * the executor, which then waits for it itself. */
+/* When a keeper was killed (a container's root may be able to), its command becomes a child of
+ * the executor, which then waits for it. */
 static int adopts(struct job *job, int pid, int status) {
   struct slot *slot = slot_of(job);
   int over = slot->state == OVER || slot->state == HELD_OVER;
@@ -1048,7 +1048,7 @@ static int adopts(struct job *job, int pid, int status) {
   return 1;
 }
 
-/* Gives whether there may be more. */
+/* Return whether there may be more. */
 static int reap(void) {
   for (int taken = 0; taken < REAPED; taken++) {
     int status = 0;
@@ -1066,7 +1066,7 @@ static int reap(void) {
         jobs[i].phase = jobs[i].phase == PHASE_STUCK ? PHASE_FREE : PHASE_DRAIN;
         jobs[i].deadline = now() + DRAIN;
       } else if (jobs[i].child && jobs[i].kind == EXEC && slots[i].pid == pid) {
-        /* A command whose keeper was killed, and which ended before that was seen. */
+        /* A command that ended before it was noticed that its keeper had been killed. */
         slots[i].status = status;
         slots[i].state = slots[i].state == HELD ? HELD_OVER : OVER;
       }
@@ -1075,8 +1075,8 @@ static int reap(void) {
   return 1;
 }
 
-/* Whether all that a command wrote was taken. What others still write is waited for for some
- * time; what is in the pipes by then is taken however long the harness does not listen. */
+/* Whether all output of a command was taken. Output that its descendants still write is waited for
+ * for some time; what is in the pipes then is taken, however long the harness does not read. */
 static int is_drained(struct job *job, u64 time) {
   if ((job->out[0] < 0 && job->out[1] < 0) || job->flags & OVERFLOWED) return 1;
   if (!job->closing && time >= job->deadline) {
@@ -1088,7 +1088,7 @@ static int is_drained(struct job *job, u64 time) {
   return job->closing && job->left[0] <= 0 && job->left[1] <= 0;
 }
 
-/* Do what is due; give how long nothing else is, in milliseconds. */
+/* Do what is due; return for how many milliseconds nothing else will be. */
 static long tend(void) {
   u64 time = now();
   long next = 60000;
@@ -1102,7 +1102,7 @@ static long tend(void) {
         want_end(job);
       } else if (__sync_bool_compare_and_swap(&slot->state, RUNNING, HELD)) {
         job->flags |= TIMED_OUT;
-        if (slot->pid > 0) { /* otherwise nothing has begun that could be asked */
+        if (slot->pid > 0) { /* otherwise no process has started that could be asked to end */
           kill_(-slot->pid, SIGTERM);
           kill_(-slot->pid, SIGCONT);
         }
@@ -1120,7 +1120,7 @@ static long tend(void) {
         continue;
       }
       if (time >= job->deadline)
-        kill_(-1, SIGKILL); /* it forks faster than it can be found: end all at once */
+        kill_(-1, SIGKILL); /* it forks faster than its processes are found: end them together */
       else if (job->kind == EXEC)
         kill_descendants(job->child);
       next = next < 10 ? next : 10;
@@ -1166,7 +1166,7 @@ static void serve(void) {
     if (more) wait = 0;
     int ready = may_read();
     struct __kernel_timespec time = {wait / 1000, wait % 1000 * 1000000L};
-    /* Requests to stop something are taken even when nobody takes output. */
+    /* Requests to stop a command are read even when the harness does not read output. */
     set[0].fd = input_gone || !may_take() ? -1 : 0;
     set[0].events = POLLIN;
     set[1].fd = output_to > output_from ? 1 : -1, set[1].events = POLLOUT;

@@ -1,4 +1,4 @@
-/* The kernel's calls, types and numbers that the executor needs: it has no C library. */
+/* The kernel's calls, types and numbers, for programs without a C library. */
 #ifndef KERNEL_H
 #define KERNEL_H
 
@@ -49,7 +49,7 @@ static long call6(long n, long a, long b, long c, long d, long e, long f) {
 #endif
 }
 
-/* Results are the kernel's own: a negative error number on failure. */
+/* Results are as the kernel returns them: a negative error number on failure. */
 #define CALL(name, a, b, c, d, e, f) \
   call6(__NR_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define CALL3(name, a, b, c) CALL(name, a, b, c, 0, 0, 0)
@@ -61,7 +61,7 @@ __asm__(".globl _start\n_start:\n  xor %ebp, %ebp\n  mov %rsp, %rdi\n  and $-16,
 __asm__(".globl _start\n_start:\n  mov x29, #0\n  mov x30, #0\n  mov x0, sp\n  bl begin\n");
 #endif
 
-/* The compiler may call these by itself. */
+/* The compiler may insert calls of these. */
 void *memcpy(void *to, const void *from, unsigned long n) {
   u8 *t = to;
   const u8 *f = from;
@@ -126,14 +126,14 @@ static int same(const char *a, const char *b) {
   return *a == *b;
 }
 
-/* Whether text begins with so many bytes and then a character. */
+/* Whether a text begins with a word of this length, followed by this character. */
 static int begins(const char *text, const char *name, unsigned long n, char after) {
   for (unsigned long i = 0; i < n; i++)
     if (text[i] != name[i]) return 0;
   return text[n] == after;
 }
 
-/* Read a number; a negative result is none, a too large one is at least 2^31. */
+/* Read a number; negative if there is none, at least 2^31 if it is too large. */
 static long number(const char *text, const char *end) {
   long value = 0;
   if (text == end) return -1;
