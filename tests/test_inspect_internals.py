@@ -16,11 +16,11 @@ from inspect_tinker_plugin.inspect_internals import (
     SUPPORTED_INSPECT,
 )
 
-SOURCE = Path(inspect_internals.__file__)
+SOURCES = sorted(Path(inspect_internals.__file__).parent.glob("*.py"))
 
 
-def imported_private_names() -> set[str]:
-    tree = ast.parse(SOURCE.read_text())
+def imported_private_names(source: Path) -> set[str]:
+    tree = ast.parse(source.read_text())
     names, modules = set(), {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("inspect_ai"):
@@ -38,7 +38,7 @@ def imported_private_names() -> set[str]:
 
 
 def test_every_private_import_is_listed_and_every_listed_name_is_imported() -> None:
-    assert imported_private_names() == set(PRIVATE_NAMES)
+    assert set().union(*map(imported_private_names, SOURCES)) == set(PRIVATE_NAMES)
 
 
 @pytest.mark.parametrize("name", [*PRIVATE_NAMES, *OPTIONAL_NAMES])

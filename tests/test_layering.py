@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "inspect_tinker_plugin"
 NAME = "inspect_tinker_plugin"
-INTERNALS = "inspect_internals.py"
+INTERNALS = "inspect_internals"
 
 TINKER = ("tinker", "tinker_cookbook")
 TINKER_FOLDERS = ("rl", "tokens", "local", "train")
@@ -200,7 +200,7 @@ def is_private_in_inspect(found: Import) -> bool:
     )
 
 
-def test_private_names_of_inspect_are_in_one_module() -> None:
+def test_private_names_of_inspect_are_in_one_package() -> None:
     complain(
         [found for found in IMPORTS if is_private_in_inspect(found) and part_of(found) != INTERNALS]
     )

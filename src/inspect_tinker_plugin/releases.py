@@ -4,7 +4,7 @@ The package's own metadata allows releases newer than those that its tests ran a
 such a release, the first task that is made ready for episodes starts a parity smoke test
 (``testing/smoke.py``) in a separate process, which takes a few seconds. The verdict is
 remembered for this pair of releases, in the user's cache folder. Names that Inspect no longer has
-are detected earlier, on import (``inspect_internals.py``).
+are detected earlier, on import (``inspect_internals/names.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,193 @@
+"""Calls of models and tools: who watches them, who carries them out, and what may be left out."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
+from copy import copy
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from inspect_ai._util.registry import registry_unqualified_name
+from inspect_ai.agent._handoff import AgentTool
+from inspect_ai.model import Model, _call_tools
+from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
+from inspect_ai.solver import TaskState
+from inspect_ai.tool import ToolCall, ToolDef
+from inspect_ai.util import display_type
+
+from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.inspect_internals.names import optional_names
+
+__all__ = [
+    "KNOWN_MODEL_CALLS",
+    "digest_of_model_calls",
+    "knows_model_calls",
+    "leave_out_solver_events",
+    "parse_tool_call",
+    "role_falls_back_on_active_model",
+    "route_tool_calls",
+    "somebody_watches_model_calls",
+    "tool_parse_error_message",
+]
+
+_MODEL_CALL = ("generate", "_generate", "_record_model_interaction", "_connection_concurrency")
+"""Methods of ``Model`` that the fast path of model calls stands for."""
+
+KNOWN_MODEL_CALLS = {
+    "9067fa6926aabc84": "0.3.285",
+}
+"""Releases whose model calls are known to do what the fast path does, by what those methods use."""
+
+
+def role_falls_back_on_active_model() -> bool:
+    """Whether the caller that finds a role unset will use the active model instead.
+
+    For mappings of roles. The caller of their ``get`` is either ``get_model``, which
+    may have been given a default or an error to raise instead, or code that handles it itself.
+    """
+    frame = sys._getframe(2)
+    names = frame.f_code.co_name, frame.f_globals.get("__name__")
+    if names != ("get_model", "inspect_ai.model._model"):
+        return False
+    given = frame.f_locals
+    return not (given.get("model") or given.get("default") or given.get("required"))
+
+
+def digest_of_model_calls() -> str:
+    """Return what tells the model calls of one release of Inspect from those of another.
+
+    It changes when a call uses anything that it did not use before, and not with comments, layout
+    or the version of Python.
+    """
+    used: set[str] = set()
+    for name in _MODEL_CALL:
+        method = getattr(Model, name, None)
+        source = textwrap.dedent(inspect.getsource(method)) if method is not None else ""
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Name(id=used_name) | ast.Attribute(attr=used_name):
+                    used.add(used_name)
+                case ast.arg(arg=used_name) | ast.alias(name=used_name):
+                    used.add(used_name)
+                case ast.keyword(arg=str(used_name)):
+                    used.add(used_name)
+    return hashlib.sha256(" ".join(sorted(used)).encode()).hexdigest()[:16]
+
+
+@cache
+def knows_model_calls() -> bool:
+    """Whether the fast path of model calls does what this release of Inspect does."""
+    try:
+        return optional_names() is not None and digest_of_model_calls() in KNOWN_MODEL_CALLS
+    except (OSError, SyntaxError, TypeError):  # no source at hand
+        return False
+
+
+def somebody_watches_model_calls() -> bool:
+    """Whether hooks, telemetry, a monitor, an agent bridge or a display asks for model calls."""
+    parts = optional_names()
+    return (
+        parts is None
+        or any(hook.enabled() for hook in parts.get_all_hooks())
+        or sys.modules["inspect_ai.hooks._legacy"]._send_telemetry is not None
+        or parts.active_sentinel() is not None
+        or parts._model_event_sink.get() is not None
+        or display_type() == "conversation"
+    )
+
+
+_no_solver_events: ContextVar[bool] = ContextVar("inspect_rl_no_solver_events", default=False)
+
+
+class _Unrecorded(AbstractAsyncContextManager["_Unrecorded"]):
+    """Takes the place of the events around a solver."""
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def complete(self, after_state: TaskState) -> None:
+        """Compare nothing."""
+
+
+def leave_out_solver_events() -> None:
+    """Record neither spans nor changes of the solvers and tools that run in this context.
+
+    Inspect looks both functions up each time that it needs them. A solver that could not be
+    recorded, for want of a name, still fails.
+    """
+    parts = optional_names()
+    if parts is None:
+        return
+    module = sys.modules["inspect_ai.solver._transcript"]
+    if module.solver_transcript is parts.solver_transcript:
+
+        def solver_transcript(solver: Any, state: TaskState, name: str | None = None) -> Any:
+            if not _no_solver_events.get():
+                return parts.solver_transcript(solver, state, name)
+            if name is None:
+                registry_unqualified_name(solver)
+            return _Unrecorded()
+
+        def span_of(name: str, *, type: str | None = None, **others: Any) -> Any:
+            if _no_solver_events.get() and type == "tool":
+                return nullcontext()
+            return parts.span(name=name, type=type, **others)
+
+        module.solver_transcript = solver_transcript  # type: ignore[attr-defined]
+        sys.modules["inspect_ai.model._call_tools"].span = span_of  # type: ignore[attr-defined]
+    _no_solver_events.set(True)
+
+
+ToolRouter = Callable[[Any, ToolCall], Any]
+"""Takes a tool's function and the approved call, and returns what to call instead."""
+
+_inspect_call_tool = _call_tools.call_tool
+_USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
+"""Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
+
+
+def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
+    """Let the router of the running context choose what carries out its approved tool calls.
+
+    Inspect announces an approved and validated call through ``on_execute`` and looks the
+    tool's function up only then; the function is exchanged at that moment, on a copy of the
+    definition. Handoffs to agents are left alone, and so are calls in a context without a router.
+
+    Raises:
+        VersionError: the dispatcher has other parameters than the supported releases.
+    """
+    signature = inspect.signature(_inspect_call_tool)
+    if not set(signature.parameters) >= _USED_OF_CALL_TOOL:
+        raise VersionError(
+            f"tool executors do not work with inspect-ai {version('inspect-ai')}: the "
+            "parameters of its tool dispatcher have changed. Run without tool_executor."
+        )
+
+    async def call_tool(*args: Any, **kwargs: Any) -> Any:
+        router = current()
+        if router is None:
+            return await _inspect_call_tool(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        tools: list[ToolDef] = given["tools"]
+        call: ToolCall = given["call"]
+        on_execute: Callable[[ToolCall], None] | None = given.get("on_execute")
+        chosen = [copy(tool) if tool.name == call.function else tool for tool in tools]
+        definition = next((tool for tool in chosen if tool.name == call.function), None)
+
+        def announced(approved: ToolCall) -> None:
+            if definition is not None and not isinstance(definition.tool, AgentTool):
+                definition.tool = router(definition.tool, approved)
+            if on_execute is not None:
+                on_execute(approved)
+
+        return await _inspect_call_tool(**{**given, "tools": chosen, "on_execute": announced})
+
+    _call_tools.call_tool = call_tool

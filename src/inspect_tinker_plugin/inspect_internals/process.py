@@ -1,0 +1,104 @@
+"""What Inspect keeps for the whole process: its limits, how it starts processes, its trace log."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import anyio
+from anyio.abc import Process
+from inspect_ai.util import _concurrency, _subprocess
+
+from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
+
+__all__ = [
+    "START_PATIENCE",
+    "TRACE",
+    "limit_subprocesses",
+    "share_limits_between_loops",
+    "start_processes_uncut",
+]
+
+TRACE = 13
+"""Level of the records in Inspect's trace log, between ``DEBUG`` and ``INFO``."""
+
+
+class _AnyioOfLimits:
+    """Replaces ``anyio`` in the module of Inspect's limits, with limiters for all event loops."""
+
+    CapacityLimiter = ProcessLimiter
+    Semaphore = ProcessSemaphore
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(anyio, name)
+
+
+def share_limits_between_loops() -> None:
+    """Make Inspect's process-wide limits work with, and count over, all event loops.
+
+    ``concurrency()`` (a model's connections, subprocesses, a tool's own calls) waits in limiters
+    that belong to one loop. A trainer with several threads and a loop in each would wait for
+    ever, since a waiter that is let in from another loop is not woken.
+    """
+    if isinstance(_concurrency.anyio, _AnyioOfLimits):  # type: ignore[attr-defined]  # its import
+        return
+    _concurrency.anyio = _AnyioOfLimits()  # type: ignore[attr-defined,assignment]  # stands in
+    made = getattr(_concurrency._concurrency_registry, "_semaphores", {})
+    for key, limit in list(made.items()):
+        if limit.value >= limit.concurrency:  # one that is in use belongs to a running eval
+            made.pop(key, None)
+
+
+def limit_subprocesses(count: int | None) -> None:
+    """Set how many of Inspect's subprocesses run at once; ``None`` leaves that to Inspect.
+
+    The limit is the process's: episodes wait for the subprocesses of others. A release whose
+    limits have a fixed size keeps the size of the first subprocess.
+    """
+    if count is None:
+        return
+    _subprocess.init_max_subprocesses(count)
+    limits = getattr(_concurrency._concurrency_registry, "_semaphores", {})
+    limit = limits.get("subprocesses")
+    if limit is not None and limit.concurrency != count:
+        limit.concurrency = count
+
+
+START_PATIENCE = 0.5
+"""Seconds that a process whose start was cancelled has to finish starting, before it is killed."""
+
+_open_process = _subprocess.open_process  # type: ignore[attr-defined]  # its import
+
+
+async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
+    """Start a process for Inspect; if the start is cancelled, finish it and kill the process.
+
+    asyncio itself waits for a process whose start is cancelled, and does so for ever if its pipes
+    were not connected yet: they are connected in another task, which a loop that ends cancels as
+    well. Only a second cancellation ends that wait, and nobody else sends one.
+    """
+    starting = asyncio.ensure_future(_open_process(*args, **kwargs))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Done by the loop: this task may be cancelled again, and leave.
+        asyncio.get_running_loop().call_later(START_PATIENCE, starting.cancel)
+        starting.add_done_callback(_kill)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                with suppress(Exception), anyio.move_on_after(START_PATIENCE):
+                    await starting.result().aclose()
+        raise
+
+
+def _kill(started: asyncio.Task[Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        with suppress(ProcessLookupError):
+            started.result().kill()
+
+
+def start_processes_uncut() -> None:
+    """Make Inspect start its processes such that an event loop can end at any moment."""
+    _subprocess.open_process = _open_process_uncut  # type: ignore[attr-defined]  # its import

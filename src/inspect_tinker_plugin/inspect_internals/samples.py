@@ -1,0 +1,227 @@
+"""One sample outside of an eval: its context, state, limits, transcript and entry in a log."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai._eval.context import init_task_context
+from inspect_ai._eval.task.generate import task_generate
+from inspect_ai._eval.task.images import capture_task_input_media, materialize_sample_input
+from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
+from inspect_ai._eval.task.util import sample_messages
+from inspect_ai._util.exception import TerminateSampleError
+from inspect_ai._util.working import init_sample_working_time
+from inspect_ai.agent._acp.transport import _acp_live_active
+from inspect_ai.dataset import Sample
+from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
+from inspect_ai.event._model import LIMIT_CANCEL_ERROR
+from inspect_ai.log import transcript
+from inspect_ai.log._log import eval_error
+from inspect_ai.log._samples import ActiveSample, _sample_active
+from inspect_ai.log._transcript import Transcript, init_transcript
+from inspect_ai.model import GenerateConfig, Model
+from inspect_ai.model._assistant_internal import init_sample_assistant_internal
+from inspect_ai.model._model import init_sample_model_data
+from inspect_ai.scorer._score import init_scoring_context
+from inspect_ai.solver import TaskState
+from inspect_ai.solver._fork import set_task_generate
+from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
+from inspect_ai.tool import ToolCallError
+from inspect_ai.util import Limit
+from inspect_ai.util._anyio import inner_exception
+from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
+from inspect_ai.util._limit import (
+    monitor_working_limit,
+    record_sample_limit_data,
+    reset_sample_limit_data,
+)
+from inspect_ai.util._store import init_subtask_store
+
+__all__ = [
+    "PRIVATE_ATTRIBUTES",
+    "ActiveSample",
+    "TerminateSampleError",
+    "Transcript",
+    "_acp_live_active",
+    "_sample_active",
+    "capture_task_input_media",
+    "create_checkpointer",
+    "create_eval_sample",
+    "enter_scoring_context",
+    "enter_task_context",
+    "eval_error",
+    "init_sample_assistant_internal",
+    "init_sample_model_data",
+    "init_sample_working_time",
+    "init_scoring_context",
+    "init_subtask_store",
+    "init_transcript",
+    "inner_exception",
+    "materialize_sample_input",
+    "monitor_working_limit",
+    "record_event",
+    "record_sample_limit_data",
+    "recorded_events",
+    "reset_sample_limit_data",
+    "resolve_plan",
+    "running_sample",
+    "running_sample_id",
+    "sample_messages",
+    "sample_state",
+    "set_sample_state",
+    "set_task_generate",
+    "state_jsonable",
+    "state_limits",
+    "task_generate",
+]
+
+PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
+    (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
+    (Model, "_generate"): "the fast path of model calls takes its place",
+    (Model, "_connection_concurrency"): "a parked call needs no place in a pool",
+    (Transcript, "_event_updated"): "a call that a limit has cut off is no longer pending",
+    (Transcript, "_event"): "appends an event; the public methods only add info events",
+    (TaskState, "_message_limit"): "the limit object that the sample runs under",
+    (TaskState, "_token_limit"): "the limit object that the sample runs under",
+    (TaskState, "_cost_limit"): "the limit object that the sample runs under",
+}
+"""Private methods and attributes of public classes, with the reason for each."""
+
+
+def record_event(event: Event) -> None:
+    """Append an event to the transcript of the running episode."""
+    transcript()._event(event)
+
+
+def enter_scoring_context(
+    model: Model,
+    model_roles: dict[str, Model | list[Model]],
+    state: TaskState,
+    events: Sequence[Event],
+) -> Transcript:
+    """Bind what a scorer of a logged sample reads to the current context, as `inspect score` does.
+
+    Returns:
+        The transcript, which holds the sample's events.
+    """
+    init_task_context(model, model_roles)
+    init_subtask_store(state.store)
+    recorded = Transcript([*events], log_model_api=False)
+    init_transcript(recorded)
+    return recorded
+
+
+_CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters
+
+
+def enter_task_context(
+    model: Model,
+    model_roles: dict[str, Model | list[Model]],
+    config: GenerateConfig,
+    task: Task,
+) -> None:
+    """Bind model, roles, approval and review of a task to the current context, as an eval does.
+
+    Releases up to 0.3.277 have nothing that asks for the task, and up to 0.3.278 nothing
+    that asks for its description.
+    """
+    about_task = {
+        "sentinel": None,
+        "task_metadata": task.metadata,
+        "task_description": getattr(task, "description", None),
+    }
+    known: dict[str, Any] = {
+        name: value for name, value in about_task.items() if name in _CONTEXT_PARAMETERS
+    }
+    init_task_context(model, model_roles, config, task.approval, task.review, **known)
+
+
+def running_sample(
+    *,
+    task: str,
+    model: str,
+    sample: Sample,
+    state: TaskState,
+    transcript: Transcript,
+    time_limit: int | None,
+    working_limit: int | None,
+) -> ActiveSample:
+    """Make this sample the running one of the current context.
+
+    An eval does this through ``active_sample``, which also lists the sample for the
+    display and opens a session for an operator. The list is emptied by the next
+    ``eval()`` in the process, and the session is most of a sample's start-up cost.
+    """
+    assert sample.id is not None
+    active = ActiveSample(
+        task=task,
+        log_location="",
+        model=model,
+        sample=sample,
+        epoch=state.epoch,
+        message_limit=state.message_limit,
+        token_limit=state.token_limit,
+        token_limit_type=state.token_limit_type,
+        cost_limit=state.cost_limit,
+        time_limit=time_limit,
+        working_limit=working_limit,
+        fails_on_error=True,
+        transcript=transcript,
+        sandboxes={},
+        checkpointer=create_checkpointer(
+            config=None, log_location="", sample_id=sample.id, epoch=state.epoch
+        ),
+        eval_id="",
+        sample_uuid=state.uuid,
+    )
+    active.live_state = state
+    active.on_interrupt = lambda cause: _record_interrupt(transcript)
+    _sample_active.set(active)
+    _acp_live_active.set(True)
+    return active
+
+
+def running_sample_id() -> tuple[int | str | None, int]:
+    """Return id and epoch of the sample running in this context; ``(None, 0)`` outside of one."""
+    active = _sample_active.get(None)
+    return (None, 0) if active is None else (active.sample.id, active.epoch)
+
+
+def recorded_events(transcript: Transcript | None) -> Sequence[Event]:
+    """Return the events of a transcript, and do not count as somebody who reads it."""
+    if transcript is None:
+        return ()
+    recorded: Sequence[Event] | None = getattr(transcript, "recorded", None)
+    return transcript.events if recorded is None else recorded
+
+
+def _record_interrupt(transcript: Transcript) -> None:
+    """Record a call that a limit cuts off as cancelled; in an eval, the operator's session does."""
+    events = recorded_events(transcript)
+    calls = [e for e in events if isinstance(e, ToolEvent | ModelEvent) and e.pending]
+    tools = [call for call in calls if isinstance(call, ToolEvent)]
+    models = [call for call in calls if isinstance(call, ModelEvent)]
+    for tool in tools:
+        tool.error = ToolCallError(type="cancelled", message="Tool call cancelled by limit.")
+        tool.failed = True
+    for model in models:
+        model.error = LIMIT_CANCEL_ERROR
+    transcript._event(
+        InterruptEvent(
+            source="limit",
+            interrupted="tool_call" if tools else "generate" if models else "between_turns",
+            interrupted_tool_call_id=tools[0].id if tools else None,
+            interrupted_model_event_id=models[-1].uuid if models and not tools else None,
+        )
+    )
+    for call in calls:
+        call.pending = None
+        transcript._event_updated(call)
+
+
+def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:
+    """Message, token and cost limit of a state, to be entered around its solver."""
+    return state._message_limit, state._token_limit, state._cost_limit

@@ -1,0 +1,87 @@
+"""Tasks: how Inspect loads, names and finds them, and how it reports bad input."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai._eval.loader import (
+    create_file_tasks,
+    load_file_tasks,
+    load_task_spec,
+    solver_from_spec,
+)
+from inspect_ai._eval.score import resolve_scorers
+from inspect_ai._eval.task.log import resolve_eval_metrics, resolve_eval_scorers
+from inspect_ai._eval.task.util import task_file, task_run_dir
+from inspect_ai._util.decorator import parse_decorators
+from inspect_ai._util.dotenv import init_dotenv
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai._util.registry import (
+    is_registry_object,
+    registry_find,
+    registry_lookup,
+    registry_params,
+    registry_unqualified_name,
+)
+from inspect_ai.model import Model
+from inspect_ai.model._model_config import (
+    model_roles_config_to_model_roles,
+    model_roles_to_model_roles_config,
+)
+from inspect_ai.scorer._metric import to_metric_specs
+from inspect_ai.scorer._scorer import as_scorer_spec, unique_scorer_name
+from inspect_ai.solver._solver import SolverSpec
+
+__all__ = [
+    "PrerequisiteError",
+    "SolverSpec",
+    "create_file_tasks",
+    "in_one_line",
+    "init_dotenv",
+    "load_file_tasks",
+    "load_task_spec",
+    "model_roles_config_to_model_roles",
+    "parse_decorators",
+    "registry_find",
+    "registry_lookup",
+    "registry_params",
+    "registry_unqualified_name",
+    "resolve_scorers",
+    "scoring_in_logs",
+    "solver_from_spec",
+    "task_file",
+    "task_run_dir",
+    "unique_scorer_name",
+    "unqualified_name",
+]
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the message of an error, without line breaks and without Inspect's markup."""
+    text = str(getattr(error, "message", None) or error)
+    plain = re.sub(
+        r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text
+    )
+    return " ".join(plain.split()).removeprefix("ERROR: ") or repr(error)
+
+
+def unqualified_name(name: str) -> str:
+    """Return a registry name without its package."""
+    return registry_unqualified_name(name)
+
+
+def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> dict[str, Any]:
+    """Return the fields of an ``EvalSpec`` that `inspect score` makes scorers and judges from.
+
+    As in an eval's log, keys of APIs are left out. A scorer that no ``@scorer`` function made
+    cannot be made again: it is left out, too.
+    """
+    scorers = [as_scorer_spec(each) for each in task.scorer or [] if is_registry_object(each)]
+    metrics = None if task.metrics is None else to_metric_specs(task.metrics)
+    return {
+        "scorers": resolve_eval_scorers(scorers),
+        "metrics": resolve_eval_metrics(metrics),
+        "model_roles": model_roles_to_model_roles_config(model_roles) or None,
+    }
