@@ -16,9 +16,8 @@ from inspect_ai.solver import generate
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
-from inspect_tinker_plugin.episode.providers import in_surroundings
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.sandbox import Places, sandbox_places
+from inspect_tinker_plugin.episode.sandbox import Places, in_surroundings, sandbox_places
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.errors import Cause
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -106,7 +105,7 @@ def preparing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         await asyncio.sleep(0.05)
 
     monkeypatch.setattr(Counted, "task_init", task_init)
-    monkeypatch.setattr("inspect_tinker_plugin.episode.providers._lifecycle", None)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox._lifecycle", None)
     return calls
 
 

@@ -33,9 +33,8 @@ from inspect_tinker_plugin.agents.side_models import (
     find,
     is_side,
 )
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
+from inspect_tinker_plugin.episode.fast_paths import FastPath, model_call, taken
 from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.model_call import model_call
 from inspect_tinker_plugin.episode.provider import (
     POLICY_MODEL,
     POLICY_NAME,
