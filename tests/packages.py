@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from textwrap import dedent
 
@@ -34,3 +36,26 @@ def require_agent_clients() -> None:
     """Skip a module whose tests need the clients of model APIs (the extra ``agents``)."""
     for name in ("anthropic", "inspect_swe", "openai"):
         pytest.importorskip(name, reason="the extra `agents`")
+
+
+def run(*command: str | Path, cwd: Path | None = None, path: Path | None = None) -> str:
+    """Run a program that has to succeed, and return what it prints.
+
+    Args:
+        command: the program and its arguments.
+        cwd: the folder that it runs in.
+        path: a folder of packages that comes before the installed ones.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [str(each) for each in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

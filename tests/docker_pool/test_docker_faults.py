@@ -235,6 +235,17 @@ async def _owner(
         yield process, (await asyncio.to_thread(process.stdout.readline)).strip()
 
 
+async def _owner_that_ends(image: str, program: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program, image, "tail -f /dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
 @pytest.mark.parametrize(
     "command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own-command"]
 )
@@ -294,14 +305,7 @@ async def test_what_a_killed_process_left_is_removed_without_another_process(
 
 async def test_the_interpreters_exit_releases_all(image: str, left_behind: Any) -> None:
     program = _OWNER.replace('await environments["default"].exec(["sleep", "600"])', "return")
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", program, image, "tail -f /dev/null"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = await _owner_that_ends(image, program)
     assert done.stderr == ""
     assert left_behind(done.stdout.strip()) == []
 
@@ -361,14 +365,7 @@ async def test_containers_that_are_kept_on_purpose_outlive_the_process(
         'await Env.task_cleanup("test", config, False); print(environments["default"]'
         ".container.name)",
     )
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", program, image, "tail -f /dev/null"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = await _owner_that_ends(image, program)
     owner, name = done.stdout.split()
     try:
         assert "was left running" in done.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.packages import run
 
 from inspect_tinker_plugin.plugins import hookspecs
 from inspect_tinker_plugin.plugins.manager import HOOKS, default_plugins
@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOOKS_PAGE = (ROOT / "docs" / "hooks.md").read_text()
 REWARDS_PAGE = (ROOT / "docs" / "rewards.md").read_text()
 EXAMPLES = ROOT / "example_plugins"
+
+python = partial(run, sys.executable)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -79,7 +81,11 @@ def test_a_module_is_shown_whole_first_with_its_imports_and_runs(tmp_path: Path)
     modules = [each.relative_to(tmp_path) for each in sorted(tmp_path.rglob("*.py"))]
     names = [".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules]
     assert len(names) == 8
-    where = run("-c", f"import {', '.join(names)}; print(acme_tools.__file__)", path=tmp_path)
+    where = python(
+        "-c",
+        f"import {', '.join(names)}; print(acme_tools.__file__)",
+        path=tmp_path,
+    )
     assert where.startswith(str(tmp_path))
 
 
@@ -92,10 +98,10 @@ def test_the_tutorial_builds_a_package_from_nothing(tmp_path: Path) -> None:
         assert (package / name).read_text() == (EXAMPLES / "acme-rewards" / name).read_text()
     site = tmp_path / "site"
     pip = ["-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target"]
-    run(*pip, str(site), str(package))
+    python(*pip, str(site), str(package))
     (tmp_path / "try_it.py").write_text(shown["try_it.py"])
-    assert run("try_it.py", cwd=tmp_path, path=site) == shown["what try_it.py prints"] + "\n"
-    where = run("-c", "import acme_rewards; print(acme_rewards.__file__)", path=site)
+    assert python("try_it.py", cwd=tmp_path, path=site) == shown["what try_it.py prints"] + "\n"
+    where = python("-c", "import acme_rewards; print(acme_rewards.__file__)", path=site)
     assert where.startswith(str(site))
 
 
@@ -132,18 +138,3 @@ def test_a_tool_executor_on_the_page_resolves(expression: str) -> None:
 def test_everything_built_in_is_documented(hook: str, page: str) -> None:
     for name in default_plugins().plugins[0].hooks[hook]:
         assert re.search(rf"`{name}\b", page), f"{name} is not documented"
-
-
-def run(*arguments: str, cwd: Path | None = None, path: Path | None = None) -> str:
-    """Run this interpreter, with a folder of packages in front of the installed ones."""
-    environment = dict(os.environ) if path is None else {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from inspect_ai.model import ChatMessageTool
 
@@ -175,52 +175,57 @@ def _merged(rewards: Sequence[Reward]) -> Metrics:
 
 
 @dataclass(frozen=True)
-class LengthPenalty:
+class _OverrunPenalty(ABC):
+    """Subtracts up to ``weight`` for what an episode spends beyond ``target``.
+
+    Nothing up to the target, all of ``weight`` from twice the target on, linear between.
+    """
+
+    metric: ClassVar[str]
+
+    reward: RewardAggregator = field(default_factory=Mean)
+    """The reward to shape."""
+
+    target: float = field(kw_only=True)
+    """What an episode may spend at no cost."""
+
+    weight: float = field(default=1.0, kw_only=True)
+    """The maximum penalty."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+        require_number("target", self.target, above=0)
+        require_number("weight", self.weight)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        penalty = self.weight * _overrun(self._spent(result), self.target)
+        return _less(await part_reward(self.reward, result), self.metric, penalty)
+
+    @abstractmethod
+    def _spent(self, result: EpisodeResult) -> int: ...
+
+
+@dataclass(frozen=True)
+class LengthPenalty(_OverrunPenalty):
     """Subtracts up to ``weight`` for tokens sampled beyond ``target``.
 
     Nothing up to the target, all of ``weight`` from twice the target on, linear between.
     """
 
-    reward: RewardAggregator = field(default_factory=Mean)
-    """The reward to shape."""
+    metric = "length"
 
-    target: float = field(kw_only=True)
-    """Tokens that the policy may sample in an episode at no cost."""
-
-    weight: float = field(default=1.0, kw_only=True)
-    """The maximum penalty."""
-
-    def __post_init__(self) -> None:
-        require_parts(self.reward)
-        require_number("target", self.target, above=0)
-        require_number("weight", self.weight)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        over = _overrun(result.usage.output_tokens, self.target)
-        return _less(await part_reward(self.reward, result), "length", self.weight * over)
+    def _spent(self, result: EpisodeResult) -> int:
+        return result.usage.output_tokens
 
 
 @dataclass(frozen=True)
-class TurnPenalty:
-    """Subtracts up to ``weight`` for turns beyond ``target``; the curve of `LengthPenalty`."""
+class TurnPenalty(_OverrunPenalty):
+    """Subtracts up to ``weight`` for turns (model calls) beyond ``target``, as `LengthPenalty`."""
 
-    reward: RewardAggregator = field(default_factory=Mean)
-    """The reward to shape."""
+    metric = "turns"
 
-    target: float = field(kw_only=True)
-    """Turns (model calls) that an episode may take at no cost."""
-
-    weight: float = field(default=1.0, kw_only=True)
-    """The maximum penalty."""
-
-    def __post_init__(self) -> None:
-        require_parts(self.reward)
-        require_number("target", self.target, above=0)
-        require_number("weight", self.weight)
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        over = _overrun(result.turns, self.target)
-        return _less(await part_reward(self.reward, result), "turns", self.weight * over)
+    def _spent(self, result: EpisodeResult) -> int:
+        return result.turns
 
 
 @dataclass(frozen=True)
