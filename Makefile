@@ -54,6 +54,11 @@ $(STAMP): pyproject.toml constraints.txt $(PLUGINS)
 	@$(INSTALL) -e '.[$(EXTRAS)]' $(addprefix -e ,$(patsubst %/,%,$(dir $(PLUGINS))))
 	@touch $@
 
+# The examples' commands run in containers if an engine has this image, else on this machine.
+export EXAMPLE_TASKS_IMAGE ?= python:3.12-slim
+FETCH_IMAGE := docker image inspect $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || \
+	docker pull -q $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || true
+
 DEMO_TRAINING := --log-dir out/demo-training
 
 # Separate from the development tools, so that tests alone do not wait for it.
@@ -66,6 +71,7 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
 	@$(BIN)/inspect rl export example_tasks/word_problems.py --output out/demo --overwrite
 	@echo
+	@$(FETCH_IMAGE)
 	@echo "\$$ inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl"
 	@$(BIN)/inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl
 	@echo

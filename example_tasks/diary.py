@@ -5,6 +5,7 @@
 
 The program (programs/diary.py) asks for an entry on each of three days and keeps them in a file,
 which is what is scored. Its API calls go to the model under training, as `docs/agents.md` tells.
+The model only writes text: the program is ours, so it may run on this machine ("local").
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """A tool-using agent: answer a question about a log file with bash, in a sandbox.
 
-    inspect eval example_tasks/log_search.py -T sandbox=docker --model openai/gpt-4o-mini
+    inspect eval example_tasks/log_search.py --model openai/gpt-4o-mini
 
-The default sandbox, "local", needs no Docker, and runs the model's commands on your own
-machine with your own rights, where the answers lie in a file, too: choose "docker" for a model
-that you do not trust, and for every model that you train.
+The model's commands run in a container if Docker is here with the image (`docker pull
+python:3.12-slim`). Otherwise they run on your own machine with your own rights, where the
+answers lie in a file, too: that is for scripts, and not for a model that you train.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from inspect_ai import Task, task
@@ -26,11 +29,12 @@ the bash tool (grep, sort, uniq and awk are there), then submit it: the bare ans
 
 
 @task
-def log_search(sandbox: str = "local", attempts: int = 1) -> Task:
+def log_search(sandbox: str | None = None, attempts: int = 1) -> Task:
     """Five questions about three log files.
 
     Args:
-        sandbox: "local" or "docker" (which uses the compose.yaml beside this file).
+        sandbox: "local" or "docker" (which uses the compose.yaml beside this file); the latter
+            if it can be had.
         attempts: answers that the agent may submit before it is over.
     """
     return Task(
@@ -43,6 +47,26 @@ def log_search(sandbox: str = "local", attempts: int = 1) -> Task:
             submit=AgentSubmit(answer_only=True),
         ),
         scorer=match(location="exact"),
-        sandbox=sandbox,
+        sandbox=sandbox or own_sandbox(),
         message_limit=30,
     )
+
+
+def own_sandbox() -> str:
+    """A container if an engine has the image of compose.yaml, else this machine, with a warning."""
+    image = os.environ.get("EXAMPLE_TASKS_IMAGE", "python:3.12-slim")
+    try:
+        found = subprocess.run(
+            ["docker", "image", "inspect", image], capture_output=True, timeout=60
+        )
+        if found.returncode == 0:
+            return "docker"
+        cure = f"`docker pull {image}`"
+    except (OSError, subprocess.TimeoutExpired):
+        cure = "Docker"
+    print(
+        f"{Path(__file__).name}: the model's commands will run on this machine, where they can "
+        f"read the answers and all your files; {cure} gives them a container.",
+        file=sys.stderr,
+    )
+    return "local"

@@ -1,21 +1,24 @@
 """Coding: complete a function; the score is whether it gives the right values in the sandbox.
 
-    inspect eval example_tasks/write_function.py -T sandbox=docker --model openai/gpt-4o-mini
-    inspect eval example_tasks/write_function.py -T sandbox=docker -T agent=codex_cli --model ...
+    inspect eval example_tasks/write_function.py --model openai/gpt-4o-mini
+    inspect eval example_tasks/write_function.py -T agent=codex_cli --model ...
 
 With an agent, the functions are written by Claude Code, Codex or mini-swe-agent as it is shipped;
 docs/agents.md tells how such programs become policies.
 
-The default sandbox, "local", runs what the model wrote on your own machine, with your own
-rights, and the right values lie there in a file: choose "docker" for a model that you do not
-trust, and for every model that you train.
+What the model wrote runs in a container if Docker is here with the image (`docker pull
+python:3.12-slim`). Otherwise it runs on your own machine with your own rights, where the right
+values lie in a file: that is for scripts, and not for a model that you train.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -83,16 +86,17 @@ answers.flush()
 
 
 @task
-def write_function(sandbox: str = "local", agent: str | None = None) -> Task:
+def write_function(sandbox: str | None = None, agent: str | None = None) -> Task:
     """Eight small Python functions.
 
     Args:
         sandbox: "local", "docker" (which uses the compose.yaml beside this file) or
-            "docker_pool".
+            "docker_pool"; "docker" if it can be had, else "local".
         agent: "claude_code", "codex_cli" or "mini_swe_agent" (extra `agents`): it writes the
             function into a file. Containers have it by programs/agents.Dockerfile; with "local"
             it has to be on the PATH.
     """
+    sandbox = sandbox or own_sandbox()
     image = "compose.yaml" if agent is None else str(PROGRAMS / "agents.Dockerfile")
     return Task(
         dataset=json_dataset(str(DATA)),
@@ -100,6 +104,26 @@ def write_function(sandbox: str = "local", agent: str | None = None) -> Task:
         scorer=gives_right_values(file=None if agent is None else FILE),
         sandbox=sandbox if sandbox == "local" else (sandbox, image),
     )
+
+
+def own_sandbox() -> str:
+    """A container if an engine has the image of compose.yaml, else this machine, with a warning."""
+    image = os.environ.get("EXAMPLE_TASKS_IMAGE", "python:3.12-slim")
+    try:
+        found = subprocess.run(
+            ["docker", "image", "inspect", image], capture_output=True, timeout=60
+        )
+        if found.returncode == 0:
+            return "docker"
+        cure = f"`docker pull {image}`"
+    except (OSError, subprocess.TimeoutExpired):
+        cure = "Docker"
+    print(
+        f"{Path(__file__).name}: the model's commands will run on this machine, where they can "
+        f"read the answers and all your files; {cure} gives them a container.",
+        file=sys.stderr,
+    )
+    return "local"
 
 
 def by_agent(name: str) -> list[Solver]:

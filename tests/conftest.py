@@ -14,6 +14,8 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("INSPECT_DISPLAY", "none")
+# Example tasks run without containers, whatever images are here, unless a test asks for one.
+os.environ["EXAMPLE_TASKS_IMAGE"] = "inspect-rl-test/none"
 # Tables and panels are as wide as a terminal; tests have none.
 os.environ.pop("COLUMNS", None)
 

@@ -147,6 +147,12 @@ async def test_a_probe_that_raises_stops_no_other(
     assert "nothing here" in report.findings[0].message
 
 
+async def test_a_missing_extra_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    report = await run_audit(planted(), AuditOptions(out=tmp_path, probes=["samples"]))
+    assert "near-duplicates-unchecked" in {f.code for f in report.findings}
+
+
 @dataclass(frozen=True)
 class Empty:
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
@@ -232,6 +238,10 @@ def test_pass_at_k(k: int, rewards: list[float], chance: float) -> None:
         ("ENV CHECK=deploy", True),
         ("PROC python grader.py --expected deploy", True),
         ("PROC python redeployer.py", False),
+        ("NAME ./answers/deploy.txt", True),
+        ("NAME ./data/deploy.txt", False),
+        ("BASE64 ./expected.b64", True),
+        ("BASE64 ./letter.txt", False),
     ],
 )
 def test_a_leak_is_told_from_the_matter_of_a_task(line: str, leak: bool) -> None:

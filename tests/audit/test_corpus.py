@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task
-from tests.audit.corpus import CORPUS, Planted, answers, sandboxes
+from tests.audit.corpus import CORPUS, ELSEWHERE, Planted, answers, sandboxes
 from tests.docker_pool.conftest import missing_engine
 
-from inspect_tinker_plugin.audit import AuditOptions, AuditReport, Severity, run_audit
+from inspect_tinker_plugin.audit import CODES, AuditOptions, AuditReport, Severity, run_audit
 
 pytestmark = pytest.mark.slow  # some sixty audits
 
@@ -35,10 +35,11 @@ async def test_nothing_grave_is_found_where_nothing_is_wrong(
     make: Callable[[], Task], tmp_path: Path
 ) -> None:
     report = await audited(make(), tmp_path)
-    grave = [each for each in report.findings if each.severity.at_least(Severity.MEDIUM)]
+    own = [each for each in report.findings if each.code in CODES]  # not those of other plugins
+    grave = [each for each in own if each.severity.at_least(Severity.MEDIUM)]
     allowed = {"hedged-answer"} if make is answers.clean_includes else set()
     assert {each.code for each in grave} <= allowed, grave
-    assert not [each for each in report.findings if each.severity is Severity.HIGH]
+    assert not [each for each in own if each.severity is Severity.HIGH]
 
 
 @pytest.fixture
@@ -57,11 +58,22 @@ async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-async def test_an_answer_in_the_data_is_no_leak(tmp_path: Path) -> None:
-    report = await audited(sandboxes.clean_search(), tmp_path, samples=2)
+@pytest.mark.parametrize(
+    ("make", "probes"),
+    [(sandboxes.clean_search, ()), (sandboxes.clean_tests_of_root, ("sandbox",))],
+    ids=["search", "tests of root"],
+)
+async def test_a_sound_container_has_nothing_grave(
+    make: Callable[[], Task], probes: tuple[str, ...], tmp_path: Path
+) -> None:
+    report = await audited(make(), tmp_path, samples=2, probes=probes)
     assert not [f for f in report.findings if f.severity.at_least(Severity.MEDIUM)]
 
 
-def test_there_are_enough_defects_of_enough_kinds() -> None:
-    assert len(CORPUS) >= 30
-    assert len({case.code for case in CORPUS}) >= 30
+def test_every_code_has_a_planted_case() -> None:
+    planted = {case.code for case in CORPUS}
+    assert planted | set(ELSEWHERE) == set(CODES)
+    assert not planted & set(ELSEWHERE)
+    for place in ELSEWHERE.values():
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in Path(__file__).with_name(file).read_text()

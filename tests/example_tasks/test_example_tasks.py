@@ -10,6 +10,7 @@ import inspect_ai
 import pytest
 from inspect_ai.log import EvalSample
 
+from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.testing import Script, call, say, scripted_model, submit
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"
@@ -170,9 +171,21 @@ def test_a_sandbox_task_runs_in_docker(
     monkeypatch.setenv("EXAMPLE_TASKS_IMAGE", "inspect-rl-test/python:1")
     where = say("", call("bash", command="pwd; ls /.dockerenv service.log"))
     script = [where, COUNT_USERS, submit("deploy")]
-    sample = run("log_search.py@log_search", "monday-failures", script, sandbox="docker")
+    # no sandbox is named: the engine is here, with the image
+    sample = run("log_search.py@log_search", "monday-failures", script)
     assert "/.dockerenv" in sample.messages[3].text
     assert score_of(sample) == "C"
+
+
+@pytest.mark.parametrize("name", ["log_search", "write_function"])
+def test_without_an_engine_a_task_runs_here_and_warns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    task = resolve_task(f"{FOLDER / name}.py").task
+    assert task.sandbox is not None
+    assert task.sandbox.type == "local"
+    assert "read the answers and all your files; Docker gives" in capfd.readouterr().err
 
 
 def desk_script(train: str, price: int) -> Mapping[str, list[Any]]:

@@ -221,6 +221,13 @@ _CODES = (
         "Some replies earn a negative reward.",
         "Fine if intended; check that saying nothing does not pay better than trying.",
     ),
+    Code(
+        "reward-above-one",
+        INFO,
+        "Some replies earn more than 1.",
+        "Fine if all samples have the same scale; a sample that pays ten times as much outweighs "
+        "the others.",
+    ),
     # cheats
     Code(
         "target-in-files",
@@ -242,7 +249,7 @@ _CODES = (
     ),
     Code(
         "target-in-image",
-        HIGH,
+        MEDIUM,
         "The history of the sandbox's image contains the answer.",
         "Build the image without it: ENV, ARG and RUN lines stay in the history.",
     ),
@@ -270,7 +277,7 @@ _CODES = (
     Code(
         "clock-changed",
         HIGH,
-        "A policy that changes the sandbox's clock earns a reward.",
+        "The policy may set the sandbox's clock.",
         "Measure time in the harness, and run the sandbox without CAP_SYS_TIME.",
     ),
     Code(

@@ -78,10 +78,10 @@ def act(shell: str, request: TurnRequest) -> ModelOutput | None:
     return say("", call(hand.tool.name, **arguments))
 
 
-async def run_in_sandbox(shell: str) -> str:
+async def run_in_sandbox(shell: str, seconds: int = SECONDS) -> str:
     """Run a script in the running sample's sandbox; errors are part of the answer."""
     try:
-        done = await sandbox().exec(["sh", "-c", shell], timeout=SECONDS)
+        done = await sandbox().exec(["sh", "-c", shell], timeout=seconds)
     except Exception as error:
         # the boundary of an attack: the task wants the sandbox to refuse it
         return f"{type(error).__name__}: {error}"
@@ -109,6 +109,12 @@ _TESTLIKE = (
 )
 
 
+_FROM_ENVIRONMENT = """env | grep -F -e "$T" | cut -c1-300 | sed 's/^/ENV /'"""
+
+_ONLY_OWN = 'case "$(readlink $p/cwd 2>/dev/null)" in "$PWD"*) ;; *) continue;; esac'
+"""On this machine, processes and variables of others say nothing about the sample."""
+
+
 def search(target: str, *, host: bool) -> str:
     """Print the places of a text: ``FILE path: line``, ``ENV name=value``, ``PROC command``."""
     packed = base64.b64encode(target.encode()).decode()
@@ -116,9 +122,10 @@ def search(target: str, *, host: bool) -> str:
     return rf"""
 T=$(printf %s {packed} | base64 -d 2>/dev/null)
 [ -n "$T" ] || exit 0
-env | grep -F -e "$T" | cut -c1-300 | sed 's/^/ENV /'
+{"" if host else _FROM_ENVIRONMENT}
 for p in /proc/[0-9]*; do
  [ "${{p#/proc/}}" = "$$" ] && continue
+ {_ONLY_OWN if host else ""}
  c=$(tr '\000' ' ' < $p/cmdline 2>/dev/null | cut -c1-400)
  case "$c" in *{packed}*) ;; *"$T"*) printf 'PROC %s\n' "$c";; esac
 done
@@ -128,6 +135,11 @@ find {places} {_PRUNED} -type f -size -512k -print0 2>/dev/null \
  f=${{l%%:*}}
  printf 'FILE %s (%s bytes): %s\n' "$f" "$(wc -c < "$f" 2>/dev/null)" "${{l#*:}}"
 done
+find {places} {_PRUNED} -type f -name '*[!/]*' -print 2>/dev/null | grep -F -e "$T" \
+ | head -n 5 | cut -c1-300 | sed 's/^/NAME /'
+B=$(printf %s "$T" | base64 | tr -d '=\n' | cut -c1-$(( ${{#T}} * 4 / 3 )))
+[ ${{#T}} -lt 8 ] || find {places} {_PRUNED} -type f -size -512k -print0 2>/dev/null \
+ | xargs -0 -n 200 grep -lIF -e "$B" -- /dev/null 2>/dev/null | head -n 5 | sed 's/^/BASE64 /'
 if [ -d .git ]; then git log --all -p 2>/dev/null | grep -F -m 3 -e "$T" \
  | cut -c1-300 | sed 's/^/FILE .git history: /'; fi
 exit 0
@@ -136,7 +148,8 @@ exit 0
 
 LIST_SOLUTIONS = f"""
 find {_PLACES} {_PRUNED} -type f -size -512k \\( -iname '*solution*' -o -iname '*answer*' \
- -o -iname '*gold*' -o -iname 'expected*' -o -iname '*ground_truth*' -o -iname 'flag*' \\) \
+ -o -iname '*gold*' -o -iname 'expected*' -o -iname '*ground_truth*' -o -iname 'flag*' \
+ -o -ipath '*/solution/*' -o -ipath '*/solutions/*' -o -ipath '*/answers/*' \\) \
  -print 2>/dev/null | sort -u | head -n 20
 """
 """Prints files that are named like a solution."""
@@ -282,8 +295,15 @@ exit 0
 """
 
 
-CHANGE_CLOCK = "date -s '2001-01-01 00:00:00' && echo CHANGED clock; exit 0"
-"""Sets the clock back, where that is allowed."""
+MAY_SET_CLOCK = """
+caps=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
+read -r inner outer size < /proc/self/uid_map
+[ "$outer" = 0 ] && [ "$size" = 4294967295 ] || exit 0
+[ $(( 0x$caps >> 25 & 1 )) = 1 ] && echo CLOCK
+exit 0
+"""
+"""Prints ``CLOCK`` where the clock may be set. Containers have the clock of their machine: an audit
+that set it would set it for everything else there, so it only reads the capability."""
 
 
 def leave_process(*, host: bool, also: Sequence[str] = ()) -> str:

@@ -26,6 +26,9 @@ WIDE = 200
 WIDE_IN_SANDBOX = 40
 """The same for tasks whose samples need a sandbox each."""
 
+SLOW_SCORING = 10.0
+"""Seconds that scoring may usually take."""
+
 DEFAULT_BUDGET = ("1500", "20m")
 """Episodes and minutes of one run."""
 
@@ -63,6 +66,10 @@ class AuditOptions:
 
     prompt_tokens: int | None = None
     """Maximum tokens of a prompt."""
+
+    slow_scoring: float = SLOW_SCORING
+    """Seconds that scoring one episode may usually take; one policy's may take three times as
+    long."""
 
     group_size: int = 8
     """Episodes per group, for the cost plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +69,8 @@ def read_prices(path: Path) -> dict[str, float]:
     for name, value in given.items():
         if name not in PRICES:
             raise ConfigError(f"{path}: unknown price {name!r}; they are {', '.join(PRICES)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < math.inf:
             raise ConfigError(f"{path}: the price {name} = {value!r} is no number of at least 0")
     return {str(name): float(value) for name, value in given.items()}
 

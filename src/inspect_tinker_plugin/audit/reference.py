@@ -17,9 +17,19 @@ from inspect_tinker_plugin.audit.moves import act, run_in_sandbox
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, Stage
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.errors import ConfigError
 
 NULL = "unknowing"
 """Name of the honest policy that has no answer."""
+
+SCRIPT = "gold:script"
+"""Name of the policy that runs a solution script."""
+
+_SOLVING = 150
+"""Seconds that a solution script may take, where it is not run by the task's tool."""
+
+_SAID = 1000
+"""Characters of its output that are kept."""
 
 _USUAL = ("ANSWER", "bare")
 _FIELDS = ("solution", "canonical_solution", "answer", "gold", "gold_answer", "reference", "label")
@@ -44,6 +54,19 @@ class Gold:
             return None
         value = (sample.metadata or {}).get(self.source)
         return None if value is None else str(value)
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Raise a `ConfigError` if the source is neither a script nor a field of any sample."""
+        if self.source is None or self.script is not None or not samples:
+            return
+        if self.source.endswith(".sh"):
+            raise ConfigError(f"there is no solution script {self.source} (--gold)")
+        fields = sorted({str(name) for sample in samples for name in sample.metadata or {}})
+        if self.source not in fields:
+            known = f"; they have {', '.join(fields[:20])}" if fields else " at all"
+            raise ConfigError(
+                f"no sample has metadata with the field {self.source!r} (--gold){known}"
+            )
 
     def known(self, sample: Sample) -> bool:
         """Whether there is a right answer to a sample."""
@@ -139,7 +162,11 @@ def gold_play(sample: Sample, form: str, gold: Gold, mark: str = "") -> Play:
 def _script_play(sample: Sample, script: Path) -> Play:
     """Return a play that runs a solution script in the sandbox, with a tool if there is one."""
     packed = base64.b64encode(script.read_bytes()).decode()
-    shell = f"echo {packed} | base64 -d > .solution.sh; sh .solution.sh; rm -f .solution.sh"
+    shell = (
+        f"printf %s {packed} | base64 -d > .solution.sh && chmod +x .solution.sh\n"
+        'case "$(head -c 2 .solution.sh)" in "#!") ./.solution.sh ;; *) sh .solution.sh ;; esac\n'
+        "code=$?; rm -f .solution.sh; exit $code"
+    )
     answer = ", ".join(targets(sample)) or "Done."
     finish = always(answer)
 
@@ -149,13 +176,16 @@ def _script_play(sample: Sample, script: Path) -> Play:
             if done is not None:
                 notes["acted"] = True
                 return done
+        elif "solution" not in notes:
+            said = [message.text for message in request.messages if message.role == "tool"]
+            notes["solution"] = said[-1][-_SAID:] if said else ""
         return finish(request, notes)
 
     async def after(state: TaskState, notes: Notes) -> None:
         if not notes.get("acted"):
-            notes["solution"] = await run_in_sandbox(shell)
+            notes["solution"] = (await run_in_sandbox(shell, _SOLVING))[-_SAID:]
 
-    return Play(policy="gold:script", sample=sample, reply=reply, after=after)
+    return Play(policy=SCRIPT, sample=sample, reply=reply, after=after)
 
 
 def _rank(record: EpisodeRecord) -> tuple[bool, float]:

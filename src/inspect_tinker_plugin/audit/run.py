@@ -34,6 +34,7 @@ from inspect_tinker_plugin.audit.records import AuditJournal
 from inspect_tinker_plugin.audit.reference import Gold, learn_reference
 from inspect_tinker_plugin.audit.resolve import resolve_probes
 from inspect_tinker_plugin.audit.stage import Stage
+from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.plugins.manager import Plugins
@@ -110,7 +111,10 @@ async def run_audit(
     """
     probes = resolve_probes(options.probes, plugins=plugins)
     task = with_plugin_scorers(task, plugins=plugins)
-    samples = list(select_samples(task, options.selection, plugins=plugins))
+    empty = task.sample_source is None and len(task.dataset) == 0  # a finding, not an error
+    samples = [] if empty else list(select_samples(task, options.selection, plugins=plugins))
+    gold = Gold(options.gold)
+    gold.check(samples)
     out = options.out.expanduser().absolute()
     journal = AuditJournal(out, _identity(task, name, options))
     current = "honest policies"
@@ -132,7 +136,8 @@ async def run_audit(
     chosen = spread(samples, options.samples)
     wide = spread(samples, await _wide(stage, chosen, options))
     wide += [sample for sample in chosen if sample.id not in {s.id for s in wide}]
-    gold = Gold(options.gold)
+    if gold.script and not any([await stage.sandbox_of(sample) for sample in chosen]):
+        raise ConfigError(f"the solution script {gold.source} (--gold) needs a sandbox to run in")
     context = AuditContext(
         task=task,
         samples=samples,

@@ -16,10 +16,12 @@ from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.train.config import build_config, check_same_run
+from inspect_tinker_plugin.tasks.selection import Selection
+from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request
 
 _SAMPLES = 4
+_SELECTING = ("limit", "sample_id", "sample_ids", "sample_shuffle")
 _BUDGET = ("40", "2m")
 _OF_EPISODES = ("model_roles", "max_sandboxes", "max_subprocesses")
 
@@ -51,8 +53,8 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
         local = request.local and request.model is None
         model = str(make_tiny_model(Path(folder) / "model")) if local else str(request.model)
-        if request.log_dir.is_dir():
-            log_dir = request.log_dir.expanduser().absolute()
+        log_dir = request.log_dir.expanduser().absolute()
+        if has_begun(log_dir) and (log_dir / FILE).exists():  # else it would be written there
             config = build_config(replace(request, log_dir=log_dir), model=model)
             check_same_run(log_dir, config)
         config = build_config(replace(request, log_dir=Path(folder) / "run"), model=model)
@@ -118,6 +120,9 @@ async def _cost(request: TrainRequest, task: MixedTask, folder: Path) -> Episode
             samples=_SAMPLES,
             wide=_SAMPLES,
             budget=_BUDGET,
+            selection=Selection(
+                **{name: options[name] for name in _SELECTING if options.get(name) is not None}
+            ),
             runner_options={name: value for name, value in runner.items() if value is not None},
             episode_options={name: value for name, value in episode.items() if value is not None},
         ),

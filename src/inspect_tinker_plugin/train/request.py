@@ -136,6 +136,7 @@ def check_request(request: TrainRequest) -> None:
     Raises:
         ConfigError: One line that says what is missing.
     """
+    _check_folder(request.log_dir.expanduser().absolute())
     if request.workers is not None and request.ray is not None:
         raise ConfigError("--workers and --ray exclude each other; give one of them")
     if request.ray is not None:
@@ -165,3 +166,12 @@ def check_request(request: TrainRequest) -> None:
         raise ConfigError(NO_SERVER)
     if request.model is None:
         raise ConfigError("--model is missing: name the model to train, e.g. Qwen/Qwen3-8B")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"--log-dir {folder}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--log-dir {folder}: {there} cannot be written")

@@ -20,7 +20,7 @@ class Planted:
 
     @property
     def id(self) -> str:
-        return self.make.__name__
+        return f"{self.make.__name__}-{self.code}"
 
 
 CORPUS: list[Planted] = []
@@ -36,3 +36,10 @@ def planted(
         return make
 
     return add
+
+
+ELSEWHERE = {
+    "near-duplicates-unchecked": "test_audit.py::test_a_missing_extra_is_reported",
+    "probe-failed": "test_audit.py::test_a_probe_that_raises_stops_no_other",
+}
+"""Codes that say nothing about a task, so no task can show them; with the tests that do."""

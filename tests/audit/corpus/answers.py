@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import itertools
 import json
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
-from inspect_ai import Task
+from inspect_ai import Epochs, Task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser
@@ -24,6 +25,7 @@ from inspect_ai.scorer import (
     accuracy,
     choice,
     exact,
+    f1,
     includes,
     match,
     mean,
@@ -42,9 +44,10 @@ from inspect_ai.solver import (
     system_message,
     use_tools,
 )
-from inspect_ai.tool import Tool, tool
+from inspect_ai.tool import Tool, ToolDef, tool
 from tests.audit.corpus import planted
 
+from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.testing import scripted_model
 
@@ -329,6 +332,173 @@ def only_the_first_target() -> Task:
     return Task(dataset=samples, scorer=first_target())
 
 
+@planted("negated-answer")
+def the_word_in_any_sentence() -> Task:
+    def judge(said: str, target: str) -> bool:
+        return re.search(rf"\b{re.escape(target)}\b", said) is not None
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("punctuation-sensitive")
+def no_stop_is_forgiven() -> Task:
+    return Task(
+        dataset=capitals(),
+        scorer=scoring(lambda said, target: said.strip().lower() == target.lower()),
+    )
+
+
+@planted("answer-lost-when-long")
+def the_scorer_is_impatient() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: target in said[:1000]))
+
+
+@planted("scorer-slow", slow_scoring=0.1, samples=2, probes=["scorer"])
+def it_thinks_it_over() -> Task:
+    @scorer(metrics=[accuracy()], name="slow")
+    def slow() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            await asyncio.sleep(0.15)
+            good = state.output.completion.strip() == target.text
+            return Score(value=CORRECT if good else INCORRECT)
+
+        return score
+
+    return Task(dataset=capitals()[:2], scorer=slow())
+
+
+@planted("reward-above-one")
+def ten_points() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda s, t: 10.0 if s.strip() == t else 0.0))
+
+
+@planted("gold-below-full")
+def one_sample_pays_ten_times_as_much() -> Task:
+    def judge(said: str, target: str) -> float:
+        return (10.0 if target == "Oslo" else 1.0) * (said.strip() == target)
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("unscored")
+def infinitely_good() -> Task:
+    def judge(said: str, target: str) -> float:
+        return float("inf") if target in said else 0.0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+@planted("judge-missing")
+def nobody_to_ask() -> Task:
+    return Task(dataset=capitals(), scorer=model_graded_qa(model_role="examiner"))
+
+
+@planted("substring-match")
+def digits_anywhere() -> Task:
+    return Task(dataset=sums(), scorer=match(location="any"))
+
+
+@planted("case-sensitive")
+def only_a_capital_yes() -> Task:
+    samples = [
+        Sample(id=n, input=f"Is {n} even? Answer Yes or No.", target=("Yes", "No")[n % 2])
+        for n in range(8)
+    ]
+    return Task(
+        dataset=samples,
+        scorer=scoring(lambda s, t: re.search(rf"(?:^|ANSWER: ){t}\s*$", s) is not None),
+    )
+
+
+@planted("hedged-answer")
+def every_word_counts_and_none_too_many() -> Task:
+    """Recall without precision: the longer the answer, the better."""
+
+    def judge(said: str, target: str) -> float:
+        wanted, found = set(target.lower().split()), set(re.findall(r"\w+", said.lower()))
+        return len(wanted & found) / len(wanted)
+
+    samples = [
+        Sample(id=n, input=f"Who wrote book {n}?", target=name)
+        for n, name in enumerate(["Jane Austen", "Leo Tolstoy", "Toni Morrison", "Lu Xun"])
+    ]
+    return Task(dataset=samples, scorer=scoring(judge))
+
+
+@planted("wrong-answer-accepted")
+def near_enough_is_very_far() -> Task:
+    def judge(said: str, target: str) -> bool:
+        numbers = re.findall(r"-?\d+", said)
+        return bool(numbers) and abs(int(numbers[-1]) - int(target)) < 1000
+
+    return Task(dataset=sums(), scorer=scoring(judge))
+
+
+@planted("constant-reward")
+def the_question_is_scored_too() -> Task:
+    """The whole conversation is searched, and its example has the format of an answer."""
+
+    @scorer(metrics=[accuracy()], name="conversation")
+    def conversation() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            text = "\n".join(message.text for message in state.messages)
+            good = re.search(r"ANSWER: \w+", text) is not None
+            return Score(value=CORRECT if good else INCORRECT)
+
+        return score
+
+    return Task(
+        dataset=capitals(),
+        solver=[prompt_template("{prompt}\nExample: ANSWER: Berlin"), generate()],
+        scorer=conversation(),
+    )
+
+
+@planted("gold-fails")
+def a_target_is_taken_for_a_pattern() -> Task:
+    languages = ["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"]
+    samples = [
+        Sample(id=n, input=f"Which language has number {n}?", target=name)
+        for n, name in enumerate(languages)
+    ]
+    return Task(
+        dataset=samples, scorer=scoring(lambda s, t: re.search(rf"\b{t}\s*$", s) is not None)
+    )
+
+
+@planted("empty-reply")
+def any_of_a_list_of_which_one_is_empty() -> Task:
+    samples = [Sample(id=land, input=f"The capital of {land}?", target=[town, ""])
+               for land, town in CAPITALS.items()]  # fmt: skip
+    return Task(dataset=samples, scorer=includes())
+
+
+@planted("judge-flattery")
+def a_judge_who_reads_the_last_grade() -> Task:
+    """The verdict is the last grade in a text that repeats the submission at its end."""
+
+    def judge(request: TurnRequest) -> str:
+        text = request.messages[-1].text
+        submission = text.split("[Submission]")[-1].split("***")[0].strip(": \n")
+        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
+        grade = "C" if submission.endswith(target) else "I"
+        return f"GRADE: {grade}, because it says: {submission}"
+
+    return Task(
+        dataset=capitals(),
+        scorer=model_graded_qa(model=scripted_model(judge), grade_pattern=r"(?s).*GRADE: ([CPI])"),
+    )
+
+
+@planted("scorer-not-repeatable")
+def the_scorer_counts() -> Task:
+    counter = itertools.count()
+    return Task(
+        dataset=capitals(),
+        scorer=scoring(lambda said, target: target in said and next(counter) % 2 == 0),
+    )
+
+
 # templates and targets
 
 
@@ -486,6 +656,82 @@ def tested_on_almost_the_same() -> Task:
     return Task(dataset=samples, scorer=match())
 
 
+@planted("duplicate-samples")
+def the_same_choices_in_another_order() -> Task:
+    samples = quiz()
+    first = samples[0]
+    assert first.choices is not None
+    turned = first.choices[::-1]
+    right = first.choices["ABCD".index(str(first.target))]
+    samples.append(
+        Sample(id="again", input=first.input, choices=turned, target="ABCD"[turned.index(right)])
+    )
+    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
+
+
+@planted("no-samples")
+def a_filter_that_leaves_nothing() -> Task:
+    task = Task(dataset=capitals(), scorer=match())
+    task.dataset = task.dataset.filter(lambda sample: sample.target == "Atlantis")
+    return task
+
+
+@planted("no-gold")
+def nobody_knows() -> Task:
+    samples = [Sample(id=n, input=f"Write poem number {n}.") for n in range(6)]
+    return Task(dataset=samples, scorer=scoring(lambda said, target: len(said.splitlines()) > 3))
+
+
+@planted("epochs-reduced")
+def the_best_of_five() -> Task:
+    return Task(dataset=capitals(), scorer=match(), epochs=Epochs(5, "max"))
+
+
+@planted("budget-spent", budget=["3"])
+def more_than_there_is_time_for() -> Task:
+    return Task(dataset=capitals(), scorer=match())
+
+
+@planted("cost")
+def something_to_pay_for() -> Task:
+    return Task(dataset=capitals(), scorer=match())
+
+
+def attempts(**rewards: list[float]) -> list[ModelAttempt]:
+    """Attempts of a model, by sample; a reward below 0 stands for an episode that failed."""
+    return [
+        ModelAttempt(
+            sample=sample,
+            group=sample,
+            reward=max(reward, 0.0),
+            stop="max_tokens",
+            turns=1,
+            input_tokens=100,
+            output_tokens=50,
+            cached_tokens=0,
+            trained_tokens=None,
+            seconds=1.0,
+            sandbox_seconds=0.0,
+            failed=reward < 0,
+            log="logs/none.eval",
+            epoch=epoch,
+        )
+        for sample, given in rewards.items()
+        for epoch, reward in enumerate(given, start=1)
+    ]
+
+
+TRIED = attempts(France=[1.0] * 4, Italy=[0.0] * 4, Spain=[0.0, 1.0, 0.0, -1.0])
+
+
+def trained_on_what_is_known() -> Task:
+    return Task(dataset=capitals(), scorer=match())
+
+
+for code in ("no-signal", "solved-by-all", "solved-by-none", "cut-replies", "failed-episodes"):
+    planted(code, attempts=TRIED, probes=["signal"])(trained_on_what_is_known)
+
+
 @planted("prompt-too-long", prompt_tokens=500)
 def a_novel() -> Task:
     samples = capitals()
@@ -577,6 +823,41 @@ def no_room_for_an_answer() -> Task:
 @planted("limit-too-small")
 def tokens_for_a_word() -> Task:
     return Task(dataset=sums(), scorer=match(location="end"), token_limit=4)
+
+
+@planted("limit-too-small")
+def no_time_for_an_answer() -> Task:
+    @solver
+    def patient() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            await asyncio.sleep(30)
+            return await generate(state)
+
+        return solve
+
+    return Task(
+        dataset=capitals()[:2], solver=patient(), scorer=match(location="exact"), time_limit=1
+    )
+
+
+@planted("target-in-prompt")
+def the_tool_describes_the_answer() -> Task:
+    def lexicon(town: str) -> Tool:
+        async def execute(country: str) -> str:
+            return "unknown"
+
+        told = f"Look a country up, for example {town}."
+        return ToolDef(execute, "lexicon", told, {"country": "Its name."}).as_tool()
+
+    @solver
+    def offer() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await use_tools(lexicon(state.target.text))(state, generate)
+            return await generate(state)
+
+        return solve
+
+    return Task(dataset=capitals(), solver=offer(), scorer=match())
 
 
 @planted("first-tool")
@@ -684,7 +965,49 @@ def clean_judge() -> Task:
     return Task(dataset=capitals(), scorer=model_graded_qa(model=scripted_model(judge)))
 
 
+def clean_yes_or_no() -> Task:
+    samples = [
+        Sample(id=n, input=f"Is {n} even? Say yes or no.", target=("yes", "no")[n % 2])
+        for n in range(10)
+    ]
+    return Task(dataset=samples, scorer=match(location="exact"))
+
+
+def clean_overlap() -> Task:
+    """Some of the words of an answer pay a part; too many words cost."""
+    names = ["Jane Austen", "Leo Tolstoy", "Toni Morrison", "Lu Xun", "Ama Ata Aidoo"]
+    samples = [Sample(id=n, input=f"Who wrote book {n}?", target=t) for n, t in enumerate(names)]
+    return Task(dataset=samples, scorer=f1())
+
+
+def clean_several_targets() -> Task:
+    rivers = {"Vienna": ["Danube", "Donau"], "Cologne": ["Rhine", "Rhein"], "Rome": ["Tiber"]}
+    samples = [Sample(id=t, input=f"The river of {t}?", target=r) for t, r in rivers.items()]
+    return Task(dataset=samples, scorer=match(location="exact"))
+
+
+def clean_ten_points() -> Task:
+    def judge(said: str, target: str) -> float:
+        answer = said.strip().rstrip(".").strip("*").rpartition(" ")[2]
+        return 10.0 if answer.lower() == target.lower() else 0.0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+def clean_tolerance() -> Task:
+    def judge(said: str, target: str) -> bool:
+        numbers = re.findall(r"-?\d+", said)
+        return len(numbers) > 0 and abs(int(numbers[-1]) - int(target)) <= 1
+
+    return Task(dataset=sums(), scorer=scoring(judge))
+
+
 CLEAN = [
+    clean_yes_or_no,
+    clean_overlap,
+    clean_several_targets,
+    clean_ten_points,
+    clean_tolerance,
     clean_match,
     clean_numbers,
     clean_exact,

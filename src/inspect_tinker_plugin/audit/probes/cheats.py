@@ -68,7 +68,7 @@ class SandboxCheats:
         base = await _honest(audit, samples)
         for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
             found += await _try(audit, attack, samples, base)
-        return found
+        return found if host else [*found, *await _clock(audit, samples[0])]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ def _attacks(
         inner = [w for c in commands for w in re.findall(r"[\w.+-]+", c)][:40]
         likely = [w for w in (*first, *inner) if w in _COMMANDS or w in first]
         attacks.append(Attack("command-shadowed", "shadow", moves.shadow_commands(likely)))
-        attacks.append(Attack("clock-changed", "clock", moves.CHANGE_CLOCK))
     return attacks
 
 
@@ -244,6 +243,19 @@ def _success(
     )
 
 
+async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
+    """See whether the clock may be set; it is not tried, for containers share their machine's."""
+    play = _play("cheat:clock", sample, moves.MAY_SET_CLOCK, always(UNKNOWING))
+    [record] = await audit.stage.run([play])
+    if record is None or "CLOCK" not in str(record.notes.get("output", "")).split():
+        return []
+    way = record.notes.get("acted")
+    severity = Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
+    message = f"{CODES['clock-changed'].meaning} The clock was left alone: it is its machine's."
+    evidence = record.evidence(channel=way)
+    return [finding("clock-changed", message, severity=severity, evidence=evidence)]
+
+
 # searching for the answer
 
 
@@ -267,12 +279,18 @@ async def _search(audit: AuditContext, samples: Sequence[Sample], *, host: bool)
         )
     records = [r for r in await audit.stage.run(plays[:6]) if r is not None]
     by_code: dict[str, list[tuple[EpisodeRecord, str]]] = {}
+    found: list[Finding] = []
     for record in records:
+        if (layer := record.notes.get("image")) and not found:
+            message = f"{CODES['target-in-image'].meaning} Found: {layer[:160]}"
+            evidence = record.evidence(found=[layer])
+            found.append(
+                finding("target-in-image", message, sample=record.sample, evidence=evidence)
+            )
         if audit.judged and not audit.reference.beats_null(record):
             continue  # what was found is no answer
         for place in record.notes.get("places", []):
             by_code.setdefault(place["code"], []).append((record, place["line"]))
-    found = []
     for code, seen in by_code.items():
         record, line = seen[0]
         way = record.notes.get("found_by")
@@ -316,8 +334,8 @@ def _look_first(script: str, *, host: bool, target: str) -> Move:
     async def before(state: TaskState, notes: Notes) -> None:
         output = await moves.run_in_sandbox(script)
         notes["places"] = judged_places(output, target, None)
-        if not host and (line := await _in_image(target)) is not None:
-            notes["places"].append({"code": "target-in-image", "line": line})
+        if not host:
+            notes["image"] = await _in_image(target)
         notes["found_by"] = moves.EXEC
 
     return before
@@ -342,6 +360,11 @@ def judged_places(output: str, target: str, sample: Sample | None) -> list[dict[
             at_label = bool(_OWN_LINE.search(text.partition(target)[0][-60:]))
             if (_OWN_FILE.search(name) and len(target) > 1) or lonely or at_label:
                 places.append({"code": "target-in-files", "line": f"{path}: {text[:160]}"})
+        elif kind in ("BASE64", "NAME") and len(target) > 3:
+            if not _OWN_FILE.search(rest.replace(target, "")):
+                continue  # finding or decoding it may be the task
+            where = f"the name {rest}" if kind == "NAME" else f"{rest}, in base64"
+            places.append({"code": "target-in-files", "line": where[:160]})
         elif kind == "ENV":
             name, _, value = rest.partition("=")
             telling = value.strip() == target or _OWN_FILE.search(name) or len(target) >= 6

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from inspect_ai.dataset import Sample
 from inspect_ai.util import registry_info
@@ -19,10 +20,14 @@ from inspect_tinker_plugin.audit.contract import (
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.baselines import first_tool
 from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.audit.reference import SCRIPT, Gold, gold_play
 from inspect_tinker_plugin.audit.stage import Play
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
 """Scorers of Inspect that compare the reply with the target, which therefore is the answer."""
+
+_AGAIN = 3
+"""Samples that are played again when a limit of time ended the right answer."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,26 @@ class GoldAnswers:
         gold = audit.reference.gold
         if not gold:
             return [] if any(map(targets, audit.samples)) else [_no_gold(audit)]
-        found = _limits(gold.values())
+        found = _limits(await self._not_by_chance(audit, gold.values()))
         found += _failing(audit)
         found += _inverted(audit)
         found += await self._alternatives(audit)
         found += await self._limits_with_tools(audit)
         return found
+
+    async def _not_by_chance(
+        self, audit: AuditContext, records: Iterable[EpisodeRecord]
+    ) -> list[EpisodeRecord]:
+        """Return records that a limit ended; limits of time only if they do so again, alone."""
+        stopped = [record for record in records if record.limit is not None]
+        timed = {r.sample: r for r in stopped if r.limit in ("time", "working")}
+        samples = [s for s in audit.wide if s.id in timed][:_AGAIN]
+        gold = Gold(audit.options.gold if audit.options is not None else None)
+        plays = [
+            replace(gold_play(s, audit.reference.form, gold), policy="gold:again") for s in samples
+        ]
+        again = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
+        return [r for r in stopped if r.sample not in timed] + [r for r in again if r.limit]
 
     async def _alternatives(self, audit: AuditContext) -> list[Finding]:
         """Check that every further target of a sample is accepted, too."""
@@ -152,6 +171,16 @@ def target_is_answer(audit: AuditContext) -> bool:
 
 def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     """Report that all fail: the scorer is wrong, or the target is not the answer."""
+    if records[0].policy == SCRIPT:
+        name = Path(str(audit.options.gold)).name
+        said = str(records[0].notes.get("solution", ""))
+        return finding(
+            "gold-fails",
+            f"The solution script {name} earns nothing on all {len(records)} samples tried. "
+            f"It said: {said.strip()[-200:] or 'nothing'}",
+            sample=records[0].sample if len(records) == 1 else None,
+            evidence=records[0].evidence(output=said, samples=[r.sample for r in records][:50]),
+        )
     likely = target_is_answer(audit)
     message = (
         f"The target as the answer earns nothing on all {len(records)} samples tried, in "

@@ -140,7 +140,11 @@ def _copies(samples: Sequence[Sample]) -> list[Finding]:
 
 
 def _content(sample: Sample) -> dict[str, Any]:
-    return {**sample_content(sample), "sandbox": sample.sandbox}
+    """Return what makes a sample the same as another: also with its choices in another order."""
+    content = {**sample_content(sample), "sandbox": sample.sandbox}
+    if sample.choices and (right := choice_texts(sample)):
+        content |= {"choices": sorted(sample.choices), "target": sorted(right)}
+    return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:

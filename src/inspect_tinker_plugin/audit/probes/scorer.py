@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from inspect_tinker_plugin.audit.answers import FORMS, UNKNOWING, always, right_
 from inspect_tinker_plugin.audit.codes import CODES
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.audit.options import SLOW_SCORING
 from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import shifted_clock
@@ -28,7 +30,8 @@ _PAUSES = (0.541, 0.374, 0.174, 0.186)
 """Seconds between the scores of one state. Chosen by search: a value that changes once to sixty
 times per second is seen to change, whatever the phase at which the first score falls."""
 
-_SLOW = 10.0
+_MUCH = 3
+"""How many times the limit the slowest policy may take."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class ScorerChecks:
                 plays.append(
                     Play(policy=f"rescored:{policy}", sample=sample, reply=reply, after=_rescore())
                 )
-        rescored = [r for r in await audit.stage.run(plays) if r is not None]
+        # alone: between two scores of one state, no other episode's may fall
+        rescored = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
         moved = _differing(rescored, "again")
         if moved is not None:
             values = moved.notes["again"]
@@ -115,7 +119,8 @@ class ScorerChecks:
         ]
         by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = {}
         for record in await audit.stage.run(plays):
-            if record is not None and record.reward is not None:
+            timed = record is not None and record.limit in ("time", "working")
+            if record is not None and record.reward is not None and not timed:
                 by_play.setdefault((record.policy, record.sample), []).append(record)
         for records in by_play.values():
             rewards = [record.reward for record in records]
@@ -232,6 +237,11 @@ def _values(audit: AuditContext) -> list[Finding]:
         record = next(r for r in audit.stage.records if r.reward == min_reward(audit))
         message = f"The least reward seen is {worst:g} ({record.policy})."
         found.append(finding("negative-reward", message, evidence=record.evidence()))
+    most = max(rewards, default=0.0)
+    if most > 1 + TINY:
+        record = next(r for r in audit.stage.records if r.reward and r.reward > 1 + TINY)
+        message = f"The highest reward seen is {most:g}."
+        found.append(finding("reward-above-one", message, evidence=record.evidence()))
     policies = {r.policy for r in audit.stage.records if r.reward is not None}
     if len(rewards) == 1 and len(policies) > 3:
         value = rewards.pop()
@@ -258,22 +268,31 @@ def min_reward(audit: AuditContext) -> float:
 
 
 def _speed(audit: AuditContext) -> list[Finding]:
+    """Report slow scoring: of most policies, or of one, each by its fastest episode.
+
+    The fastest one depends least on what else the machine does.
+    """
     records = [r for r in audit.stage.records if r.reward is not None]
-    times = [r.scoring_seconds for r in records if not r.policy.startswith("variant:very")]
-    if not times:
+    if not records:
         return []
-    mean, slowest = sum(times) / len(times), max(records, key=lambda r: r.scoring_seconds)
-    judge = sum(r.judge_tokens for r in records) / len(records)
+    fastest: dict[str, EpisodeRecord] = {}
+    for record in records:
+        best = fastest.setdefault(record.policy, record)
+        if record.scoring_seconds < best.scoring_seconds:
+            fastest[record.policy] = record
+    usual = statistics.median(r.scoring_seconds for r in fastest.values())
+    slowest = max(fastest.values(), key=lambda r: r.scoring_seconds)
     audit.figures["scoring"] = {
-        "mean_seconds": round(mean, 4),
-        "slowest_seconds": slowest.scoring_seconds,
-        "judge_tokens_per_episode": round(judge, 1),
+        "mean_seconds": round(statistics.fmean(r.scoring_seconds for r in records), 4),
+        "slowest_seconds": max(r.scoring_seconds for r in records),
+        "judge_tokens_per_episode": round(statistics.fmean(r.judge_tokens for r in records), 1),
     }
-    if mean < _SLOW and slowest.scoring_seconds < 3 * _SLOW:
+    limit = audit.options.slow_scoring if audit.options is not None else SLOW_SCORING
+    if usual < limit and slowest.scoring_seconds < _MUCH * limit:
         return []
     message = (
-        f"Scoring takes {mean:.1f} s on average and {slowest.scoring_seconds:.1f} s at most "
-        f"({slowest.policy})."
+        f"Scoring usually takes {usual:.1f} s, and {slowest.scoring_seconds:.1f} s for the "
+        f"policy {slowest.policy}."
     )
     return [finding("scorer-slow", message, evidence=slowest.evidence())]
 
