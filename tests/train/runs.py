@@ -46,6 +46,13 @@ class Run:
         """Wait for an orderly end."""
         assert self.process.wait(800) == 0, self.terminal
 
+    def kill(self) -> None:
+        """Kill the trainer, and wait until nothing of the run is left."""
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        assert_gone(family)
+
     def family(self) -> list[psutil.Process]:
         """All processes of the run: trainer, server, engine, workers."""
         trainer = psutil.Process(self.process.pid)

@@ -72,6 +72,15 @@ _COUNT = click.IntRange(1)
 )
 @click.option("--test-samples", type=_COUNT, help="Use only this many test samples.")
 @click.option("--allow-overlap", is_flag=True, help="Allow test samples that are also trained on.")
+@click.option(
+    "--warm-start",
+    metavar="DIR",
+    help="First imitate an export of logs (`inspect rl export --from-logs`, layout chat or "
+    "tinker), then train.",
+)
+@click.option(
+    "--warm-epochs", type=_COUNT, default=1, show_default=True, help="Passes over that export."
+)
 @click.option("--workers", type=_COUNT, metavar="N", help="Roll out in N processes.")
 @click.option(
     "--ray",

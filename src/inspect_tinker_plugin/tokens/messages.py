@@ -70,19 +70,28 @@ def conversation_prefix(
     consumed = 0
     while consumed < len(messages) and isinstance(messages[consumed], ChatMessageSystem):
         consumed += 1
-    system = "\n\n".join(_plain_text(message) for message in messages[:consumed])
-    if tools:
-        return ConversationPrefix(_tool_prefix(renderer, tools, system), consumed)
-    if consumed:
-        return ConversationPrefix([Message(role="system", content=system)], consumed)
-    return ConversationPrefix([], 0)
+    systems = [_plain_text(message) for message in messages[:consumed]]
+    return ConversationPrefix(opening(renderer, systems, tool_specs(tools)), consumed)
 
 
-def _tool_prefix(renderer: Renderer, tools: Sequence[ToolInfo], system: str) -> list[Message]:
+def opening(renderer: Renderer, systems: Sequence[str], tools: Sequence[ToolSpec]) -> list[Message]:
+    """Return the renderer's own opening of a conversation.
+
+    Args:
+        renderer: The renderer.
+        systems: The leading system messages; they are joined by a blank line.
+        tools: The tools on offer.
+
+    Raises:
+        RendererError: The renderer has no tool format.
+    """
+    system = "\n\n".join(systems)
+    if not tools:
+        return [Message(role="system", content=system)] if systems else []
     try:
-        return renderer.create_conversation_prefix_with_tools(tool_specs(tools), system)
+        return renderer.create_conversation_prefix_with_tools(list(tools), system)
     except NotImplementedError as error:
-        names = ", ".join(tool.name for tool in tools)
+        names = ", ".join(tool["name"] for tool in tools)
         raise RendererError(
             f"the renderer {type(renderer).__name__} has no format for tools, but the task "
             f"offers {names}. Use a renderer that has one (qwen3_instruct, for instance)."

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
-from inspect_tinker_plugin.train.metrics import read_steps
+from inspect_tinker_plugin.train.metrics import IMITATION, read_steps
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 
 ROLLOUT_LOGS = "rollouts/train"
@@ -179,17 +179,22 @@ def _learning_rate(model: str) -> float:
 FILE = "run.json"
 
 
-def check_same_run(log_dir: Path, config: Any) -> None:
+def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None) -> None:
     """Record the identity of a folder's run, or compare it with the recorded one.
 
     Only what would change the meaning of checkpoints or held-out samples is compared;
     steps, learning rate and the like may change when a run is continued.
 
+    Args:
+        log_dir: The folder.
+        config: The run's configuration.
+        warm_start: Hash of the data that it imitates first.
+
     Raises:
         ConfigError: The folder holds another run that has begun.
     """
     path = log_dir / FILE
-    wanted = identity(config)
+    wanted = {**identity(config), "data to imitate": warm_start}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -211,8 +216,10 @@ def check_same_run(log_dir: Path, config: Any) -> None:
 
 def has_begun(log_dir: Path) -> bool:
     """Whether a run has left a step or a checkpoint; one that has not does not lock its folder."""
-    checkpoints = log_dir / "checkpoints.jsonl"
-    return bool(read_steps(log_dir)) or (checkpoints.is_file() and checkpoints.stat().st_size > 0)
+    if read_steps(log_dir):
+        return True
+    files = [folder / "checkpoints.jsonl" for folder in (log_dir, log_dir / IMITATION)]
+    return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
 
 def identity(config: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tinker_cookbook.supervised.data import (
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.tokens.messages import opening
 
 Row = Mapping[str, Any]
 
@@ -131,21 +132,19 @@ def conversation(
         tools: The tools on offer, as JSON.
         renderer: Describes the tools; several leading system messages become one.
         marked: Whether each message says if it is to be trained on.
+
+    Raises:
+        RendererError: The renderer has no tool format.
     """
     leading = 0
     while leading < len(messages) and messages[leading]["role"] == "system":
         leading += 1
-    system = "\n\n".join(message["content"] for message in messages[:leading])
     specs = [cast(ToolSpec, each["function"]) for each in json.loads(tools or "[]")]
-    opening: list[Message] = []
-    if specs:
-        opening = renderer.create_conversation_prefix_with_tools(specs, system)
-    elif leading:
-        opening = [Message(role="system", content=system)]
+    first = opening(renderer, [message["content"] for message in messages[:leading]], specs)
     if marked:
-        for message in opening:
+        for message in first:
             message["trainable"] = False
-    return [*opening, *(_message(message, marked=marked) for message in messages[leading:])]
+    return [*first, *(_message(message, marked=marked) for message in messages[leading:])]
 
 
 def _message(row: Row, *, marked: bool = False) -> Message:

@@ -19,6 +19,7 @@ from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request
+from inspect_tinker_plugin.train.warm_start import WarmStart
 
 _SAMPLES = 4
 _SELECTING = ("limit", "sample_id", "sample_ids", "sample_shuffle")
@@ -59,6 +60,8 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
             check_same_run(log_dir, config)
         config = build_config(replace(request, log_dir=Path(folder) / "run"), model=model)
         batches = config.dataset_builder.check()
+        if request.warm_start is not None:
+            WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
         tasks = config.dataset_builder.mixed_tasks()
         costs = [
             asyncio.run(_cost(request, each, Path(folder) / f"audit-{number}"))

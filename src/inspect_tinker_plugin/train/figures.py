@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inspect_tinker_plugin.train.charts import Band, Line, empty, line_chart, stacked_chart
 from inspect_tinker_plugin.train.history import TIMES, RolloutFigures, Step
-from inspect_tinker_plugin.train.metrics import REWARD, WITH_SIGNAL, number, of_task, tasks_of
+from inspect_tinker_plugin.train.metrics import LOSS, REWARD, WITH_SIGNAL, number, of_task, tasks_of
 
 _SCORERS = 8
 """Number of scorers that get their own line, the most frequent first."""
@@ -80,6 +80,15 @@ def task_charts(steps: Sequence[Step]) -> list[tuple[str, str, str]]:
             ),
         ),
     ]
+
+
+def imitation_chart(steps: Mapping[int, Mapping[str, object]]) -> list[tuple[str, str, str]]:
+    """Return the chart of an imitation; none if there was none."""
+    points = [(i + 1, loss) for i, row in steps.items() if (loss := number(row, LOSS)) is not None]
+    if not points:
+        return []
+    note = "Before the training: nats per token that was learned, by step."
+    return [("Imitation", note, line_chart([Line("loss", points)], from_zero=True))]
 
 
 def _reward_chart(steps: Sequence[Step]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from inspect_ai.log import EvalSampleSummary, read_eval_log, read_eval_log_sample_summaries
 
 from inspect_tinker_plugin.logs.rollout import figures
-from inspect_tinker_plugin.train.metrics import REWARD, TEST, number, read_steps
+from inspect_tinker_plugin.train.metrics import IMITATION, REWARD, TEST, number, read_steps
 
 logger = getLogger(__name__)
 
@@ -102,6 +102,8 @@ class History:
     """The cookbook's configuration."""
     steps: Sequence[Step]
     tests: Sequence[BatchLog]
+    imitation: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Metrics of each step of the imitation before the training, if there was one."""
 
     @property
     def tasks(self) -> list[str]:
@@ -131,6 +133,7 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
             for index in sorted({*figures, *batches})
         ],
         tests=_logs(log_dir, test_logs),
+        imitation=read_steps(log_dir / IMITATION),
     )
 
 

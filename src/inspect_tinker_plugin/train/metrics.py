@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+IMITATION = "imitation"
+"""Folder of the imitation before a training, in the run's folder."""
+
 REWARD = "env/all/reward/total"
 """Mean reward of a step's rollouts."""
 
 _ALL = "env/all/"
+
+LOSS = "train_mean_nll"
+"""Loss of a step of imitation, in nats per token."""
 
 TEST = "test"
 """Prefix of the test set's metrics."""

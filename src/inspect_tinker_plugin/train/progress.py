@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from inspect_tinker_plugin.train.metrics import (
+    LOSS,
     METRICS,
     REWARD,
     TEST,
@@ -108,6 +109,10 @@ class Progress:
             lines.append(
                 f"         test reward {test:.3f} ({counted(int(samples or 0), 'rollout')})"
             )
+        loss = number(row, LOSS)
+        if loss is not None:
+            total = f"/{self._total}" if self._total else ""
+            lines.append(f"imitation {int(row.get('step', 0)) + 1:>4}{total}  loss {loss:.3f}")
         reward = number(row, REWARD)
         if reward is not None:
             lines.append(self._step(row, reward))

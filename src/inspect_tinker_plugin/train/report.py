@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from inspect_tinker_plugin.rl.builder import short_name
-from inspect_tinker_plugin.train.figures import charts, mean, task_charts
+from inspect_tinker_plugin.train.figures import charts, imitation_chart, mean, task_charts
 from inspect_tinker_plugin.train.history import (
     BatchLog,
     History,
@@ -57,6 +57,7 @@ def render(history: History) -> str:
         _problems(history),
         _tiles(history),
         '<div class="grid2">',
+        *(_card(*chart) for chart in imitation_chart(history.imitation)),
         *(_card(*chart) for chart in [*charts(history.steps), *task_charts(history.steps)]),
         "</div>",
         _step_table(history),

@@ -114,6 +114,12 @@ class TrainRequest:
     allow_overlap: bool = False
     """Allow test samples that are also trained on."""
 
+    warm_start: str | None = None
+    """Folder of an export of logs to imitate before the training."""
+
+    warm_epochs: int = 1
+    """Passes over that export."""
+
     workers: int | None = None
     """Roll out in this many processes of this machine."""
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +18,9 @@ from typing import Any
 import chz
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollouts import set_rollout_executor
+from tinker_cookbook.supervised import train as supervised
 
+from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.train.config import (
@@ -32,6 +34,8 @@ from inspect_tinker_plugin.train.metrics import parse, read_steps
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
+from inspect_tinker_plugin.train.warm_start import WarmStart, imitated
+from inspect_tinker_plugin.wording import counted
 
 _MOST_AT_ONCE = 64
 
@@ -75,7 +79,8 @@ def train(request: TrainRequest) -> TrainResult:
     # Everything that can be refused is refused before a server is started.
     config = build_config(request, model=model)
     batches = config.dataset_builder.check()
-    check_same_run(log_dir, config)
+    warm = _warm_start(request, config)
+    check_same_run(log_dir, config, warm_start=None if warm is None else warm.digest)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     done = last_checkpoint(log_dir)
     if done is not None and done >= steps:
@@ -91,13 +96,15 @@ def train(request: TrainRequest) -> TrainResult:
         server = _server(request, model, stack) if request.local else None
         if server is not None:
             config = chz.replace(config, base_url=server.url)
-        executor = stack.enter_context(_executor(request))
         stack.callback(_finish_logs, log_dir)
-        progress = stack.enter_context(Progress(log_dir, request.say))
-        progress.expect(config.max_steps)
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
-        _run(config, executor, server)
+        if warm is not None and done is None:
+            config = chz.replace(config, load_checkpoint_path=_imitate(request, warm, server))
+        executor = stack.enter_context(_executor(request))
+        progress = stack.enter_context(Progress(log_dir, request.say))
+        progress.expect(config.max_steps)
+        _run(cookbook.main(config, rollout_executor=executor), server)
     return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
 
 
@@ -144,15 +151,41 @@ def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
     return contextlib.nullcontext()
 
 
-def _run(config: Any, executor: Executor | None, server: LocalServer | None) -> None:
+def _warm_start(request: TrainRequest, config: Any) -> WarmStart | None:
+    if request.warm_start is None:
+        return None
+    if config.load_checkpoint_path is not None:
+        raise ConfigError("--warm-start and load_checkpoint_path exclude each other")
+    return WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
+
+
+def _imitate(request: TrainRequest, warm: WarmStart, server: LocalServer | None) -> str:
+    """Imitate, unless it is done; return the checkpoint to train from."""
+    if (done := imitated(request.log_dir)) is not None:
+        request.say(f"the imitation of {warm.path} is done; training starts from its checkpoint")
+        return done
+    request.say(f"imitating {warm.path}: {counted(warm.steps, 'step')}")
+    config = warm.config
+    config = chz.replace(config, base_url=server.url if server else request.base_url)
+    folder = Path(config.log_path)
+    folder.mkdir(exist_ok=True)
+    with Progress(folder, request.say) as progress:
+        progress.expect(warm.steps)
+        _run(supervised.main(config), server)
+    checkpoint = imitated(request.log_dir)
+    assert checkpoint is not None, "the loop ends with the checkpoint `final`"
+    return checkpoint
+
+
+def _run(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
     try:
-        asyncio.run(_train(config, executor, server))
+        asyncio.run(_train(loop, server))
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         raise InterruptedRun("interrupted") from stop
 
 
-async def _train(config: Any, executor: Executor | None, server: LocalServer | None) -> None:
-    training = asyncio.ensure_future(cookbook.main(config, rollout_executor=executor))
+async def _train(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
+    training = asyncio.ensure_future(loop)
     with _sigterm_cancels(training):
         watching = asyncio.ensure_future(_watch(server))
         try:
