@@ -39,8 +39,8 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.rollout import figures as figures_of
 from inspect_tinker_plugin.logs.run import STAGING, runs_in
-from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
+from inspect_tinker_plugin.train.data import TrainingDataBuilder
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -180,28 +180,73 @@ async def test_a_trainers_own_epochs_are_further_steps_of_the_policy(tmp_path: P
     assert noted == [0, 1, 2, 3]
 
 
+def resumed_from(folder: Path, step: int) -> None:
+    """Leave the checkpoints of a training that was saved after so many steps."""
+    rows = [{"name": "x", "state_path": "tinker://x", "batch": n} for n in (1, step)]
+    lines = [json.dumps(row) for row in [*rows, {"name": "final", "sampler_path": "y"}]]
+    (folder / "checkpoints.jsonl").write_text("\n".join(lines))
+
+
+async def built(folder: Path, **options: Any) -> tuple[Any, Any]:
+    builder: Any = TrainingDataBuilder
+    return await builder(  # type: ignore[no-any-return]  # chz hides it
+        task=f"{tasks.__file__}@arithmetic",
+        task_args={"count": 3 if "test_split" in options else 2},
+        model_name=str(TOKENIZER),
+        renderer_name="qwen3_instruct",
+        log_dir=str(folder / "rollouts"),
+        **options,
+    )()
+
+
+def steps_in(folder: Path) -> list[Any]:
+    assemble_pending(folder)
+    logs = sorted(logs_in(folder), key=lambda log: log.eval.created)
+    return [log.metadata["policy_step"] for log in logs]
+
+
 @pytest.mark.parametrize("resumed", [0, 1, 2, 3, 5])
 async def test_a_resumed_run_goes_on_with_the_steps_of_its_trainer(
     resumed: int, tmp_path: Path
 ) -> None:
     if resumed:
-        rows = [{"name": "x", "state_path": "tinker://x", "batch": n} for n in (1, resumed)]
-        lines = [json.dumps(row) for row in [*rows, {"name": "final", "sampler_path": "y"}]]
-        (tmp_path / "checkpoints.jsonl").write_text("\n".join(lines))
-    builder: Any = InspectRLDatasetBuilder
-    data, _ = await builder(
-        task=f"{tasks.__file__}@arithmetic",
-        task_args={"count": 2},
-        model_name=str(TOKENIZER),
-        renderer_name="qwen3_instruct",
-        log_dir=str(tmp_path / "rollouts"),
-    )()
+        resumed_from(tmp_path, resumed)
+    data, _ = await built(tmp_path)
     assert len(data) == 2
     for step in range(resumed, resumed + 5):  # as the cookbook does with num_epochs
         await roll_out_batch(data, step % len(data))
-    assemble_pending(tmp_path / "rollouts" / "train")
-    logs = sorted(logs_in(tmp_path / "rollouts" / "train"), key=lambda log: log.eval.created)
-    assert [log.metadata["policy_step"] for log in logs] == [*range(resumed, resumed + 5)]
+    assert steps_in(tmp_path / "rollouts" / "train") == [*range(resumed, resumed + 5)]
+
+
+async def test_a_step_that_is_repeated_after_a_resume_has_one_log(tmp_path: Path) -> None:
+    first, _ = await built(tmp_path)
+    for step in range(4):
+        await roll_out_batch(first, step % 2)
+    train = tmp_path / "rollouts" / "train"
+    assert steps_in(train) == [0, 1, 2, 3]
+    before = {log.eval.run_id for log in logs_in(train)}
+    resumed_from(tmp_path, 2)
+    again, _ = await built(tmp_path)
+    for step in range(2, 5):
+        await roll_out_batch(again, step % 2)
+    assert sorted(steps_in(train)) == [0, 1, 2, 3, 4]
+    kept = {log.metadata["policy_step"]: log.eval.run_id in before for log in logs_in(train)}
+    assert kept == {0: True, 1: True, 2: False, 3: False, 4: False}
+
+
+@pytest.mark.parametrize(
+    ("resumed", "every", "steps"),
+    [(0, 5, [0, 5, 10]), (7, 5, [10, 15, 20]), (10, 5, [10, 15, 20]), (0, 0, [None] * 3)],
+)
+async def test_a_log_of_a_test_set_names_the_step_that_it_was_measured_at(
+    resumed: int, every: int, steps: list[Any], tmp_path: Path
+) -> None:
+    if resumed:
+        resumed_from(tmp_path, resumed)
+    _, data = await built(tmp_path, test_split="1", eval_every=every)
+    for _ in steps:
+        await roll_out_batch(data, 0)
+    assert steps_in(tmp_path / "rollouts" / "test") == steps
 
 
 async def test_a_damaged_part_costs_only_itself(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,27 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     assert "this run is already done" in said[0]
     assert "checkpoint of step 15" in said[0]
     assert result.log_dir == tmp_path
+    assert result.try_it is None, "there are no weights to sample from"
     with pytest.raises(Started):
         train(request(tmp_path, steps=20, say=said.append))
     assert said[1] == "continuing from the checkpoint of step 15"
+
+
+def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.jsonl").write_text(
+        '{"name": "final", "batch": 15, "state_path": "tinker://b", "sampler_path": "tinker://c"}\n'
+    )
+    split = request(tmp_path, test_split="4")
+    with pytest.raises(Started):
+        train(split)
+    with pytest.raises(Started):
+        train(replace(split, overrides=("eval_every=3",)))
+    assert train(replace(split, eval_every=0)).checkpoint == "tinker://c"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 15, "test/env/all/reward/total": 0.0}\n')
+    result = train(split)
+    assert result.try_it is not None
+    assert "--model tinker://c" in result.try_it
+    assert result.try_it.endswith(f"--local {tmp_path}")
 
 
 def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:

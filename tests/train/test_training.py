@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +17,17 @@ import pytest
 from example_tasks.boxes import FULL
 from inspect_ai.log import read_eval_log
 from inspect_ai.model import ChatMessageAssistant
-from tests.train.runs import ROOT, Run, assert_gone, environ, logged_batches, quarters, rows, steps
+from tests.train.runs import (
+    MAIN,
+    ROOT,
+    Run,
+    assert_gone,
+    environ,
+    logged_batches,
+    quarters,
+    rows,
+    steps,
+)
 
 pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -36,7 +49,23 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     assert tests[-1] > tests[0]
     assert rows(tmp_path / "checkpoints.jsonl")[-1]["name"] == "final"
     assert sorted(logged_batches(tmp_path / "rollouts/train")) == list(range(15))
-    assert len(logged_batches(tmp_path / "rollouts/test")) == 3
+    measured = [
+        (read_eval_log(str(path), header_only=True).eval.metadata or {})["policy_step"]
+        for path in sorted(tmp_path.glob("rollouts/test/*.eval"))
+    ]
+    assert measured == [0, 5, 10, 15]
+    (command,) = re.findall("^try it: (.*)$", run.terminal, re.MULTILINE)
+    words = shlex.split(command)[2:]
+    tried = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MAIN, *words, "--json"],
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 0, tried.stderr
+    rewards = [json.loads(line)["reward"] for line in tried.stdout.splitlines()]
+    assert len(rewards) == 4
+    assert sum(rewards) / 4 > first, "these are the trained weights"
     page = (tmp_path / "report.html").read_text()
     for path in tmp_path.glob("rollouts/train/*.eval"):
         assert f"rollouts/train/{path.name}" in unquote(page)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,12 @@ DEFAULT_RENDERER = "qwen3_instruct"
 )
 @click.option("--model", metavar="NAME", help="Sample from this model (or tinker:// weights).")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
+@click.option(
+    "--local",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Folder of a run of `inspect rl train --local`: start its server for weights of it.",
+)
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
 @click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
@@ -78,11 +85,18 @@ def rollout(**choices: Any) -> None:
     tokenizer that is shipped with the package. Exit codes: 0 all rollouts ended with a
     reward, 1 none did, 2 wrong usage, 3 some failed.
     """
+    _check(choices)
+    renderer = _renderer(choices)
+    with ExitStack() as stack:
+        if choices["local"] is not None:
+            choices["base_url"] = stack.enter_context(_local_server(choices))
+        _rollout(choices, renderer)
+
+
+def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
     from inspect_tinker_plugin.cli.display import table_console
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
 
-    _check(choices)
-    renderer = _renderer(choices)
     policy_for = _policies(choices, renderer)
     dataset = _dataset(choices, renderer)
     builders = [builder for batch in range(len(dataset)) for builder in dataset.get_batch(batch)]
@@ -108,6 +122,17 @@ def rollout(**choices: Any) -> None:
         sys.exit(EXIT_ERROR if failed == total else EXIT_PARTIAL)
 
 
+@contextmanager
+def _local_server(choices: dict[str, Any]) -> Iterator[str]:
+    """Start the server of a local run; yields its address."""
+    from inspect_tinker_plugin.local import LocalServer
+
+    click.echo("starting the local Tinker API server (about 20 s)", err=True)
+    state = choices["local"] / "local-server"
+    with LocalServer(choices["tokenizer"], state_dir=state) as server, server.exported():
+        yield server.url
+
+
 class _Counts:
     """Counts the finished rollouts, for the progress bar."""
 
@@ -130,8 +155,28 @@ def _check(choices: dict[str, Any]) -> None:
         raise click.UsageError("--policy tinker needs --model.")
     if policy == "scripted" and model is not None:
         raise click.UsageError("--model does not go with --policy scripted.")
+    if choices["local"] is not None:
+        if model is None or not model.startswith("tinker://"):
+            raise click.UsageError("--local needs --model tinker://..., weights of that run.")
+        if choices["base_url"] is not None:
+            raise click.UsageError("--local starts its own server; leave --base-url out.")
+        _read_run(choices)
     if choices["script"] is not None and model is not None:
         raise click.UsageError("--script does not go with --model.")
+
+
+def _read_run(choices: dict[str, Any]) -> None:
+    """Take model and renderer from a local run, where the command does not name them."""
+    folder = choices["local"] = choices["local"].expanduser().absolute()
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        model, renderer = run["model"], run["renderer"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(f"--local {folder}: no run of `inspect rl train`.") from error
+    if not (folder / "local-server").is_dir():
+        raise click.UsageError(f"--local {folder}: that run was not trained with --local.")
+    choices["tokenizer"] = choices["tokenizer"] or model
+    choices["renderer"] = choices["renderer"] or renderer
 
 
 def _renderer(choices: dict[str, Any]) -> Renderer:

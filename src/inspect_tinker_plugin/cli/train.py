@@ -173,6 +173,8 @@ def _train(request: Any) -> None:
     if curve:
         click.echo(f"\n{curve}\n")
     click.echo(f"report: {result.report}")
+    if result.try_it is not None:
+        click.echo(f"checkpoint: {result.checkpoint}\ntry it: {result.try_it}")
 
 
 def _new_folder(task: str) -> Path:

@@ -95,7 +95,31 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
         os.replace(temporary, location)
     finally:
         temporary.unlink(missing_ok=True)
+    _remove_repeated(run, attempt, log, location)
     return location
+
+
+def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path) -> None:
+    """Remove the log of the same step that the run left before it was resumed.
+
+    Only a complete log replaces another, and only in a run that was resumed from a checkpoint: a
+    second training in the folder begins with step 0.
+    """
+    about = log.eval.metadata or {}
+    if not about.get("first_step") or about["policy_step"] is None or log.status != "success":
+        return
+    for path in run.log_dir.glob(f"*_{_batch_name(log, attempt)}_*.eval"):
+        if path == location:
+            continue
+        try:
+            other = read_eval_log(str(path), header_only=True).eval
+        except Exception as error:  # a damaged log is somebody else's to look at
+            logger.warning("the log %s cannot be read: %s", path, error)
+            continue
+        known = other.metadata or {}
+        same = other.task == log.eval.task and known.get("policy_step") == about["policy_step"]
+        if same and other.run_id != log.eval.run_id:
+            path.unlink(missing_ok=True)
 
 
 def _format(part: Path) -> Literal["eval", "json"]:
@@ -117,6 +141,15 @@ def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int | None:
     return before + attempt.number + (attempt.batch < begun_at)
 
 
+def _evaluated_at(attempt: Attempt, shared: dict[str, Any], every: int) -> int | None:
+    """Return the step before which a test set was rolled out; ``None`` if that is not known.
+
+    A trainer evaluates when its step is a multiple of ``every``, from its first one on.
+    """
+    first: int = shared.get("first_step", 0)
+    return (-(-first // every) + attempt.number) * every if every else None
+
+
 def _batch_log(
     spec: EvalSpec, attempt: Attempt, samples: list[EvalSample], *, groups_read: int
 ) -> EvalLog:
@@ -128,7 +161,9 @@ def _batch_log(
     shared: dict[str, Any] = spec.metadata or {}
     epoch = _trainers_epoch(attempt, shared)
     step = None
-    if epoch is not None and attempt.batch is not None:
+    if (every := shared.get("asked_every")) is not None:
+        step = _evaluated_at(attempt, shared, every)
+    elif epoch is not None and attempt.batch is not None:
         step = epoch * shared.get("batches", 0) + attempt.batch
     for sample in samples:
         note(sample, "policy_step", step)
@@ -168,9 +203,13 @@ def _batch_log(
 def _file_name(log: EvalLog, attempt: Attempt) -> str:
     """Name a log as Inspect does, so that a folder's list is in the order of training."""
     created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
+    return f"{created.replace(':', '-')}_{_batch_name(log, attempt)}_{log.eval.task_id}.eval"
+
+
+def _batch_name(log: EvalLog, attempt: Attempt) -> str:
+    """Return the part of a log's name that each log of the same batch has."""
     task = re.sub(r"[^A-Za-z0-9.-]+", "-", log.eval.task.rpartition("/")[2]) or "task"
-    part = attempt.name.rpartition(".")[0]
-    return f"{created.replace(':', '-')}_{task}-{part}_{log.eval.task_id}.eval"
+    return f"{task}-{attempt.name.rpartition('.')[0]}"
 
 
 def _number_apart(samples: list[EvalSample]) -> None:

@@ -230,11 +230,20 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         task_args: dict[str, Any],
         *,
         samples: SelectedSamples | None = None,
+        first_step: int = 0,
+        asked_every: int = 0,
         **changes: Any,
     ) -> InspectRLDataset:
         """Build a test dataset: one pass over the samples in their order."""
-        options = self.options_of_test(**changes)
-        return build_dataset(task, renderer, options, task_args=task_args, samples=samples)
+        return build_dataset(
+            task,
+            renderer,
+            self.options_of_test(**changes),
+            task_args=task_args,
+            samples=samples,
+            first_step=first_step,
+            asked_every=asked_every,
+        )
 
     def options_of_test(self, **changes: Any) -> DatasetOptions:
         """Merge the options of the test dataset: ``test_options`` take precedence."""

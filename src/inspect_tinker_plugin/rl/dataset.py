@@ -147,6 +147,7 @@ def build_dataset(
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
     first_step: int = 0,
+    asked_every: int | None = None,
 ) -> InspectRLDataset:
     """Check that a task, a renderer and options fit together, and make the dataset.
 
@@ -158,9 +159,10 @@ def build_dataset(
         samples: Samples of this task that were chosen before, instead of those that the
             options choose.
         first_step: The trainer's step that asks for the first batch, for the logs.
+        asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
     """
     handle, samples = prepare_task(task, renderer, options, task_args, samples)
-    return open_dataset(handle, samples, first_step=first_step)
+    return open_dataset(handle, samples, first_step=first_step, asked_every=asked_every)
 
 
 def open_dataset(
@@ -169,6 +171,7 @@ def open_dataset(
     order: Order | None = None,
     *,
     first_step: int = 0,
+    asked_every: int | None = None,
 ) -> InspectRLDataset:
     """Make a dataset of a prepared task, start its logs, and prepare its sandboxes ahead.
 
@@ -177,12 +180,13 @@ def open_dataset(
         samples: Its samples.
         order: As in :class:`InspectRLDataset`.
         first_step: The trainer's step that asks for the first batch, for the logs.
+        asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
 
     Raises:
         ConfigError: The folder of the logs cannot be written.
     """
     dataset = InspectRLDataset(handle, samples, order)
-    open_logs(handle, batches=len(dataset), first_step=first_step)
+    open_logs(handle, batches=len(dataset), first_step=first_step, asked_every=asked_every)
     dataset.prepare_ahead()
     return dataset
 

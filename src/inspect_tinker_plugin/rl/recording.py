@@ -64,13 +64,17 @@ def resumed_at(log_dir: Path) -> int:
     return 0
 
 
-def open_logs(handle: TaskHandle, *, batches: int, first_step: int = 0) -> None:
+def open_logs(
+    handle: TaskHandle, *, batches: int, first_step: int = 0, asked_every: int | None = None
+) -> None:
     """Prepare the log folder of a new dataset, if it has one.
 
     Args:
         handle: Shared by the dataset's groups.
         batches: batches of the dataset; a trainer may go through them more than once.
         first_step: the trainer's step that asks for the first batch; not 0 in a resumed run.
+        asked_every: of a test set, the trainer's steps between evaluations; 0 if they are not
+            known, ``None`` for batches to train on.
 
     Raises:
         ConfigError: It cannot be written.
@@ -92,6 +96,7 @@ def open_logs(handle: TaskHandle, *, batches: int, first_step: int = 0) -> None:
             "batch_size": options.batch_size,
             "batches": batches,
             "first_step": first_step,
+            "asked_every": asked_every,
             "dataset_epochs": options.epochs,
             "shuffle": options.shuffle,
             "seed": options.seed,

@@ -95,13 +95,17 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
             raise ConfigError(f"{override} is not a further argument: use {option}")
     blueprint: Any = chz.Blueprint(train.Config).apply(_fields(request, model))
     try:
-        return blueprint.apply_from_argv(list(request.overrides), allow_hyphens=True).make()
+        config = blueprint.apply_from_argv(list(request.overrides), allow_hyphens=True).make()
     except (*_REFUSALS, TinkerCookbookError, TypeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"{first.rstrip('.')}. Further arguments are options of the cookbook's rl.train.Config "
             "as key=value, e.g. kl_penalty_coef=0.01 or dataset_builder.test_group_size=4"
         ) from error
+    # Only the plain loop evaluates at every so many steps, and at no other.
+    plain = config.async_config is None and config.stream_minibatch_config is None
+    data = chz.replace(config.dataset_builder, eval_every=config.eval_every if plain else 0)
+    return chz.replace(config, dataset_builder=data)
 
 
 def _fields(request: TrainRequest, model: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
+from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 from inspect_tinker_plugin.tasks.selection import Selection, check_overlap, split_samples
@@ -34,6 +35,9 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
     )
     test_split: str | None = chz.field(
         default=None, doc="Part of the task to hold out: 0.1, 10% or a number of samples."
+    )
+    eval_every: int = chz.field(
+        default=0, doc="Steps between evaluations, for the logs; 0 if they are not known."
     )
     test_samples: int | None = chz.field(default=None, doc="Use only this many test samples.")
     allow_overlap: bool = chz.field(
@@ -53,11 +57,22 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         train = self.train_dataset(
             renderer, samples=samples, batches=self.min_batches, **self._passes(samples)
         )
-        test = self._test_dataset(renderer, held_out)
+        first = 0 if self.log_dir is None else resumed_at(log_folder(self.log_dir))
+        test = self._test_dataset(renderer, held_out, first, self.eval_every)
         if test is not None and not self.allow_overlap:
             check_overlap(_all_samples(train), _all_samples(test))
         freeze_memory_once()
         return train, test
+
+    @property
+    def has_test_set(self) -> bool:
+        """Whether there is a test set."""
+        return self.test_task is not None or self.test_split is not None
+
+    def test_set(self, step: int) -> RLDataset | None:
+        """Build the test dataset alone, to be rolled out once, after so many training steps."""
+        _, held_out = self._samples()
+        return self._test_dataset(self.renderer(), held_out, step, 1)
 
     def check(self) -> int:
         """Find out what building would refuse, without starting a log or a sandbox.
@@ -88,11 +103,16 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
             raise ConfigError("--test-task and --test-split exclude each other")
 
     def _test_dataset(
-        self, renderer: Renderer, held_out: Sequence[SelectedSamples] | None
+        self,
+        renderer: Renderer,
+        held_out: Sequence[SelectedSamples] | None,
+        first_step: int,
+        asked_every: int,
     ) -> InspectRLDataset | InspectRLMixture | None:
         """Build the test dataset; the held-out samples of several tasks are one batch."""
+        when = {"first_step": first_step, "asked_every": asked_every}
         if self.test_task is not None:
-            changes = self._changes_of_test_task()
+            changes = {**self._changes_of_test_task(), **when}
             return self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
         if held_out is None:
             return None
@@ -103,6 +123,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
                 dict(each.task_args or {}),
                 samples=each.samples,
                 batch_size=_ONE_BATCH,
+                **when,
             )
             for each in self.mixed_tasks(held_out)
         ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shlex
 import signal
 import sys
 import time
@@ -16,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import tinker
 from tinker_cookbook.rl import train as cookbook
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollouts import set_rollout_executor
 from tinker_cookbook.supervised import train as supervised
 
@@ -30,7 +34,7 @@ from inspect_tinker_plugin.train.config import (
     build_config,
     check_same_run,
 )
-from inspect_tinker_plugin.train.metrics import parse, read_steps
+from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, number, parse, read_steps
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
@@ -60,6 +64,12 @@ class TrainResult:
     steps: Mapping[int, Mapping[str, Any]]
     """Metrics of every step."""
 
+    checkpoint: str | None = None
+    """The last weights, for the Tinker API."""
+
+    try_it: str | None = None
+    """A command that samples from them."""
+
 
 def train(request: TrainRequest) -> TrainResult:
     """Train, and leave metrics, checkpoints, ``.eval`` logs and a report in ``log_dir``.
@@ -83,14 +93,16 @@ def train(request: TrainRequest) -> TrainResult:
     check_same_run(log_dir, config, warm_start=None if warm is None else warm.digest)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     done = last_checkpoint(log_dir)
-    if done is not None and done >= steps:
+    trained = done is not None and done >= steps
+    tested = not _is_to_be_tested(config) or _is_tested(log_dir, steps)
+    if trained and tested:
         request.say(
             f"this run is already done: {log_dir} has the checkpoint of step {done}; ask for more "
             "with --steps, or choose another --log-dir"
         )
         _finish_logs(log_dir)
-        return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
-    if done is not None:
+        return _result(request, config)
+    if done is not None and not trained:
         request.say(f"continuing from the checkpoint of step {done}")
     with ExitStack() as stack:
         server = _server(request, model, stack) if request.local else None
@@ -104,8 +116,33 @@ def train(request: TrainRequest) -> TrainResult:
         executor = stack.enter_context(_executor(request))
         progress = stack.enter_context(Progress(log_dir, request.say))
         progress.expect(config.max_steps)
-        _run(cookbook.main(config, rollout_executor=executor), server)
-    return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir))
+        if not trained:
+            _run(cookbook.main(config, rollout_executor=executor), server)
+        if not tested:
+            _run(_test(config, steps, executor), server)
+    return _result(request, config)
+
+
+def _result(request: TrainRequest, config: Any) -> TrainResult:
+    folder = request.log_dir
+    weights = last_weights(folder)
+    command = None if weights is None else _rollout_command(request, config, weights)
+    return TrainResult(folder, folder / REPORT, read_steps(folder), weights, command)
+
+
+def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
+    """Write the command that rolls out a group with some weights."""
+    task = request.task if isinstance(request.task, str) else request.task[0]
+    words = ["inspect", "rl", "rollout", task]
+    for name, value in request.task_args.items():
+        words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+    words += ["--model", weights, "--tokenizer", config.model_name]
+    words += ["--renderer", config.renderer_name, "--max-tokens", str(config.max_tokens)]
+    if request.local:
+        words += ["--local", str(request.log_dir)]
+    elif request.base_url is not None:
+        words += ["--base-url", request.base_url]
+    return shlex.join(words)
 
 
 def last_checkpoint(log_dir: Path) -> int | None:
@@ -116,6 +153,16 @@ def last_checkpoint(log_dir: Path) -> int | None:
     rows = [row for row in parse(path.read_text(encoding="utf-8").splitlines()) if "batch" in row]
     steps = [row["batch"] for row in rows if row.get("state_path")]
     return int(steps[-1]) if steps else None
+
+
+def last_weights(log_dir: Path) -> str | None:
+    """Return the last weights that can be sampled from, ``None`` without any."""
+    path = log_dir / "checkpoints.jsonl"
+    if not path.is_file():
+        return None
+    rows = parse(path.read_text(encoding="utf-8").splitlines())
+    weights = [str(row["sampler_path"]) for row in rows if row.get("sampler_path")]
+    return weights[-1] if weights else None
 
 
 def _model(request: TrainRequest) -> str:
@@ -149,6 +196,30 @@ def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
 
         return ray_pool(request.ray)
     return contextlib.nullcontext()
+
+
+def _is_to_be_tested(config: Any) -> bool:
+    return bool(config.eval_every and config.dataset_builder.has_test_set)
+
+
+def _is_tested(log_dir: Path, steps: int) -> bool:
+    return number(read_steps(log_dir).get(steps, {}), f"{TEST}/{REWARD}") is not None
+
+
+async def _test(config: Any, steps: int, executor: Executor | None) -> None:
+    """Roll the test set out with the last weights, which the cookbook's loop does not."""
+    weights = last_weights(Path(config.log_path))
+    dataset = config.dataset_builder.test_set(steps)
+    if weights is None or dataset is None:
+        return
+    client = tinker.ServiceClient(base_url=config.base_url)
+    sampler = await client.create_sampling_client_async(model_path=weights)
+    strategy = config.effective_rollout_strategy()
+    evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
+    set_rollout_executor(executor)
+    metrics = await evaluator(sampler)
+    with (Path(config.log_path) / METRICS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": steps, **metrics}) + "\n")
 
 
 def _warm_start(request: TrainRequest, config: Any) -> WarmStart | None:
