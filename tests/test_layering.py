@@ -132,7 +132,7 @@ USERS = {
     "docker_pool": {"docker_pool", "agents", "sandboxes", "episode", "rl", "_registry.py"},
     "local": {"local", "train", "cli"},
     "logs": {"logs", "rl", "train", "audit", "cli", "testing"},
-    "tokens": {"tokens", "rl", "scripted", "testing"},
+    "tokens": {"tokens", "rl", "scripted", "testing", "train"},
 }
 
 
