@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.episode.types import SolverLike
     from inspect_tinker_plugin.rewards.contract import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.samplers.contract import SamplerSpec
     from inspect_tinker_plugin.tasks.selection import Selection
 
 T = TypeVar("T")
@@ -153,6 +154,15 @@ class DatasetOptions(EpisodeOptions):
     epochs: int = option(1, "Passes over the samples.", "train")
     shuffle: bool = option(False, "Visit the samples in a different order in every epoch.", "train")
     seed: int | None = option(None, "Seed of the order of the epochs.", "train")
+    sampler: SamplerSpec | None = option(
+        None,
+        "Chooses the samples of each batch by the rewards so far, such as `curriculum`, instead of "
+        "passes over them.",
+        "train",
+    )
+    sampler_logs: Sequence[str] | None = option(
+        None, "Logs and folders of logs from which the sampler learns beforehand.", "train"
+    )
     solver: SolverLike | None = option(None, "Replaces the task's solver.", *COMMANDS)
     sandbox: SandboxEnvironmentType | Mapping[str, str] | None = option(
         None, "Replaces the task's sandbox: a provider of Inspect or of a plugin.", *COMMANDS
@@ -186,6 +196,10 @@ class DatasetOptions(EpisodeOptions):
             # Folded into the sandbox, so that there is one place to look it up.
             object.__setattr__(self, "sandbox", _with_config(self.sandbox, self.sandbox_config))
             object.__setattr__(self, "sandbox_config", None)
+        if self.sampler_logs and self.sampler is None:
+            raise ConfigError("sampler_logs needs a sampler, e.g. sampler='curriculum'")
+        if isinstance(self.sampler_logs, str):
+            object.__setattr__(self, "sampler_logs", [self.sampler_logs])
         ErrorPolicy.of(self.on_error)
         read_side_models(self.side_models)
         _ = self.selection
@@ -234,6 +248,8 @@ class DatasetKeywords(TypedDict, total=False):
     epochs: int
     shuffle: bool
     seed: int | None
+    sampler: SamplerSpec | None
+    sampler_logs: Sequence[str] | None
     solver: SolverLike | None
     sandbox: SandboxEnvironmentType | Mapping[str, str] | None
     sandbox_config: Any

@@ -80,7 +80,7 @@ def test_a_module_is_shown_whole_first_with_its_imports_and_runs(tmp_path: Path)
         file.write_text(text + "\n")
     modules = [each.relative_to(tmp_path) for each in sorted(tmp_path.rglob("*.py"))]
     names = [".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules]
-    assert len(names) == 8
+    assert len(names) == 9
     where = python(
         "-c",
         f"import {', '.join(names)}; print(acme_tools.__file__)",
@@ -133,6 +133,7 @@ def test_a_tool_executor_on_the_page_resolves(expression: str) -> None:
         ("inspect_rl_reward_aggregators", REWARDS_PAGE),
         ("inspect_rl_group_aggregators", REWARDS_PAGE),
         ("inspect_rl_tool_executors", section("inspect_rl_tool_executors")),
+        ("inspect_rl_samplers", section("inspect_rl_samplers")),
     ],
 )
 def test_everything_built_in_is_documented(hook: str, page: str) -> None:

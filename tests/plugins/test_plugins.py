@@ -37,6 +37,7 @@ from inspect_tinker_plugin.plugins.dataset_hooks import plugin_scorers
 from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
 from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
+from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples
 from inspect_tinker_plugin.testing import call, say
@@ -164,6 +165,18 @@ async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
     assert (tmp_path / found.evidence["log"]).is_file()
     with pytest.raises(ConfigError, match="did you mean 'shouting'"):
         resolve_probes(["shoutin"])
+
+
+def test_inspect_rl_samplers() -> None:
+    samples = [Sample(id=i, input="?", metadata={"level": i // 2}) for i in range(4)]
+    sampler = resolve_sampler("by_level(enough=0.5)")()
+    sampler.begin(SamplePool(task="words", samples=samples, group_size=2, seed=1))
+    assert set(sampler.choose(0, 20)) == {0, 1}
+    for position in (0, 1):
+        sampler.learn(GroupOutcome(position=position, rewards=(1.0, 0.5), step=0))
+    assert set(sampler.choose(1, 20)) == {2, 3}
+    with pytest.raises(ConfigError, match="did you mean 'by_level'"):
+        resolve_sampler("by_lvel")
 
 
 # packages that are broken

@@ -11,12 +11,14 @@ from inspect_ai.util import SandboxEnvironmentSpec
 from acme_tools.observer import observers
 from acme_tools.probe import Shouting
 from acme_tools.recording import RecordedExecutor
+from acme_tools.sampler import ByLevel
 from acme_tools.samples import question_stage
 from acme_tools.sandboxes import on_this_machine
 from acme_tools.scorers import answer_words
 from inspect_tinker_plugin.plugins import (
     EpisodeObserver,
     Probe,
+    Sampler,
     SampleStage,
     ToolExecutor,
     hookimpl,
@@ -53,3 +55,8 @@ def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
 @hookimpl
 def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
     return {"shouting": Shouting}
+
+
+@hookimpl
+def inspect_rl_samplers() -> Mapping[str, Callable[..., Sampler]]:
+    return {"by_level": ByLevel}

@@ -257,6 +257,12 @@ def _parse_roles(
     return parse_args(pairs)
 
 
+def _parse_several(
+    ctx: click.Context, param: click.Parameter, texts: Sequence[str]
+) -> list[str] | None:
+    return list(texts) or None
+
+
 def _parse_side_models(
     ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
 ) -> dict[str, str]:
@@ -361,6 +367,13 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "shuffle": {"flag": "--shuffle/--no-shuffle"},
     "seed": {"type": int},
+    "sampler": {"metavar": "EXPR"},
+    "sampler_logs": {
+        "multiple": True,
+        "default": (),
+        "metavar": "LOGS",
+        "callback": _parse_several,
+    },
     "solver": {"metavar": "NAME"},
     "sandbox": {"metavar": "TYPE[:CONFIG]", "callback": _parse_sandbox},
     "model_roles": {

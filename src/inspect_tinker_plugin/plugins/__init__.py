@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Reward,
         RewardAggregator,
     )
+    from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, Sampler
     from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
     from inspect_tinker_plugin.tools import ToolExecutor, ToolInvocation, ToolScope
 
@@ -49,6 +50,7 @@ _HOMES = {
     "Finding": "audit",
     "GroupAggregator": "rewards",
     "GroupMember": "rewards",
+    "GroupOutcome": "samplers",
     "Mean": "rewards",
     "Play": "audit",
     "Plugin": "plugins.manager",
@@ -56,7 +58,9 @@ _HOMES = {
     "Probe": "audit",
     "Reward": "rewards",
     "RewardAggregator": "rewards",
+    "SamplePool": "samplers",
     "SampleStage": "plugins.contracts",
+    "Sampler": "samplers",
     "SandboxMapper": "sandboxes.contract",
     "Severity": "audit",
     "ToolExecutor": "tools",
@@ -80,6 +84,7 @@ __all__ = [
     "Finding",
     "GroupAggregator",
     "GroupMember",
+    "GroupOutcome",
     "Mean",
     "Play",
     "Plugin",
@@ -87,7 +92,9 @@ __all__ = [
     "Probe",
     "Reward",
     "RewardAggregator",
+    "SamplePool",
     "SampleStage",
+    "Sampler",
     "SandboxMapper",
     "Severity",
     "ToolExecutor",

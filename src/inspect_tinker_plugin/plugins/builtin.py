@@ -10,6 +10,8 @@ from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
 from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
+from inspect_tinker_plugin.samplers.builtin import SAMPLERS
+from inspect_tinker_plugin.samplers.contract import Sampler
 from inspect_tinker_plugin.sandboxes.builtin import SANDBOX_PROVIDERS
 from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
 from inspect_tinker_plugin.tools.builtin import TOOL_EXECUTORS
@@ -44,3 +46,9 @@ def inspect_rl_sandbox_providers() -> Mapping[str, SandboxMapper]:
 def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
     """Return ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
     return AUDIT_PROBES
+
+
+@hookimpl
+def inspect_rl_samplers() -> Mapping[str, Callable[..., Sampler]]:
+    """Return ``curriculum``."""
+    return SAMPLERS

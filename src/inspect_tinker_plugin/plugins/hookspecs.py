@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.audit.contract import Probe
     from inspect_tinker_plugin.plugins.contracts import EpisodeObserver, SampleStage
     from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
+    from inspect_tinker_plugin.samplers.contract import Sampler
     from inspect_tinker_plugin.tools.contract import ToolExecutor
 
 PROJECT = "inspect_tinker_plugin"
@@ -135,5 +136,18 @@ def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
     Returns:
         Factories by name, called with the arguments of the expression; without arguments when
         every installed probe is run.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def inspect_rl_samplers() -> Mapping[str, Callable[..., Sampler]]:
+    """Add samplers that ``sampler=`` and ``--sampler`` take by name.
+
+    A sampler chooses the samples of each batch, by the rewards of earlier groups.
+
+    Returns:
+        Factories by name, called with the arguments of the expression; each call makes a new
+        sampler.
     """
     raise NotImplementedError

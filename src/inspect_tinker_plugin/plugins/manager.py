@@ -37,6 +37,7 @@ NAMING_HOOKS = (
     "inspect_rl_tool_executors",
     "inspect_rl_sandbox_providers",
     "inspect_rl_audit_probes",
+    "inspect_rl_samplers",
 )
 """Hooks that provide objects by name, called once when a plugin is loaded."""
 

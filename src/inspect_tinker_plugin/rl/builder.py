@@ -90,6 +90,8 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     epochs: int = _option("epochs")
     shuffle: bool = _option("shuffle", default=True)
     seed: int | None = _option("seed")
+    sampler: Any = _option("sampler")
+    sampler_logs: list[str] | None = _option("sampler_logs")
     solver: Any = _option("solver")
     sandbox: Any = _option("sandbox")
     sandbox_config: Any = _option("sandbox_config")
@@ -253,6 +255,8 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
                 "group_size": self.test_group_size,
                 "epochs": 1,
                 "shuffle": False,
+                "sampler": None,
+                "sampler_logs": None,
                 **log_dir,
                 **changes,
                 **self._read(self.test_options, "test_options"),

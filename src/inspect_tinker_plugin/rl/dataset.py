@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ from inspect_ai import Task
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin.errors import RendererError, TaskError
+from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -24,10 +25,13 @@ from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.order import Order, Passes
+from inspect_tinker_plugin.rl.order import Order, Passes, Sampled
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
+from inspect_tinker_plugin.samplers.logged import logged_outcomes
+from inspect_tinker_plugin.samplers.state import FOLDER, SamplerState
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 
@@ -84,6 +88,11 @@ class InspectRLDataset(RLDataset):
                 index=number,
                 groups=len(positions),
                 step_known=step_known,
+                outcome=(
+                    self._order.outcome_file(index, number, position)
+                    if isinstance(self._order, Sampled)
+                    else None
+                ),
             )
             for number, position in enumerate(positions)
         ]
@@ -97,6 +106,8 @@ class InspectRLDataset(RLDataset):
         prepared = self.handle.parts().runner.prepared
         if prepared.sandbox is None and self.samples[0].sandbox is None:
             return
+        if isinstance(self._order, Sampled):
+            return  # what comes next depends on rewards
         samples, order = self.samples, self._order  # the thread must not refer to this dataset
         batches = Batches(
             lambda batch: [samples[position] for position in order.batch(batch)],
@@ -185,10 +196,39 @@ def open_dataset(
     Raises:
         ConfigError: The folder of the logs cannot be written.
     """
+    order = order or Passes(len(samples), handle.options)
+    if handle.options.sampler is not None:
+        order = Sampled(order, _sampler_state(handle, samples, first_step))
     dataset = InspectRLDataset(handle, samples, order)
     open_logs(handle, batches=len(dataset), first_step=first_step, asked_every=asked_every)
     dataset.prepare_ahead()
     return dataset
+
+
+def _sampler_state(handle: TaskHandle, samples: SelectedSamples, first_step: int) -> SamplerState:
+    options = handle.options
+    assert options.sampler is not None
+    assert options.log_dir is not None
+    name = re.sub(r"[^\w.-]+", "-", handle.name)
+    pool = SamplePool(
+        task=handle.name,
+        samples=samples,
+        group_size=options.group_size,
+        seed=options.seed or 0,
+    )
+    return SamplerState(
+        log_folder(options.log_dir) / FOLDER / name,
+        resolve_sampler(options.sampler),
+        pool,
+        first_step=first_step,
+        logged=lambda: _logged(handle, samples),
+    )
+
+
+def _logged(handle: TaskHandle, samples: SelectedSamples) -> list[GroupOutcome]:
+    """Return what the logs that a sampler begins with tell; nothing if there are none."""
+    logs = handle.options.sampler_logs
+    return [] if not logs else logged_outcomes(logs, handle.name, samples)
 
 
 def check_dataset(
@@ -254,6 +294,13 @@ def prepare_task(
     if parts.group_reward is not None:
         group = parts.group_reward.aggregator
         require_scores("group_reward", options.group_reward, group, scorers)
+    if options.sampler is not None:
+        resolve_sampler(options.sampler)
+        if options.log_dir is None:
+            raise ConfigError(
+                "a sampler keeps what it learns in the folder of the logs; give log_dir"
+            )
+        _logged(handle, samples)
     if options.max_turns != 1:
         parts.context.warn_of_splits(resolved.task.name)
     if not can_describe_tools(parts.context):

@@ -19,6 +19,7 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.rl.recording import LOST_REPLIES, GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.samplers.state import OutcomeFile
 from inspect_tinker_plugin.tokens.datums import arrange, leave_out
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
@@ -40,6 +41,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         groups: Groups in that batch.
         step_known: Whether the trainer's step follows from the batch. It does not if another
             dataset takes groups out of batches.
+        outcome: Where the group's rewards go, if a sampler learns from them.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         index: int,
         groups: int,
         step_known: bool = True,
+        outcome: OutcomeFile | None = None,
     ) -> None:
         self.handle = handle
         self.sample = sample
@@ -58,6 +61,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.index = index
         self.groups = groups
         self.step_known = step_known
+        self.outcome = outcome
         self._envs: list[InspectEnv] = []
         self._recording = self._new_recording()
 
@@ -123,7 +127,27 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 arrange(trajectory, env.turns)
         if self._recording is not None:
             self._recording.graded(env_group, trajectory_group, rewards)
+        if self.outcome is not None:
+            await self._tell_sampler(self.outcome, trajectory_group, rewards)
         return rewards
+
+    async def _tell_sampler(
+        self,
+        outcome: OutcomeFile,
+        trajectories: list[Trajectory],
+        rewards: list[tuple[float, Metrics]],
+    ) -> None:
+        """Write the rewards before the trainer gets them; an error is only logged."""
+        totals = [
+            sum(transition.reward for transition in trajectory.transitions) + value
+            for trajectory, (value, _) in zip(trajectories, rewards, strict=True)
+        ]
+        try:
+            await asyncio.to_thread(outcome.write, totals)
+        except OSError as error:
+            logger.warning(
+                "task %r: the sampler does not learn from a group: %s", self.handle.name, error
+            )
 
     async def _group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]

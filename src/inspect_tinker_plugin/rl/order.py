@@ -16,6 +16,7 @@ from typing import Protocol
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.samplers.state import OutcomeFile, SamplerState
 
 _ROUNDS = 4
 
@@ -125,6 +126,33 @@ class Portion:
             number, position = divmod(place, self.samples)
             found.append(order_of_pass(self.samples, self.options, number)[position])
         return found
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Batches as large as those of another order, of samples that a sampler chooses.
+
+    Batches that the trainer goes through again are later steps.
+    """
+
+    sizes: Order
+    state: SamplerState
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples."""
+        count = len(self.sizes.batch(index))
+        return self.state.choose(self._step(index), count) if count else []
+
+    def outcome_file(self, index: int, group: int, position: int) -> OutcomeFile:
+        """Return where the rewards of a group go, for the sampler to learn from."""
+        return self.state.outcome_file(self._step(index), group, position)
+
+    def _step(self, index: int) -> int:
+        step = self.state.last_step // len(self) * len(self) + index
+        return step + len(self) if self.state.rolled_out(step) else step
 
 
 def order_of_pass(samples: int, options: DatasetOptions, number: int) -> Sequence[int]:

@@ -1,0 +1,20 @@
+"""Samplers: which samples a training's next batch has, given the rewards so far."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.samplers.builtin import Curriculum
+from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sampler, SamplerSpec
+from inspect_tinker_plugin.samplers.resolve import (
+    SamplerExpressionError,
+    resolve_sampler,
+)
+
+__all__ = [
+    "Curriculum",
+    "GroupOutcome",
+    "SamplePool",
+    "Sampler",
+    "SamplerExpressionError",
+    "SamplerSpec",
+    "resolve_sampler",
+]

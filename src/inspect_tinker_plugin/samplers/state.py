@@ -1,0 +1,204 @@
+"""The batches that a sampler chooses, and the files by which a killed run continues with them.
+
+::
+
+    DIR/sampler/<task>/state.jsonl                 what was learned from, and then chosen, per step
+    DIR/sampler/<task>/outcomes/000012.00003.json  rewards of a group that were not learned from yet
+
+The process of a group writes its rewards, with a rename, before the trainer gets them; so when a
+checkpoint exists, those of all steps before it are there. The dataset's process learns from them
+when it is asked for the next batch, and adds one line to the state. A run that continues at a step
+keeps the lines before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sampler
+
+FOLDER = "sampler"
+"""Name of the folder, in that of a dataset's logs."""
+
+_OUTCOME = re.compile(r"(\d+)\.(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class OutcomeFile:
+    """The place for the rewards of one group; picklable, and the same in every process."""
+
+    path: Path
+    position: int
+
+    def write(self, rewards: Sequence[float]) -> None:
+        """Write the rewards, atomically.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        temporary = self.path.with_name(f"{uuid.uuid4().hex}.writing")
+        content = {"position": self.position, "rewards": [float(each) for each in rewards]}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, json.dumps(content))
+        os.replace(temporary, self.path)
+
+
+class SamplerState:
+    """A sampler with its files.
+
+    Args:
+        folder: The task's folder.
+        make: Makes a new sampler.
+        pool: The samples.
+        first_step: Step of the first batch; not 0 in a run that continues.
+        logged: Returns outcomes from logs, for a run that begins.
+
+    Raises:
+        ConfigError: The folder cannot be written, or holds the state of other samples.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[], Sampler],
+        pool: SamplePool,
+        *,
+        first_step: int = 0,
+        logged: Callable[[], Sequence[GroupOutcome]] = list,
+    ) -> None:
+        self.sampler = make()
+        self.sampler.begin(pool)
+        self._size = len(pool.samples)
+        self._file = folder / "state.jsonl"
+        self._outcomes = folder / "outcomes"
+        self._chosen: dict[int, list[int]] = {}
+        self._known: set[tuple[int, int]] = set()
+        """Step and index of the groups that were learned from."""
+        self.last_step = first_step
+        try:
+            self._outcomes.mkdir(parents=True, exist_ok=True)
+            self._open(first_step, logged)
+        except OSError as error:
+            raise ConfigError(
+                f"the state of the sampler cannot be written ({error}); name another log_dir"
+            ) from error
+
+    def choose(self, step: int, count: int) -> list[int]:
+        """Return the positions of a step's samples; the same ones if it is asked again.
+
+        Raises:
+            ConfigError: The sampler chose something else than so many positions.
+            OSError: The state cannot be written.
+        """
+        if step in self._chosen:
+            return self._chosen[step]
+        learned = [each for each in self._waiting() if each[:2] not in self._known]
+        self._learn(learned)
+        chosen = [int(position) for position in self.sampler.choose(step, count)]
+        if len(chosen) != count or not all(0 <= each < self._size for each in chosen):
+            raise ConfigError(
+                f"the sampler {type(self.sampler).__name__} chose {chosen!r:.80}, not {count} "
+                f"positions below {self._size}"
+            )
+        line = {"step": step, "learned": learned, "chosen": chosen}
+        self._append({**line, "figures": dict(self.sampler.figures())})
+        for number, index, *_ in learned:
+            self._outcome(number, index).unlink(missing_ok=True)
+        self._chosen[step] = chosen
+        self.last_step = max(step, self.last_step)
+        return chosen
+
+    def rolled_out(self, step: int) -> bool:
+        """Whether a group of a step has ended."""
+        known = self._known | {each[:2] for each in self._waiting()}
+        return any(each == step for each, _ in known)
+
+    def outcome_file(self, step: int, index: int, position: int) -> OutcomeFile:
+        """Return the place for the rewards of a group."""
+        return OutcomeFile(self._outcome(step, index), position)
+
+    def _open(self, first_step: int, logged: Callable[[], Sequence[GroupOutcome]]) -> None:
+        """Learn again what was learned before a step, and forget what came after it."""
+        lines = list(_lines(self._file)) if first_step else []
+        if lines and lines[0].get("samples") == self._size:
+            head = lines[0]
+        elif lines and "samples" in lines[0]:
+            raise ConfigError(
+                f"{self._file} is of {lines[0]['samples']} samples, and there are {self._size}; "
+                "choose another log_dir, or the same samples"
+            )
+        else:
+            head = {
+                "samples": self._size,
+                "logged": [[each.position, list(each.rewards)] for each in logged()],
+            }
+        for position, rewards in head["logged"]:
+            self.sampler.learn(GroupOutcome(position=position, rewards=tuple(rewards)))
+        kept, late = [], []
+        for line in lines[1:]:
+            if line["step"] < first_step:
+                kept.append(line)
+                self._learn(line["learned"])
+                self._chosen[line["step"]] = line["chosen"]
+            else:
+                late += [each for each in line["learned"] if each[0] < first_step]
+        # What a dropped line had learned from earlier steps waits again, before the line is gone.
+        for step, index, position, rewards in late:
+            self.outcome_file(step, index, position).write(rewards)
+        for path in list(self._outcomes.iterdir()):
+            match = _OUTCOME.fullmatch(path.name)
+            if match is None or int(match[1]) >= first_step:
+                path.unlink(missing_ok=True)
+        temporary = self._file.with_suffix(".writing")
+        _write(temporary, "".join(json.dumps(line) + "\n" for line in [head, *kept]))
+        os.replace(temporary, self._file)
+
+    def _learn(self, learned: Sequence[Sequence[Any]]) -> None:
+        for step, index, position, rewards in learned:
+            self._known.add((step, index))
+            self.sampler.learn(GroupOutcome(position=position, rewards=tuple(rewards), step=step))
+
+    def _waiting(self) -> list[tuple[int, int, int, list[float]]]:
+        """Return step, index, position and rewards of the groups that wait, in this order."""
+        found = []
+        for path in self._outcomes.iterdir():
+            if match := _OUTCOME.fullmatch(path.name):
+                content = json.loads(path.read_text(encoding="utf-8"))
+                key = int(match[1]), int(match[2])
+                found.append((*key, content["position"], content["rewards"]))
+        return sorted(found)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _outcome(self, step: int, index: int) -> Path:
+        return self._outcomes / f"{step:06d}.{index:05d}.json"
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines of a state; one that a killed process left unfinished ends it."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
