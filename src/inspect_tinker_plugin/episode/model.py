@@ -277,7 +277,7 @@ class MergedConfigs:
         self._last = asked.model_copy(deep=True), merged
 
 
-NO_PLACE = nullcontext()
+NO_PLACE = object()
 """What a call holds that needs no place in a pool of connections."""
 
 
@@ -346,7 +346,7 @@ class PolicyModel(Model):
     def _connection_concurrency(self, config: GenerateConfig) -> Any:
         """Give a place in the pool of connections, or :data:`NO_PLACE` on the fast path."""
         if self.quiet and not internals.somebody_watches_model_calls():
-            return NO_PLACE
+            return nullcontext(NO_PLACE)
         return super()._connection_concurrency(config)
 
     async def _generate(self, *args: Any, **kwargs: Any) -> Any:
