@@ -4,6 +4,9 @@ A quarter of the samples can be learned; the others never have a reward. A tiny 
 this machine (extra `local`) until the reward on samples that can be learned is 0.9, before a step.
 
     python benchmarks/curriculum.py --seeds 1 2 3 4 5
+
+A gain is not shown yet: of three seeds the curriculum reached the goal in one (448 rollouts) and
+passes in another (544); the four other runs settled at a test reward of 0.65 to 0.8.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
+from inspect_tinker_plugin.train.run import _rollout_command
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
 
@@ -136,3 +137,12 @@ def test_options_that_are_none_are_refused_with_a_suggestion() -> None:
 def test_a_local_run_needs_a_model_folder() -> None:
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-8B is no folder here; leave --model out"):
         check_request(dataclasses.replace(REQUEST, model="Qwen/Qwen3-8B"))
+
+
+def test_the_command_that_tries_a_mixture_has_the_arguments_of_its_first_task() -> None:
+    request = dataclasses.replace(
+        REQUEST, task=["toy.py@letters", "b.py@sums"], task_args={"letters.samples": 3, "sums.n": 2}
+    )
+    made = build_config(request, model="/models/tiny")
+    command = _rollout_command(request, made, "tinker://w")
+    assert command.startswith("inspect rl rollout toy.py@letters -T samples=3 --model tinker://w")

@@ -132,9 +132,9 @@ def _result(request: TrainRequest, config: Any) -> TrainResult:
 
 def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     """Write the command that rolls out a group with some weights."""
-    task = request.task if isinstance(request.task, str) else request.task[0]
-    words = ["inspect", "rl", "rollout", task]
-    for name, value in request.task_args.items():
+    first = config.dataset_builder.mixed_tasks()[0]
+    words = ["inspect", "rl", "rollout", str(first.task)]
+    for name, value in (first.task_args or {}).items():
         words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
     words += ["--model", weights, "--tokenizer", config.model_name]
     words += ["--renderer", config.renderer_name, "--max-tokens", str(config.max_tokens)]
