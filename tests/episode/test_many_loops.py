@@ -222,7 +222,7 @@ async def test_as_many_subprocesses_run_at_once_as_the_option_says(tmp_path: Pat
     def meet() -> Solver:
         async def solve(state: TaskState, generate: Generate) -> TaskState:
             command = [sys.executable, "-c", MEET, str(tmp_path), str(guests)]
-            done = await sandbox().exec(command, timeout=300)
+            done = await sandbox().exec(command, timeout=60)
             assert done.success, done.stderr
             return await generate(state)
 

@@ -65,8 +65,8 @@ def scoring():
 async def main(steps):
     global began
     began = asyncio.Event()
-    from inspect_tinker_plugin.episode import providers
-    providers._lifecycle = None
+    from inspect_tinker_plugin.episode import sandbox as sandboxes
+    sandboxes._lifecycle = None
     task = Task(
         dataset=[Sample(id=1, input="?", target="!")],
         solver=solving(),

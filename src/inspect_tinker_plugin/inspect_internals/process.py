@@ -59,10 +59,9 @@ def limit_subprocesses(count: int | None) -> None:
     if count is None:
         return
     _subprocess.init_max_subprocesses(count)
-    limits = getattr(_concurrency._concurrency_registry, "_semaphores", {})
-    limit = limits.get("subprocesses")
-    if limit is not None and limit.concurrency != count:
-        limit.concurrency = count
+    for limit in _concurrency._concurrency_registry.values():
+        if limit.name == "subprocesses" and limit.concurrency != count:
+            limit.concurrency = count  # type: ignore[misc]  # a property that can be set
 
 
 START_PATIENCE = 0.5
