@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from inspect_ai import Task
 from tests.audit.corpus import CORPUS, ELSEWHERE, Planted, answers, sandboxes
 from tests.docker_pool.conftest import missing_engine
 
 from inspect_tinker_plugin.audit import CODES, AuditOptions, AuditReport, Severity, run_audit
 
-pytestmark = pytest.mark.slow  # some sixty audits
+pytestmark = pytest.mark.slow  # some hundred audits
 
 
 async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
@@ -20,7 +21,17 @@ async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
     return await run_audit(task, AuditOptions(out=folder, **given))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CORPUS if not c.docker])
+def one_per_code() -> Iterator[ParameterSet]:
+    """Yield the cases; those whose code an earlier one has are long."""
+    codes: set[str] = set()
+    for case in CORPUS:
+        if not case.docker:
+            marks = [pytest.mark.long] if case.code in codes else []
+            codes.add(case.code)
+            yield pytest.param(case, id=case.id, marks=marks)
+
+
+@pytest.mark.parametrize("case", list(one_per_code()))
 async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
     if "near" in case.code:
         pytest.importorskip("datasketch", reason="the extra `audit`")
@@ -48,14 +59,26 @@ def engine() -> None:
         pytest.skip(reason)
 
 
+OF_EACH_KIND = {"target-in-image", "tests-writable", "process-left-behind"}
+"""What is found by reading, by writing, and by staying; others need half a minute each as well."""
+
+
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CORPUS if c.docker])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=c.id, marks=[] if c.code in OF_EACH_KIND else [pytest.mark.long])
+        for c in CORPUS
+        if c.docker
+    ],
+)
 async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path: Path) -> None:
     report = await audited(case.make(), tmp_path, samples=2, probes=["sandbox"])
     assert case.code in {each.code for each in report.findings}
 
 
+@pytest.mark.long
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(

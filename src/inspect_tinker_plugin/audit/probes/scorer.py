@@ -28,7 +28,10 @@ TIMES = 5
 _FEW = 3
 _PAUSES = (0.541, 0.374, 0.174, 0.186)
 """Seconds between the scores of one state. Chosen by search: a value that changes once to sixty
-times per second is seen to change, whatever the phase at which the first score falls."""
+times per second is seen to change, whatever the phase at which the first score falls. One
+sample's states show that."""
+_AT_ONCE = (0.0,) * len(_PAUSES)
+"""For the others, whose scores may only differ by chance or by what a scorer remembers."""
 
 _MUCH = 3
 """How many times the limit the slowest policy may take."""
@@ -58,10 +61,11 @@ class ScorerChecks:
     async def _repeatable(self, audit: AuditContext) -> list[Finding]:
         samples = audit.chosen[:2]
         plays = []
-        for sample in samples:
+        for number, sample in enumerate(samples):
+            after = _rescore(_AT_ONCE if number else _PAUSES)
             for policy, reply in _answering(audit, sample):
                 plays.append(
-                    Play(policy=f"rescored:{policy}", sample=sample, reply=reply, after=_rescore())
+                    Play(policy=f"rescored:{policy}", sample=sample, reply=reply, after=after)
                 )
         # alone: between two scores of one state, no other episode's may fall
         rescored = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
@@ -151,10 +155,10 @@ def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, Polic
 # scoring a state again
 
 
-def _rescore() -> Move:
+def _rescore(pauses: Sequence[float]) -> Move:
     async def after(state: TaskState, notes: Notes) -> None:
         values = [await _score_once(state)]
-        for pause in _PAUSES:
+        for pause in pauses:
             await asyncio.sleep(pause)
             values.append(await _score_once(state))
         notes["again"] = values
