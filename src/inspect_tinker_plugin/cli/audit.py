@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,13 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
     test_task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, progress_bar, reported
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    progress_bar,
+    quiet_stdout,
+    reported,
+)
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -126,7 +130,7 @@ def audit(**choices: Any) -> None:
     Every episode is in an .eval log, and the report is audit.html, in the folder given with
     --out. Exit codes: 0 nothing as severe as --fail-on, 1 something is, 2 wrong usage.
     """
-    with _quiet_stdout():
+    with quiet_stdout():
         try:
             report = _audit(choices)
         except KeyboardInterrupt:
@@ -138,20 +142,6 @@ def audit(**choices: Any) -> None:
         _show(report)
     if _fails(report, choices["fail_on"]):
         sys.exit(EXIT_ERROR)
-
-
-@contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """Send the output of tasks, and of programs that they start (image builds), to stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _fails(report: AuditReport, bar: str) -> bool:

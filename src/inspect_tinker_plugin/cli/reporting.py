@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -101,3 +102,17 @@ def progress_bar(what: str) -> Iterator[ShowProgress]:
             bar.update(line, completed=done, total=total, failed=text, description=what)
 
         yield show
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Send the output of tasks, and of programs that they start (image builds), to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -24,6 +24,7 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_PARTIAL,
     ShowProgress,
     progress_bar,
+    quiet_stdout,
     reported,
 )
 from inspect_tinker_plugin.wording import counted
@@ -105,7 +106,8 @@ def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
     try:
         with progress_bar("rollouts") as show:
             counts = _Counts(len(builders) * dataset.options.group_size, show)
-            asyncio.run(roll_groups(builders, policy_for, counts.done, groups))
+            with quiet_stdout():
+                asyncio.run(roll_groups(builders, policy_for, counts.done, groups))
     except KeyboardInterrupt:
         interrupted = True
     finally:
