@@ -226,25 +226,3 @@ def test_terminal_codes_of_a_model_do_not_reach_the_terminal(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout
     assert "ANSWER: 155" in result.stdout
-
-
-def test_what_a_sandbox_prints_is_not_among_the_reports(tmp_path: Path) -> None:
-    file = tmp_path / "loud.py"
-    file.write_text(
-        "from inspect_ai import Task, task\n"
-        "from inspect_ai.dataset import Sample\n"
-        "from inspect_ai.scorer import includes\n"
-        "from inspect_ai.solver import solver\n"
-        "@solver\n"
-        "def loud():\n"
-        "    async def solve(state, generate):\n"
-        "        print('a task that talks')\n"
-        "        return await generate(state)\n"
-        "    return solve\n"
-        "@task\n"
-        "def planted():\n"
-        "    samples = [Sample(id=1, input='?', target='a')]\n"
-        "    return Task(dataset=samples, solver=loud(), scorer=includes())\n"
-    )
-    found = reports(run(f"{file}@planted", "--json", "--group-size", "1"))
-    assert [each["reward"] for each in found] == [1.0]

@@ -24,7 +24,7 @@ from inspect_tinker_plugin.cli.options import (
     load_task,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, quiet_stdout, reported
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def bench(**choices: Any) -> None:
     costs: list[SideCost] = []
     interrupted = False
     try:
-        asyncio.run(_bench(choices, costs))
+        with quiet_stdout():
+            asyncio.run(_bench(choices, costs))
     except KeyboardInterrupt:
         interrupted = True
     if choices["as_json"]:

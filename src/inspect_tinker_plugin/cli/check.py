@@ -22,7 +22,7 @@ from inspect_tinker_plugin.cli.options import (
     solver_maker,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
 from inspect_tinker_plugin.errors import InspectRLError
 from inspect_tinker_plugin.wording import counted
 
@@ -78,12 +78,14 @@ def check(**choices: Any) -> None:
     try:
         # Two runs per report, each with its clean-up; a thread that does not answer after that
         # is given up, together with its solver.
-        for run in stream_from_thread(
-            lambda: _check(choices), patience=2 * choices["timeout"] + 60
-        ):
-            runs += 1
-            agreed += run.report.agrees
-            _show(run, as_json=choices["as_json"])
+        with quiet_stdout() as results:
+            for run in stream_from_thread(
+                lambda: _check(choices), patience=2 * choices["timeout"] + 60
+            ):
+                runs += 1
+                agreed += run.report.agrees
+                for line in _lines(run, as_json=choices["as_json"]):
+                    click.echo(line, file=results)
     except KeyboardInterrupt:
         interrupted = True
     if not choices["as_json"]:
@@ -146,21 +148,20 @@ def _script(path: Path | None, sample: Sample, position: int) -> Script:
     return episodes[position % len(episodes)]
 
 
-def _show(run: Run, *, as_json: bool) -> None:
+def _lines(run: Run, *, as_json: bool) -> Iterator[str]:
     from inspect_tinker_plugin.testing.parity import describe
 
     report = run.report
     if as_json:
-        click.echo(json.dumps(_as_json(run), ensure_ascii=False))
+        yield json.dumps(_as_json(run), ensure_ascii=False)
         return
     turns = counted(report.turns, "turn")
     failed = "" if report.both_failed is None else f": {report.both_failed}"
-    click.echo(f"{report.name}, {run.side}: {report.verdict}{failed} ({turns})")
-    for line in describe(report, failure=False)[1:]:
-        click.echo(line)
+    yield f"{report.name}, {run.side}: {report.verdict}{failed} ({turns})"
+    yield from describe(report, failure=False)[1:]
     if report.uncalled_tools:
         names = ", ".join(report.uncalled_tools)
-        click.echo(f"  tools never called, so not compared: {names} (--script FILE can call them)")
+        yield f"  tools never called, so not compared: {names} (--script FILE can call them)"
 
 
 def _as_json(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
 from inspect_tinker_plugin.plugins.manager import NAMING_HOOKS, Plugin, Plugins, default_plugins
 
 
@@ -21,7 +21,8 @@ def plugins(as_json: bool) -> None:
     A plugin that cannot be loaded is listed with its error and the line that is to blame.
     Exit codes: 0 all plugins work, 3 some are broken or claim the same name.
     """
-    installed = default_plugins()
+    with quiet_stdout():
+        installed = default_plugins()
     if as_json:
         click.echo(json.dumps(as_data(installed), indent=2))
     else:

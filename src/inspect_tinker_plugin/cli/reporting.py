@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 import click
 
@@ -105,14 +105,35 @@ def progress_bar(what: str) -> Iterator[ShowProgress]:
 
 
 @contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Send the output of tasks, and of programs that they start (image builds), to stderr."""
-    sys.stdout.flush()
+def quiet_stdout() -> Iterator[TextIO]:
+    """Send the output of tasks, and of programs that they start (image builds), to stderr.
+
+    Yields:
+        The stdout of before, for the command's own results.
+    """
+    before = sys.stdout
+    before.flush()
     kept = os.dup(1)
+    results = before if _stands_for_another(before) else _stream_to(kept, before)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield
+            yield results
     finally:
+        results.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _stands_for_another(stream: TextIO) -> bool:
+    """Whether a stream does not write to this process's stdout (in a notebook or a test)."""
+    try:
+        return stream.fileno() != 1
+    except (OSError, ValueError):
+        return True
+
+
+def _stream_to(descriptor: int, like: TextIO) -> TextIO:
+    return os.fdopen(
+        descriptor, "w", buffering=1, encoding=like.encoding, errors=like.errors, closefd=False
+    )

@@ -99,15 +99,16 @@ def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
 
     policy_for = _policies(choices, renderer)
-    dataset = _dataset(choices, renderer)
-    builders = [builder for batch in range(len(dataset)) for builder in dataset.get_batch(batch)]
+    with quiet_stdout():
+        dataset = _dataset(choices, renderer)
+        batches = range(len(dataset))
+        builders = [builder for batch in batches for builder in dataset.get_batch(batch)]
     groups: list[list[RolloutReport]] = []
     interrupted = False
     try:
-        with progress_bar("rollouts") as show:
+        with quiet_stdout(), progress_bar("rollouts") as show:
             counts = _Counts(len(builders) * dataset.options.group_size, show)
-            with quiet_stdout():
-                asyncio.run(roll_groups(builders, policy_for, counts.done, groups))
+            asyncio.run(roll_groups(builders, policy_for, counts.done, groups))
     except KeyboardInterrupt:
         interrupted = True
     finally:

@@ -1,0 +1,67 @@
+"""Only a command's own results are on stdout, whatever tasks and their programs print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TASK = """
+import os
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import solver
+
+def talk(when):
+    print("a task that talks", when)
+    os.system(f"echo a shell that talks {when}")
+
+talk("when it is loaded")
+
+@solver
+def loud():
+    async def solve(state, generate):
+        talk("in an episode")
+        return await generate(state)
+    return solve
+
+@task
+def planted():
+    talk("when it is made")
+    return Task(dataset=[Sample(id=1, input="?", target="a")], solver=loud(), scorer=includes())
+"""
+
+EPISODE = "a task that talks in an episode"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("rollout", ["--group-size", "1"]),
+        ("check", []),
+        ("bench", ["--episodes", "1"]),
+        ("audit", ["--out", "audit", "--fail-on", "never"]),
+    ],
+)
+def test_what_a_task_and_its_programs_print_is_not_on_stdout(
+    tmp_path: Path, command: str, arguments: list[str]
+) -> None:
+    (tmp_path / "loud.py").write_text(TASK)
+    done = subprocess.run(
+        [sys.executable, "-m", "inspect_tinker_plugin", command, "loud.py@planted", "--json"]
+        + arguments,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert EPISODE in done.stderr
+    assert "that talks" not in done.stdout
+    documents = [done.stdout] if command == "audit" else done.stdout.splitlines()
+    assert documents
+    for each in documents:
+        json.loads(each)
