@@ -35,6 +35,7 @@ def planted():
     return Task(dataset=[Sample(id=1, input="?", target="a")], solver=loud(), scorer=includes())
 """
 
+MODULE = ["-m", "inspect_tinker_plugin"]
 EPISODE = "a task that talks in an episode"
 
 
@@ -52,8 +53,7 @@ def test_what_a_task_and_its_programs_print_is_not_on_stdout(
 ) -> None:
     (tmp_path / "loud.py").write_text(TASK)
     done = subprocess.run(
-        [sys.executable, "-m", "inspect_tinker_plugin", command, "loud.py@planted", "--json"]
-        + arguments,
+        [sys.executable, *MODULE, command, "loud.py@planted", "--json", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
