@@ -218,20 +218,93 @@ async def test_a_resumed_run_goes_on_with_the_steps_of_its_trainer(
     assert steps_in(tmp_path / "rollouts" / "train") == [*range(resumed, resumed + 5)]
 
 
-async def test_a_step_that_is_repeated_after_a_resume_has_one_log(tmp_path: Path) -> None:
-    first, _ = await built(tmp_path)
-    for step in range(4):
-        await roll_out_batch(first, step % 2)
-    train = tmp_path / "rollouts" / "train"
-    assert steps_in(train) == [0, 1, 2, 3]
+def begun_by_a_trainer(folder: Path) -> None:
+    """Leave what the cookbook writes before it asks for a dataset."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "logs.log"):
+        (folder / name).touch()
+
+
+async def left_by_a_killed_run(folder: Path, steps: int, checkpoint: int) -> Path:
+    begun_by_a_trainer(folder)
+    data, _ = await built(folder)
+    for step in range(steps):
+        await roll_out_batch(data, step % len(data))
+    train = folder / "rollouts" / "train"
+    assert steps_in(train) == [*range(steps)]
+    if checkpoint:
+        resumed_from(folder, checkpoint)
+    return train
+
+
+@pytest.mark.parametrize("checkpoint", [0, 2], ids=["before the first checkpoint", "after it"])
+async def test_a_step_that_is_repeated_after_a_kill_has_one_log(
+    checkpoint: int, tmp_path: Path
+) -> None:
+    train = await left_by_a_killed_run(tmp_path, steps=4, checkpoint=checkpoint)
     before = {log.eval.run_id for log in logs_in(train)}
-    resumed_from(tmp_path, 2)
     again, _ = await built(tmp_path)
-    for step in range(2, 5):
+    assert steps_in(train) == [*range(checkpoint)], "the weights know nothing of later steps"
+    for step in range(checkpoint, 5):
         await roll_out_batch(again, step % 2)
     assert sorted(steps_in(train)) == [0, 1, 2, 3, 4]
     kept = {log.metadata["policy_step"]: log.eval.run_id in before for log in logs_in(train)}
-    assert kept == {0: True, 1: True, 2: False, 3: False, 4: False}
+    assert kept == {step: step < checkpoint for step in range(5)}
+
+
+async def test_logs_of_other_trainings_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    other = await left_by_a_killed_run(tmp_path / "other", steps=1, checkpoint=0)
+    train = await left_by_a_killed_run(tmp_path / "run", steps=2, checkpoint=0)
+    mine = {path.name for path in train.glob("*.eval")}
+    plain = tmp_path / "plain"
+    await roll_out_batch(dataset(arithmetic(1), plain), 0)
+    assemble_pending(plain)
+    for path in [*other.glob("*.eval"), *plain.glob("*.eval")]:
+        path.rename(train / path.name)
+    (train / "2026-01-31T12-00-00+00-00_arithmetic-batch-000000_damaged.eval").write_bytes(b"PK")
+    (train / "notes.txt").write_text("mine")
+    foreign = {path.name for path in train.iterdir() if path.is_file()} - mine
+    assert len(foreign) == 4
+    again, _ = await built(tmp_path / "run")
+    await roll_out_batch(again, 0)
+    assemble_pending(train)
+    left = {path.name for path in train.iterdir() if path.is_file()}
+    assert left > foreign
+    assert len(left - foreign) == 1
+    assert not left & mine
+
+
+async def test_a_worker_that_outlives_its_trainer_leaves_no_second_log(tmp_path: Path) -> None:
+    begun_by_a_trainer(tmp_path)
+    data, _ = await built(tmp_path)
+    late = pickle.dumps(data.get_batch(0)[0])
+    del data
+    train = tmp_path / "rollouts" / "train"
+    again, _ = await built(tmp_path)
+    await roll_out_batch(again, 0)
+    assert steps_in(train) == [0]
+    await asyncio.to_thread(roll_out, pickle.loads(late), ["1"] * 4)
+    assert steps_in(train) == [0]
+    assert len(logs_in(train)) == 1
+
+
+async def test_an_evaluation_of_the_checkpoint_is_kept_until_it_is_done_again(
+    tmp_path: Path,
+) -> None:
+    begun_by_a_trainer(tmp_path)
+    options = {"test_split": "1", "eval_every": 2}
+    _, data = await built(tmp_path, **options)
+    for _ in range(3):  # before the steps 0, 2 and 4
+        await roll_out_batch(data, 0)
+    test = tmp_path / "rollouts" / "test"
+    assert steps_in(test) == [0, 2, 4]
+    first = {log.eval.run_id for log in logs_in(test)}
+    resumed_from(tmp_path, 2)
+    _, again = await built(tmp_path, **options)
+    assert steps_in(test) == [0, 2]
+    await roll_out_batch(again, 0)
+    assert steps_in(test) == [0, 2]
+    assert len({log.eval.run_id for log in logs_in(test)} - first) == 1
 
 
 @pytest.mark.parametrize(

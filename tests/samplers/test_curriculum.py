@@ -45,18 +45,26 @@ def taught(*outcomes: tuple[int, tuple[float, ...]], size: int = 4, **options: f
 def test_groups_without_a_difference_lose_weight_and_one_with_a_difference_restores_it() -> None:
     even, mixed = (0.0, 0.0), (0.0, 1.0)
     sampler = taught((0, mixed), (1, even), (2, even), (2, even))
-    assert sampler.weights() == [1.0, 0.25, 0.0625, 2 / 5]
+    assert sampler.weights() == [1.0, 2 / 5 * 0.25, 2 / 5 * 0.0625, 2 / 5]
     sampler.learn(GroupOutcome(position=2, rewards=mixed, step=1))
     assert sampler.weights()[2] == 1.0
     assert taught(*[(0, even)] * 9).weights()[0] == 0.02
-    assert taught((0, even), again=0.5, least=0.1).weights()[0] == 0.5
+    assert taught((0, even), again=0.5, least=0.1).weights()[0] == 1 / 2 * 0.5
+
+
+def test_a_sample_that_taught_nothing_comes_after_those_that_are_untried() -> None:
+    """Where few samples are useful, an untried one is a better bet than one tried in vain."""
+    weights = taught((0, (0.0, 1.0)), *[(i, (0.0, 0.0)) for i in range(1, 8)], size=9).weights()
+    assert weights[0] == 1.0
+    assert max(weights[1:8]) < weights[8] < 0.25
 
 
 def test_attempts_of_a_log_count_as_the_groups_that_they_make() -> None:
     sampler = taught(size=3)
     sampler.learn(GroupOutcome(position=0, rewards=(1.0,)))
     sampler.learn(GroupOutcome(position=1, rewards=(0.0,) * 8))
-    assert sampler.weights()[:2] == [0.25**0.25, 0.25**2]
+    share = 1 / (1 + 0.25 + 2)
+    assert sampler.weights() == [share * 0.25**0.25, 0.02, share]
 
 
 def test_pools_are_reported() -> None:
@@ -147,11 +155,14 @@ async def test_logs_of_an_eval_and_of_rollouts_tell_which_samples_are_useful(
     assert log.status == "success"
     data = curriculum(tmp_path / "new", sampler_logs=[str(tmp_path / "ours")])
     weights = sampler_of(data).weights()
-    assert weights == [0.25, 1.0, 0.25, 0.25, 0.25, 0.25]
+    share = 2 / 7
+    assert weights == [share * 0.25, 1.0, *[share * 0.25] * 4]
     both = [str(tmp_path / "ours"), log.location]
     weights = sampler_of(curriculum(tmp_path / "both", sampler_logs=both)).weights()
     # "3" is right for s2, which had failed before: now it has a difference
-    assert weights == [0.0625, 1.0, 1.0, 0.0625, 0.0625, 0.0625]
+    # six outcomes of two groups each
+    share = 5 / 13
+    assert weights == [share * 0.0625, 1.0, 1.0, *[share * 0.0625] * 3]
 
 
 async def test_each_task_of_a_mixture_has_its_own(tmp_path: Path) -> None:
@@ -241,4 +252,4 @@ def test_steps_after_the_checkpoint_are_forgotten_and_late_rewards_kept(tmp_path
     again = SamplerState(tmp_path, Curriculum, pool(3), first_step=2)
     again.choose(2, 1)
     assert isinstance(again.sampler, Curriculum)
-    assert again.sampler.weights() == [0.25, 1.0, 2 / 3]
+    assert again.sampler.weights() == [2 / 3 * 0.25, 1.0, 2 / 3]

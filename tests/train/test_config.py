@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.rl.recording import training_id
 from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 from inspect_tinker_plugin.train.run import _rollout_command
@@ -110,7 +111,11 @@ def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) -> None:
     check_same_run(tmp_path, config())
+    mine = training_id(tmp_path)
+    check_same_run(tmp_path, config())
+    assert training_id(tmp_path) == mine
     check_same_run(tmp_path, config(batch_size=4))
+    assert training_id(tmp_path) != mine, "the logs in the folder are not this run's"
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "000005", "batch": 5}\n')
     with pytest.raises(ConfigError, match="holds a run with batch size 4, not 2"):
         check_same_run(tmp_path, config())

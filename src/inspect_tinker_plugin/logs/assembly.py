@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
@@ -99,27 +99,59 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     return location
 
 
-def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path) -> None:
-    """Remove the log of the same step that the run left before it was resumed.
+def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
+    """Remove the logs of steps that a training does again, or that its weights know nothing of.
 
-    Only a complete log replaces another, and only in a run that was resumed from a checkpoint: a
-    second training in the folder begins with step 0.
+    A training that continues at the step of its last checkpoint has lost the steps after it. The
+    evaluation before that step has the checkpoint's weights: it is kept if it is complete, until it
+    is done again.
+
+    Args:
+        run: The run of the dataset that continues.
+        elsewhere: Ids of runs of other, living processes; their logs are kept.
     """
-    about = log.eval.metadata or {}
-    if not about.get("first_step") or about["policy_step"] is None or log.status != "success":
+    spec = _run_spec(run)
+    about = {} if spec is None else spec.metadata or {}
+    if spec is None or about.get("training") is None:
         return
-    for path in run.log_dir.glob(f"*_{_batch_name(log, attempt)}_*.eval"):
-        if path == location:
-            continue
+    first, evaluates = about["first_step"], about["asked_every"] is not None
+    for path, other in _logs_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval"):
+        step = (other.eval.metadata or {})["policy_step"]
+        whole = evaluates and step == first and other.status == "success"
+        if step >= first and not whole and other.eval.run_id not in elsewhere:
+            path.unlink(missing_ok=True)
+
+
+def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path) -> None:
+    """Remove the log of the same step that an earlier run of the training left."""
+    about = log.eval.metadata or {}
+    if about.get("training") is None or about["policy_step"] is None or log.status != "success":
+        return
+    for path, other in _logs_before(run, log.eval, f"*_{_batch_name(log, attempt)}_*.eval"):
+        if path != location and (other.eval.metadata or {})["policy_step"] == about["policy_step"]:
+            path.unlink(missing_ok=True)
+
+
+def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, EvalLog]]:
+    """Yield the headers of logs that the same training began before, of steps that are known."""
+    about = spec.metadata or {}
+    begun = datetime.fromisoformat(spec.created)
+    for path in run.log_dir.glob(names):
         try:
-            other = read_eval_log(str(path), header_only=True).eval
+            other = read_eval_log(str(path), header_only=True)
         except Exception as error:  # a damaged log is somebody else's to look at
             logger.warning("the log %s cannot be read: %s", path, error)
             continue
-        known = other.metadata or {}
-        same = other.task == log.eval.task and known.get("policy_step") == about["policy_step"]
-        if same and other.run_id != log.eval.run_id:
-            path.unlink(missing_ok=True)
+        known = other.eval.metadata or {}
+        if (
+            other.eval.task == spec.task
+            and other.eval.run_id != spec.run_id
+            and known.get("training") == about["training"]
+            and (known.get("asked_every") is None) == (about["asked_every"] is None)
+            and isinstance(known.get("policy_step"), int)
+            and datetime.fromisoformat(other.eval.created) < begun
+        ):
+            yield path, other
 
 
 def _format(part: Path) -> Literal["eval", "json"]:
@@ -208,8 +240,11 @@ def _file_name(log: EvalLog, attempt: Attempt) -> str:
 
 def _batch_name(log: EvalLog, attempt: Attempt) -> str:
     """Return the part of a log's name that each log of the same batch has."""
-    task = re.sub(r"[^A-Za-z0-9.-]+", "-", log.eval.task.rpartition("/")[2]) or "task"
-    return f"{task}-{attempt.name.rpartition('.')[0]}"
+    return f"{_task_name(log.eval.task)}-{attempt.name.rpartition('.')[0]}"
+
+
+def _task_name(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", task.rpartition("/")[2]) or "task"
 
 
 def _number_apart(samples: list[EvalSample]) -> None:

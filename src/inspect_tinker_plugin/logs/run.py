@@ -102,16 +102,29 @@ class LogRun:
         """Path of the run's ``EvalSpec``."""
         return self.folder / "spec.json"
 
-    def create(self, spec: str) -> None:
+    def create(self, spec: str) -> FileLock:
         """Make the folders and write the data that all logs share.
+
+        Returns:
+            The owner's lock, held: nobody takes the run for one that has ended.
 
         Raises:
             OSError: They cannot be written.
         """
-        (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+        while not (self.folder / "closed").is_dir():
+            with suppress(FileNotFoundError):  # another run has just removed the parent, as empty
+                (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+        lock = self.owner_lock()
+        lock.acquire(timeout=0)
         temporary = self.temporary()
         temporary.write_text(spec, encoding="utf-8")
         os.replace(temporary, self.spec_file)
+        return lock
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to finish; otherwise it may be just being created."""
+        return self.spec_file.is_file() or bool(self.attempts())
 
     def owner_lock(self) -> FileLock:
         """Return the lock that is held while the dataset is alive."""
@@ -127,9 +140,10 @@ class LogRun:
         If the group has a part already (the batch is run again), this opens another attempt.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It cannot be written, or a later run has finished this one: its worker has
+                outlived its trainer.
         """
-        (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+        (self.folder / "closed").mkdir(exist_ok=True)
         temporary = self.temporary()
         try:
             write(temporary)

@@ -44,7 +44,7 @@ def eval_spec(
         eval_id=run_id,
         run_id=run_id,
         task_id=run_id,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(),
         task=prepared.name,
         task_version=task.version,
         task_file=internals.task_file(task),

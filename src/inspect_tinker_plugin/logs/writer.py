@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from inspect_ai.log import EvalSpec
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.logs.assembly import assemble, stage
+from inspect_tinker_plugin.logs.assembly import assemble, remove_undone, stage
 from inspect_tinker_plugin.logs.rollout import Rollout
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, runs_in
 
@@ -34,6 +34,8 @@ _guard = threading.Lock()
 def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
     """Prepare a folder for the logs of a dataset, and finish the logs of runs that died.
 
+    Logs of steps that the dataset's training does again are removed.
+
     Args:
         log_dir: Folder of the logs; created if missing.
         spec: What all logs of the dataset share; its ``run_id`` names the run.
@@ -43,15 +45,13 @@ def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
     """
     run = LogRun(log_dir.absolute(), spec.run_id)
     try:
-        run.create(spec.model_dump_json(fallback=str))
-        lock = run.owner_lock()
-        lock.acquire(timeout=0)
+        lock = run.create(spec.model_dump_json(fallback=str))
     except OSError as error:
         raise ConfigError(
             f"log_dir {str(log_dir)!r} cannot be written ({error}); name a folder that can"
         ) from error
     _owned[run.run_id] = lock
-    _submit(1, _finish_dead_runs, run.log_dir)
+    _submit(1, _take_over, run)
     return run
 
 
@@ -104,12 +104,19 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
 def _assemble_all(folder: Path) -> list[Path]:
     _release_left()
     made: list[Path] = []
+    elsewhere = set()
     for run in runs_in(folder):
         if run.run_id in _owned:
             made += assemble(run, complete_only=False)
+        elif (finished := _finish_if_dead(run)) is None:
+            elsewhere.add(run.run_id)
         else:
-            made += _finish_if_dead(run)
-    return made
+            made += finished
+    # A worker that outlived its trainer may have added to an earlier run in the meantime.
+    for run in runs_in(folder):
+        if run.run_id in _owned:
+            remove_undone(run, elsewhere)
+    return [path for path in made if path.is_file()]
 
 
 def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
@@ -127,22 +134,31 @@ def _assemble_complete(run: LogRun) -> None:
         _warn_once(run.log_dir, error)
 
 
-def _finish_dead_runs(log_dir: Path) -> None:
+def _take_over(run: LogRun) -> None:
+    """Finish the logs of runs that died, and remove those that the new run makes again."""
     _release_left()
-    for run in runs_in(log_dir):
+    elsewhere = set()
+    for other in runs_in(run.log_dir):
         try:
-            if run.run_id not in _owned:
-                _finish_if_dead(run)
+            if other.run_id not in _owned and _finish_if_dead(other) is None:
+                elsewhere.add(other.run_id)
         except Exception as error:
-            _warn_once(log_dir, error)
+            _warn_once(run.log_dir, error)
+    try:
+        remove_undone(run, elsewhere)
+    except OSError as error:
+        _warn_once(run.log_dir, error)
 
 
-def _finish_if_dead(run: LogRun) -> list[Path]:
+def _finish_if_dead(run: LogRun) -> list[Path] | None:
+    """Make the logs of a run whose dataset is gone; ``None`` if it is not."""
+    if not run.begun:
+        return []
     lock = run.owner_lock()
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        return []
+        return None
     try:
         made = assemble(run, complete_only=False)
         run.discard_if_empty()

@@ -165,7 +165,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
             changes: Options that override the others.
         """
         options = self.dataset_options(**changes)
-        first = 0 if options.log_dir is None else resumed_at(log_folder(options.log_dir))
+        first = None if options.log_dir is None else resumed_at(log_folder(options.log_dir))
         tasks = self.mixed_tasks(samples)
         if len(tasks) > 1:
             return build_mixture(tasks, renderer, options, batches=batches, first_step=first)
@@ -232,7 +232,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         task_args: dict[str, Any],
         *,
         samples: SelectedSamples | None = None,
-        first_step: int = 0,
+        first_step: int | None = None,
         asked_every: int = 0,
         **changes: Any,
     ) -> InspectRLDataset:

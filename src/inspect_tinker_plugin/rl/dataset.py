@@ -157,7 +157,7 @@ def build_dataset(
     *,
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
-    first_step: int = 0,
+    first_step: int | None = None,
     asked_every: int | None = None,
 ) -> InspectRLDataset:
     """Check that a task, a renderer and options fit together, and make the dataset.
@@ -169,7 +169,8 @@ def build_dataset(
         task_args: Arguments of the task function.
         samples: Samples of this task that were chosen before, instead of those that the
             options choose.
-        first_step: The trainer's step that asks for the first batch, for the logs.
+        first_step: The trainer's step that asks for the first batch, if it is known: what an
+            earlier run of the same training has logged of it, and of later steps, is forgotten.
         asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
     """
     handle, samples = prepare_task(task, renderer, options, task_args, samples)
@@ -181,7 +182,7 @@ def open_dataset(
     samples: SelectedSamples,
     order: Order | None = None,
     *,
-    first_step: int = 0,
+    first_step: int | None = None,
     asked_every: int | None = None,
 ) -> InspectRLDataset:
     """Make a dataset of a prepared task, start its logs, and prepare its sandboxes ahead.
@@ -190,7 +191,8 @@ def open_dataset(
         handle: The task.
         samples: Its samples.
         order: As in :class:`InspectRLDataset`.
-        first_step: The trainer's step that asks for the first batch, for the logs.
+        first_step: The trainer's step that asks for the first batch, if it is known: what an
+            earlier run of the same training has logged of it, and of later steps, is forgotten.
         asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
 
     Raises:
@@ -198,7 +200,7 @@ def open_dataset(
     """
     order = order or Passes(len(samples), handle.options)
     if handle.options.sampler is not None:
-        order = Sampled(order, _sampler_state(handle, samples, first_step))
+        order = Sampled(order, _sampler_state(handle, samples, first_step or 0))
     dataset = InspectRLDataset(handle, samples, order)
     open_logs(handle, batches=len(dataset), first_step=first_step, asked_every=asked_every)
     dataset.prepare_ahead()

@@ -132,7 +132,7 @@ def build_mixture(
     options: DatasetOptions,
     *,
     batches: int | None = None,
-    first_step: int = 0,
+    first_step: int | None = None,
 ) -> InspectRLMixture:
     """Check that tasks, a renderer and options fit together, and make the mixture.
 
@@ -141,7 +141,7 @@ def build_mixture(
         renderer: A cookbook renderer.
         options: The options of all of them.
         batches: Minimum number of batches.
-        first_step: The trainer's step that asks for the first batch, for the logs.
+        first_step: As in :func:`~inspect_tinker_plugin.rl.dataset.build_dataset`.
 
     Raises:
         ConfigError: They do not; nothing was started.

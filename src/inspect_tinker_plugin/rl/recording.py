@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,27 +55,65 @@ def log_run(handle: TaskHandle) -> LogRun | None:
     return None if log_dir is None else LogRun(log_folder(log_dir), handle.uid)
 
 
+TRAINING_ID = "training.id"
+"""File in a trainer's folder with the id that the logs of its training have."""
+
+_BEGUN = ("config.json", "logs.log")
+"""What the cookbook writes before it asks for a dataset."""
+
+
+def trainers_folder(log_dir: Path) -> Path | None:
+    """Return the trainer's folder that a log folder is in, if it is in one."""
+    for folder in (log_dir, *list(log_dir.parents)[:3]):
+        begun = all((folder / name).is_file() for name in _BEGUN)
+        if begun or (folder / CHECKPOINTS_BASE_NAME).is_file():
+            return folder
+    return None
+
+
 def resumed_at(log_dir: Path) -> int:
     """Return the step at which a trainer resumes, if the log folder is inside its own folder.
 
     The cookbook does not tell a dataset where it resumes; it reads the same file.
     """
-    for folder in (log_dir, *list(log_dir.parents)[:3]):
-        if (folder / CHECKPOINTS_BASE_NAME).is_file():
-            last = get_last_checkpoint(str(folder))
-            return 0 if last is None or last.batch is None else last.batch
-    return 0
+    folder = trainers_folder(log_dir)
+    last = None if folder is None else get_last_checkpoint(str(folder))
+    return 0 if last is None or last.batch is None else last.batch
+
+
+def training_id(folder: Path) -> str:
+    """Return the id of the training in a trainer's folder: the same one whenever it continues.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = folder / TRAINING_ID
+    if not path.is_file():
+        mine = folder / f"{uuid.uuid4().hex}.{TRAINING_ID}"
+        mine.write_text(uuid.uuid4().hex, encoding="utf-8")
+        try:
+            with suppress(FileExistsError):  # another dataset of the same trainer was first
+                os.link(mine, path)
+        finally:
+            mine.unlink()
+    return path.read_text(encoding="utf-8")
 
 
 def open_logs(
-    handle: TaskHandle, *, batches: int, first_step: int = 0, asked_every: int | None = None
+    handle: TaskHandle,
+    *,
+    batches: int,
+    first_step: int | None = None,
+    asked_every: int | None = None,
 ) -> None:
     """Prepare the log folder of a new dataset, if it has one.
 
     Args:
         handle: Shared by the dataset's groups.
         batches: batches of the dataset; a trainer may go through them more than once.
-        first_step: the trainer's step that asks for the first batch; not 0 in a resumed run.
+        first_step: the trainer's step that asks for the first batch; not 0 in a resumed run, and
+            ``None`` if it is not known. Logs that the same training left of this step and later
+            ones are removed.
         asked_every: of a test set, the trainer's steps between evaluations; 0 if they are not
             known, ``None`` for batches to train on.
 
@@ -82,6 +123,7 @@ def open_logs(
     run, parts, options = log_run(handle), handle.parts(), handle.options
     if run is None:
         return
+    folder = None if first_step is None else trainers_folder(run.log_dir)
     group_reward = parts.group_reward
     spec = eval_spec(
         parts.runner.prepared,
@@ -95,7 +137,8 @@ def open_logs(
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,
             "batches": batches,
-            "first_step": first_step,
+            "training": None if folder is None else _training_id(folder),
+            "first_step": first_step or 0,
             "asked_every": asked_every,
             "dataset_epochs": options.epochs,
             "shuffle": options.shuffle,
@@ -104,6 +147,13 @@ def open_logs(
     )
     open_run(run.log_dir, spec)
     weakref.finalize(handle, close_run, run).atexit = False
+
+
+def _training_id(folder: Path) -> str:
+    try:
+        return training_id(folder)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written ({error})") from error
 
 
 @dataclass(frozen=True)

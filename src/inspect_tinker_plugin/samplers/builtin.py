@@ -13,9 +13,10 @@ class Curriculum(Sampler):
     """Prefers samples whose last group had different rewards: only these teach anything.
 
     Each sample has a weight, its chance to be chosen relative to others: 1 after a group whose
-    rewards differed; ``again`` to the power of its groups in a row whose rewards were all equal,
-    so that they come back rarely, and ever more so; and before its first group the share of the
-    groups so far that had a difference. A batch has no sample twice unless there are too few.
+    rewards differed; before its first group the share of the groups so far that had a difference;
+    and after groups in a row whose rewards were all equal that share times ``again`` for each of
+    them, so that such samples come back rarely, and ever more so. A batch has no sample twice
+    unless there are too few.
 
     Args:
         again: What one more group without a difference multiplies a weight by, from 0 to 1.
@@ -69,13 +70,14 @@ class Curriculum(Sampler):
 
     def weights(self) -> list[float]:
         """Return the weight of each sample."""
-        untried = max(self._least, (self._mixed + 1) / (self._groups + 1))
-        return [
-            max(self._least, self._again ** self._even[position])
-            if position in self._even
-            else untried
-            for position in range(len(self._pool.samples))
-        ]
+        share = (self._mixed + 1) / (self._groups + 1)
+        return [self._weight(position, share) for position in range(len(self._pool.samples))]
+
+    def _weight(self, position: int, share: float) -> float:
+        even = self._even.get(position)
+        if even == 0:
+            return 1.0
+        return max(self._least, share if even is None else share * self._again**even)
 
     def figures(self) -> Mapping[str, float]:
         """Return how many samples are untried, useful, too easy and too hard."""

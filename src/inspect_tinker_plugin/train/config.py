@@ -23,6 +23,7 @@ from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import read_keywords
+from inspect_tinker_plugin.rl.recording import TRAINING_ID
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.metrics import IMITATION, read_steps
@@ -206,6 +207,8 @@ def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None)
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
     if found is None or not has_begun(log_dir):
+        if found is not None and found != json.loads(json.dumps(wanted, default=str)):
+            (log_dir / TRAINING_ID).unlink(missing_ok=True)  # the logs of the other run stay
         path.write_text(json.dumps(wanted, indent=2, default=str) + "\n", encoding="utf-8")
         return
     wanted = json.loads(json.dumps(wanted, default=str))

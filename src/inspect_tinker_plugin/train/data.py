@@ -57,7 +57,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         train = self.train_dataset(
             renderer, samples=samples, batches=self.min_batches, **self._passes(samples)
         )
-        first = 0 if self.log_dir is None else resumed_at(log_folder(self.log_dir))
+        first = None if self.log_dir is None else resumed_at(log_folder(self.log_dir))
         test = self._test_dataset(renderer, held_out, first, self.eval_every)
         if test is not None and not self.allow_overlap:
             check_overlap(_all_samples(train), _all_samples(test))
@@ -106,7 +106,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         self,
         renderer: Renderer,
         held_out: Sequence[SelectedSamples] | None,
-        first_step: int,
+        first_step: int | None,
         asked_every: int,
     ) -> InspectRLDataset | InspectRLMixture | None:
         """Build the test dataset; the held-out samples of several tasks are one batch."""
