@@ -110,7 +110,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         asked_every: int,
     ) -> InspectRLDataset | InspectRLMixture | None:
         """Build the test dataset; the held-out samples of several tasks are one batch."""
-        when = {"first_step": first_step, "asked_every": asked_every}
+        when: dict[str, Any] = {"first_step": first_step, "asked_every": asked_every}
         if self.test_task is not None:
             changes = {**self._changes_of_test_task(), **when}
             return self.test_dataset(renderer, self.test_task, self.test_task_args, **changes)
