@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,50 @@ async def test_an_episode_is_the_same_with_a_path_and_without(
     with without(*([path] if path else FastPath)):
         slow = await run_rollout_side(case.task, case.script, **common)
     assert not [str(each) for each in compare_traces(slow, fast, same_tokens=True)]
+
+
+# logs are the same
+
+
+def timeless(value: Any, names: dict[str, str]) -> Any:
+    """Leave times out, and name ids in the order in which they come."""
+    if isinstance(value, dict):
+        return {
+            key: timeless(each, names)
+            for key, each in value.items()
+            if "time" not in key and not key.startswith(("working", "completed"))
+        }
+    if isinstance(value, list):
+        return [timeless(each, names) for each in value]
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9]{22}", value):
+        return names.setdefault(value, f"id {len(names)}")
+    return value
+
+
+@pytest.mark.parametrize("last", ["two", "cut", "failed"])
+async def test_the_events_of_a_log_are_the_same_with_the_path_and_without(last: str) -> None:
+    async def log() -> Any:
+        task = reading()
+        task.message_limit = 3 if last == "cut" else None
+        episode = EpisodeRunner(task, keep_log=True).episode(task.dataset[0])
+        await episode.start()
+        call = ModelOutput.for_tool_call("rl/policy", "add", {"x": 1, "y": 1}, tool_call_id="1")
+        if not isinstance(await episode.reply(call), EpisodeResult):
+            two = ModelOutput.from_content("rl/policy", "two")
+            await episode.reply(ValueError("no sampler") if last == "failed" else two)
+        record = episode.build_log()
+        assert record is not None
+        events = [event.model_dump(mode="json") for event in record.events]
+        for event in events:  # it names files and lines of whoever raised
+            event["has_traceback"] = bool(event.pop("traceback", None))
+            event.pop("traceback_ansi", None)
+        return timeless(events, {})
+
+    fast = await log()
+    with without(*FastPath):
+        slow = await log()
+    assert sum(event["event"] == "model" for event in fast) >= 1
+    assert fast == slow
 
 
 # who reads the transcript finds it

@@ -74,11 +74,11 @@ def roll_out(builder: InspectGroupBuilder, lines: Sequence[str]) -> list[float]:
 def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> None:
     """Roll out, write half a part and get killed."""
 
-    def half(log: EvalLog, path: Path) -> None:
-        path.write_bytes(b"PK\x03\x04 half")
+    def half(path: Path, records: Sequence[EvalSample]) -> None:
+        path.write_bytes(b'{"id": "half')
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assembly._write_plain = half
+    setattr(assembly, "write_part", half)  # noqa: B010 - a fault to inject
     roll_out(builder, lines)
 
 

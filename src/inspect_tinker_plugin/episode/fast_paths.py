@@ -17,9 +17,9 @@ that they find all of it.
 A call of the policy is ``Model.generate``'s own up to ``Model._generate``: the arguments, the
 message limits, the merging of options and refusals. :func:`model_call` replaces
 ``Model._generate`` and follows it line by line. Left out are things that cannot happen to a parked
-call (retries, time-outs, streams, the cache, a place in a connection pool) and copies of all
-messages for an event that nobody reads. With any hook, monitor, bridge or display that looks at
-model calls, ``Model._generate`` is used.
+call (retries, time-outs, streams, the cache, a place in a connection pool) and, without a log,
+copies of all messages for an event that nobody reads. With any hook, monitor, bridge or display
+that looks at model calls, ``Model._generate`` is used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -157,13 +158,14 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
-CANCELLED = "RuntimeError('model call cancelled')"
-"""The error in the event of a call that something has cancelled."""
+Completion = Callable[[ModelOutput | Exception, None], None]
+"""Completes the event of a call with its reply or error."""
 
 
 async def model_call(
     model: Model,
     *,
+    keep_events: bool,
     messages: list[ChatMessage],
     definitions: Sequence[Any],
     tools: list[ToolInfo],
@@ -174,6 +176,7 @@ async def model_call(
 
     Args:
         model: The policy.
+        keep_events: Whether its events are for a log, and recorded as Inspect does.
         messages: The conversation.
         definitions: Inspect's definitions of the tools, for the views of calls.
         tools: The descriptions of the tools.
@@ -188,29 +191,22 @@ async def model_call(
     await parts.wait_generate_dispatch(model, None)
     parts._check_limits_before_dispatch()
     model.verify_model_apis()
-    event = _event(
-        model=str(model),
-        role=model.role,
-        input=list(messages),
-        tools=tools,
-        tool_choice=tool_choice,
-        config=config,
-        pending=True,
+    record = model._record_model_interaction if keep_events else partial(_record_quietly, model)
+    complete, event = record(
+        input=messages, tools=tools, tool_choice=tool_choice, config=config, cache=None
     )
-    internals.record_event(event)
+    assert isinstance(event, ModelEvent)
     started = parts.sample_clock()
     try:
         output = await model.api.generate(
             input=messages, tools=tools, tool_choice=tool_choice, config=config
         )
     except Exception as error:
-        event.error = parts.exception_message(error)
-        event.pending = None
+        complete(error, None)
         raise
     except anyio.get_cancelled_exc_class():
         if event.pending:
-            event.error = CANCELLED
-            event.pending = None
+            complete(RuntimeError("model call cancelled"), None)
         raise
     assert isinstance(output, ModelOutput)
     if output.input_context_tokens is None:
@@ -219,8 +215,7 @@ async def model_call(
     for choice in output.choices:
         for call in choice.message.tool_calls or []:
             call.view = parts.tool_call_view(call, definitions)
-    event.output = output
-    event.pending = None
+    complete(output, None)
     if output.usage:
         parts.record_and_check_model_usage(model, output.usage, role=model.role, output=output)
     parts.record_sample_model_fallback(output)
@@ -238,8 +233,28 @@ _TEMPLATE = ModelEvent(
 )
 
 
-def _event(**fields: Any) -> ModelEvent:
-    """Make an event without checking what comes from Inspect itself; its time is set by Inspect."""
+def _record_quietly(model: Model, **fields: Any) -> tuple[Completion, ModelEvent]:
+    """Record a call without checking or copying what comes from Inspect itself."""
     event = copy(_TEMPLATE)
-    event.__dict__.update(fields, uuid=uuid4().hex, span_id=None)
-    return event
+    # Inspect sets the time
+    event.__dict__.update(
+        fields,
+        model=str(model),
+        role=model.role,
+        input=list(fields["input"]),
+        pending=True,
+        uuid=uuid4().hex,
+        span_id=None,
+    )
+    internals.record_event(event)
+
+    def complete(result: ModelOutput | Exception, call: None) -> None:
+        if isinstance(result, ModelOutput):
+            event.output = result
+        else:
+            parts = internals.optional_names()
+            assert parts is not None
+            event.error = parts.exception_message(result)
+        event.pending = None
+
+    return complete, event

@@ -295,8 +295,10 @@ class PolicyModel(Model):
     metrics: dict[str, float | int]
     """Those of its episode; what programs asked of other models is counted there."""
 
-    quiet = False
-    """Whether nothing keeps the events of its calls."""
+    fast = False
+    """Whether its calls may take the fast path."""
+    keep_events = True
+    """Whether the events of its calls are for a log."""
 
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
         asked = config or GenerateConfig()
@@ -345,7 +347,7 @@ class PolicyModel(Model):
 
     def _connection_concurrency(self, config: GenerateConfig) -> Any:
         """Give a place in the pool of connections, or :data:`NO_PLACE` on the fast path."""
-        if self.quiet and not internals.somebody_watches_model_calls():
+        if self.fast and not internals.somebody_watches_model_calls():
             return nullcontext(NO_PLACE)
         return super()._connection_concurrency(config)
 
@@ -356,6 +358,7 @@ class PolicyModel(Model):
         messages, definitions, tools, tool_choice = kwargs["prepared"]
         return await model_call(
             self,
+            keep_events=self.keep_events,
             messages=messages,
             definitions=definitions,
             tools=tools,
@@ -379,7 +382,7 @@ def policy_model(
     *,
     max_turns: int | None,
     merged: MergedConfigs,
-    quiet: bool,
+    keep_events: bool,
     side_models: Mapping[str, SideModel] | None = None,
 ) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
@@ -388,5 +391,6 @@ def policy_model(
     api.attach(mailbox, max_turns=max_turns)
     model.api, model.merged, model.metrics = api, merged, {}
     model.side_models = side_models or {}
-    model.quiet = quiet and taken(FastPath.MODEL_CALLS) and internals.knows_model_calls()
+    model.keep_events = keep_events
+    model.fast = taken(FastPath.MODEL_CALLS) and internals.knows_model_calls()
     return model, api

@@ -78,7 +78,7 @@ class SampleRun:
             mailbox,
             max_turns=prepared.options.max_turns,
             merged=prepared.merged_configs,
-            quiet=not (keep_log or prepared.reads_events),
+            keep_events=keep_log or prepared.reads_events,
             side_models=prepared.side_models,
         )
         self._policy.count_text = prepared.count_tokens

@@ -65,6 +65,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
     "inspect_ai._util.error:PrerequisiteError": "how Inspect reports bad input",
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
+    "inspect_ai._util.json:to_json_safe": "a record as JSON, whatever a model has written",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
     "inspect_ai._util.registry:is_registry_object": "whether a log can name a scorer",
     "inspect_ai._util.registry:registry_find": "names for `did you mean`",

@@ -13,6 +13,7 @@ from inspect_ai._eval.task.images import capture_task_input_media, materialize_s
 from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
 from inspect_ai._eval.task.util import sample_messages
 from inspect_ai._util.exception import TerminateSampleError
+from inspect_ai._util.json import to_json_safe
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.dataset import Sample
@@ -76,11 +77,13 @@ __all__ = [
     "state_jsonable",
     "state_limits",
     "task_generate",
+    "to_json_safe",
 ]
 
 PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
     (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
     (Model, "_generate"): "the fast path of model calls takes its place",
+    (Model, "_record_model_interaction"): "the fast path records calls for a log with it",
     (Model, "_connection_concurrency"): "a parked call needs no place in a pool",
     (Transcript, "_event_updated"): "a call that a limit has cut off is no longer pending",
     (Transcript, "_event"): "appends an event; the public methods only add info events",

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from inspect_ai.log import (
     EvalConfig,
@@ -17,11 +17,11 @@ from inspect_ai.log import (
     EvalLog,
     EvalSample,
     EvalSpec,
-    condense_sample,
     read_eval_log,
     write_eval_log,
 )
 
+from inspect_tinker_plugin.logs.parts import read_part, write_part
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
 from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun
@@ -35,9 +35,8 @@ def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    samples = [condense_sample(eval_sample(rollout, slot)) for rollout in rollouts]
-    log = EvalLog(eval=_plain_spec(run), samples=samples, status="success")
-    run.add_part(slot, lambda path: _write_plain(log, path))
+    records = [eval_sample(rollout, slot) for rollout in rollouts]
+    run.add_part(slot, lambda path: write_part(path, records))
 
 
 def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
@@ -73,21 +72,18 @@ def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
 
 def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     samples: list[EvalSample] = []
-    fallback: EvalSpec | None = None
     read = 0
     for path in attempt.parts():
         try:
-            part = read_eval_log(path, format=_format(path))
+            samples.extend(read_part(path))
         except Exception as error:
             _put_aside(run, attempt, path, error)
             continue
-        fallback = part.eval
-        samples.extend(part.samples or [])
         read += 1
-    if fallback is None:
+    if not read:
         return None
     _number_apart(samples)
-    log = _batch_log(_run_spec(run) or fallback, attempt, samples, groups_read=read)
+    log = _batch_log(_spec(run), attempt, samples, groups_read=read)
     location = run.log_dir / _file_name(log, attempt)
     temporary = run.temporary()
     try:
@@ -152,12 +148,6 @@ def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path
             and datetime.fromisoformat(other.eval.created) < begun
         ):
             yield path, other
-
-
-def _format(part: Path) -> Literal["eval", "json"]:
-    """Return what a part is written in; those of earlier releases are packed."""
-    with part.open("rb") as file:
-        return "eval" if file.read(2) == b"PK" else "json"
 
 
 def _trainers_epoch(attempt: Attempt, shared: dict[str, Any]) -> int | None:
@@ -263,29 +253,21 @@ def _put_aside(run: LogRun, attempt: Attempt, path: Path, error: Exception) -> N
     logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)
 
 
-def _run_spec(run: LogRun) -> EvalSpec | None:
+def _spec(run: LogRun) -> EvalSpec:
+    """Read what all logs of a run share; if that is lost, a log still has its rollouts."""
     try:
         return EvalSpec.model_validate_json(run.spec_file.read_bytes())
     except (OSError, ValueError):
-        return None
-
-
-def _plain_spec(run: LogRun) -> EvalSpec:
-    return _run_spec(run) or EvalSpec(
-        eval_id=run.run_id,
-        run_id=run.run_id,
-        task_id=run.run_id,
-        created=datetime.now().astimezone().isoformat(timespec="seconds"),
-        task="task",
-        dataset=EvalDataset(),
-        model="rl/policy",
-        config=EvalConfig(),
-    )
-
-
-def _write_plain(log: EvalLog, path: Path) -> None:
-    """Write a part: what is packed is the log of a batch, once."""
-    write_eval_log(log, path, format="json")
+        return EvalSpec(
+            eval_id=run.run_id,
+            run_id=run.run_id,
+            task_id=run.run_id,
+            created=datetime.now().astimezone().isoformat(timespec="seconds"),
+            task="task",
+            dataset=EvalDataset(),
+            model="rl/policy",
+            config=EvalConfig(),
+        )
 
 
 def _write(log: EvalLog, path: Path) -> None:
