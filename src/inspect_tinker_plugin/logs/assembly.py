@@ -106,9 +106,9 @@ def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
         run: The run of the dataset that continues.
         elsewhere: Ids of runs of other, living processes; their logs are kept.
     """
-    spec = _run_spec(run)
-    about = {} if spec is None else spec.metadata or {}
-    if spec is None or about.get("training") is None:
+    spec = _spec(run)
+    about = spec.metadata or {}
+    if about.get("training") is None:
         return
     first, evaluates = about["first_step"], about["asked_every"] is not None
     for path, other in _logs_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval"):
