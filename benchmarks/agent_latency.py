@@ -2,8 +2,10 @@
 
 The program runs in a sandbox and asks over plain sockets; the model answers at once, so what is
 measured is the way there and back. A start is from entering ``sandbox_agent_bridge`` until the
-port takes connections. Episodes and evals alternate; the image is the tests' own.
-The bar: a call of an episode in docker_pool and local costs at most 50 ms, a warm start 0.5 s.
+port takes connections; a command is ``exec_remote(["true"])``, by which inspect_swe starts its
+agents. Episodes and evals alternate; the image is the tests' own.
+The bar: a call of an episode in docker_pool and local costs at most 50 ms, a warm start 0.5 s,
+a command 0.5 s.
 Run ``python benchmarks/agent_latency.py [ROUNDS]`` (needs Docker; a minute per round).
 """
 
@@ -30,7 +32,7 @@ from tests.agents.sandboxed import free_port, play, plum, task_of
 
 from inspect_tinker_plugin.scripted.replies import scripted_model
 
-CALL_LIMIT, START_LIMIT = 0.050, 0.5
+CALL_LIMIT, START_LIMIT, COMMAND_LIMIT = 0.050, 0.5, 0.5
 CONNECT = """
 import socket, time
 while True:
@@ -40,8 +42,10 @@ while True:
 
 
 @solver
-def timed(port: int, turns: int, starts: list[float], calls: list[float]) -> Solver:
-    """Open the bridge, wait for its port, run the program; note how long each took."""
+def timed(
+    port: int, turns: int, starts: list[float], calls: list[float], commands: list[float]
+) -> Solver:
+    """Open the bridge, wait for its port, run commands and the program; note the seconds."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         begun = time.monotonic()
@@ -51,6 +55,9 @@ def timed(port: int, turns: int, starts: list[float], calls: list[float]) -> Sol
             timer += "print(time.monotonic() - begun)"
             waited = await sandbox().exec(["python3", "-c", timer])
             starts.append(entered + float(waited.stdout))
+            begun = time.monotonic()
+            await sandbox().exec_remote(["true"], stream=False)
+            commands.append(time.monotonic() - begun)
             asked = {"dialect": "chat", "turns": turns, "talks": 1, "port": port}
             run = ["python3", "agent/program.py", json.dumps(asked)]
             result = await sandbox().exec(run)
@@ -63,17 +70,17 @@ def timed(port: int, turns: int, starts: list[float], calls: list[float]) -> Sol
 async def measure(rounds: int) -> bool:
     starts: dict[tuple[str, str], list[float]] = defaultdict(list)
     calls: dict[tuple[str, str], list[float]] = defaultdict(list)
+    commands: dict[tuple[str, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):  # the first fills caches and pools
             for kind in ("docker_pool", "docker", "local"):
-                for side in ("episode", "eval") if kind != "local" else ("episode",):
+                for side in ("episode", "eval"):
                     if number == 0 and side == "eval":
                         continue
                     at = (kind, side) if number else ("warm-up", side)
                     turns = 50 if side == "episode" else 4
-                    task = task_of(
-                        kind, Path(folder), timed(free_port(), turns, starts[at], calls[at])
-                    )
+                    noted = starts[at], calls[at], commands[at]
+                    task = task_of(kind, Path(folder), timed(free_port(), turns, *noted))
                     if side == "episode":
                         result = await play(task, plum)
                         assert result.error is None, result.error
@@ -81,22 +88,29 @@ async def measure(rounds: int) -> bool:
                         model = scripted_model(["plum"] * turns)
                         (log,) = await eval_async(task, model=model, log_dir=folder)
                         assert log.status == "success", log.error
-    print(f"{'sandbox':14}{'side':10}{'start, s':>10}{'call p50, ms':>14}{'p95':>8}{'calls':>7}")
+    print(
+        f"{'sandbox':14}{'side':10}{'start, s':>10}{'command, s':>12}"
+        f"{'call p50, ms':>14}{'p95':>8}{'calls':>7}"
+    )
     for kind, side in calls:
         if kind == "warm-up":
             continue
         times = sorted(calls[kind, side])
         start, p50 = statistics.median(starts[kind, side]), statistics.median(times)
         p95 = times[int(len(times) * 0.95)]
-        line = f"{kind:14}{side:10}{start:10.3f}{p50 * 1e3:14.1f}{p95 * 1e3:8.1f}{len(times):7}"
+        command = statistics.median(commands[kind, side])
+        line = f"{kind:14}{side:10}{start:10.3f}{command:12.3f}"
+        line += f"{p50 * 1e3:14.1f}{p95 * 1e3:8.1f}{len(times):7}"
         if side == "eval":
             of_start = start / statistics.median(starts[kind, "episode"])
             of_call = p50 / statistics.median(calls[kind, "episode"])
-            line += f"   {of_start:.0f}x and {of_call:.0f}x an episode's"
+            of_command = command / statistics.median(commands[kind, "episode"])
+            line += f"   {of_start:.0f}x, {of_command:.0f}x and {of_call:.0f}x an episode's"
         print(line)
     return all(
         statistics.median(calls[kind, "episode"]) <= CALL_LIMIT
         and statistics.median(starts[kind, "episode"]) <= START_LIMIT
+        and statistics.median(commands[kind, "episode"]) <= COMMAND_LIMIT
         for kind in ("docker_pool", "local")
     )
 

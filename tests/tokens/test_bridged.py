@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import random
+import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -295,6 +296,231 @@ async def test_an_edited_argument_is_never_continued(dialect: str, old: str, new
     else:
         assert not begins_with(rollout, 1, 0)
         assert rollout.tokens.metrics["tokens/rerendered"] == 1
+
+
+def results_of(items: list[Item]) -> list[tuple[Item, str]]:
+    """The results of tool calls among items, each with the name of the field that has its text."""
+    found = []
+    for item in items:
+        blocks = item["content"] if isinstance(item.get("content"), list) else [item]
+        for block in blocks:
+            for name, field in {"tool_call_id": "content", "tool_use_id": "content"}.items():
+                if name in block:
+                    found.append((block, field))
+            if block.get("type") == "function_call_output":
+                found.append((block, "output"))
+    return found
+
+
+def calls_of(items: list[Item]) -> list[tuple[Item, str]]:
+    """The tool calls among items, each with the name of the field that has its id."""
+    found = []
+    for item in items:
+        blocks = item["content"] if isinstance(item.get("content"), list) else [item]
+        found += [(call, "id") for block in blocks for call in block.get("tool_calls", [])]
+        found += [(block, "id") for block in blocks if block.get("type") == "tool_use"]
+        found += [(block, "call_id") for block in blocks if block.get("type") == "function_call"]
+    return found
+
+
+def swap(one: tuple[Item, str], other: tuple[Item, str]) -> None:
+    (first, name), (second, name_too) = one, other
+    first[name], second[name_too] = second[name_too], first[name]
+
+
+def id_field(block: Item) -> str:
+    return next(name for name in ("tool_call_id", "tool_use_id", "call_id") if name in block)
+
+
+def swap_results(items: list[Item]) -> None:
+    one, other = results_of(items)[:2]
+    swap(one, other)
+
+
+def swap_result_ids(items: list[Item]) -> None:
+    (one, _), (other, _) = results_of(items)[:2]
+    swap((one, id_field(one)), (other, id_field(other)))
+
+
+def swap_call_ids(items: list[Item]) -> None:
+    one, other = calls_of(items)[:2]
+    swap(one, other)
+
+
+def reuse_a_call_id(items: list[Item]) -> None:
+    """Give the second turn's call and result the ids of the first's."""
+    calls, results = calls_of(items), results_of(items)
+    calls[2][0][calls[2][1]] = calls[0][0][calls[0][1]]
+    results[2][0][id_field(results[2][0])] = results[0][0][id_field(results[0][0])]
+
+
+def result_case(items: list[Item]) -> None:
+    block, field = results_of(items)[0]
+    block[field] = block[field].upper()
+
+
+def result_space(items: list[Item]) -> None:
+    block, field = results_of(items)[0]
+    block[field] += " "
+
+
+def result_form(items: list[Item]) -> None:
+    block, field = results_of(items)[0]
+    assert block[field] != unicodedata.normalize("NFD", block[field])
+    block[field] = unicodedata.normalize("NFD", block[field])
+
+
+def result_taken_from_another(items: list[Item]) -> None:
+    (one, field), (other, _) = results_of(items)[:2]
+    one[field] = other[field]
+
+
+SUBTLE: dict[str, Callable[[list[Item]], None]] = {
+    "results swapped": swap_results,
+    "ids of results swapped": swap_result_ids,
+    "ids of calls swapped": swap_call_ids,
+    "the id of an earlier call": reuse_a_call_id,
+    "a result's case": result_case,
+    "a result's end": result_space,
+    "a result's Unicode form": result_form,
+    "another call's result": result_taken_from_another,
+}
+
+
+@pytest.mark.parametrize("edit", SUBTLE)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_subtle_edits_of_calls_and_results_are_never_continued(
+    dialect: str, edit: str
+) -> None:
+    async def run(bridge: Any) -> None:
+        program = DIALECTS[dialect]()
+        program.user("Do it.")
+        for turn in range(2):  # results that look alike
+            for number, asked in enumerate(await program.call()):
+                program.result(asked.id, f"déjà {turn}{number}")
+        await program.call()
+        before = copy.deepcopy(program.items)
+        SUBTLE[edit](program.items)
+        assert program.items != before
+        program.user("And now?")
+        await program.call()
+
+    says = [f"{LS}\n{LS}", f"{LS}\n{LS}", "Done.", "After the edit."]
+    rollout = await play(run, script(says))
+    assert not begins_with(rollout, 3, 2)
+    assert rollout.tokens.metrics["tokens/rerendered"] == 1
+    assert_exact(rollout)
+
+
+FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "NFC to NFD": ("Un café, naïve.", lambda text: unicodedata.normalize("NFD", text)),
+    "NFD to NFC": ("Un cafe\u0301.", lambda text: unicodedata.normalize("NFC", text)),
+    "compatible letters": ("A \ufb01nal \u2460.", lambda text: unicodedata.normalize("NFKC", text)),
+    "case": ("The Answer.", lambda text: text.swapcase()),
+    "folded": ("Straße.", lambda text: text.casefold()),
+    "dashes": ("One \u2013 two.", lambda text: text.replace("\u2013", "-")),
+    "quotes": ("\u201cSo\u201d.", lambda text: text.replace("\u201c", '"').replace("\u201d", '"')),
+    "a blank": ("One\u00a0two.", lambda text: text.replace("\u00a0", " ")),
+    "no width": ("One\u200btwo.", lambda text: text.replace("\u200b", "")),
+    "lines": ("One\r\ntwo.", lambda text: text.replace("\r\n", "\n")),
+    "an invisible end": ("The end.\u200b", lambda text: text.replace("\u200b", "")),
+    "an invisible beginning": ("\ufeffThe end.", lambda text: text.replace("\ufeff", "")),
+}
+
+
+def with_texts(items: Any, change: Callable[[str], str]) -> Any:
+    """Change the texts of replies."""
+    if isinstance(items, list):
+        return [with_texts(item, change) for item in items]
+    if not isinstance(items, dict):
+        return items
+    fields = {"text", "content"} if items.get("role") != "user" else set()
+    return {
+        name: change(value)
+        if name in fields and isinstance(value, str)
+        else (value if items.get("role") == "user" else with_texts(value, change))
+        for name, value in items.items()
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_texts_that_only_look_equal_are_never_continued(dialect: str, form: str) -> None:
+    text, change = FORMS[form]
+    assert change(text) != text
+    rollout = await edited(dialect, [text], lambda items: with_texts(items, change))
+    assert not begins_with(rollout, 1, 0)
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_equal_replies_in_two_branches_are_not_confused(dialect: str) -> None:
+    """A program that goes on with the one, behind a history of the other."""
+
+    async def run(bridge: Any) -> None:
+        one, other = DIALECTS[dialect](), DIALECTS[dialect]()
+        one.user("Do this.")
+        other.user("Do that.")
+        await converse(one, 2)
+        await converse(other, 2)
+        one.items[-1:], other.items[-1:] = other.items[-1:], one.items[-1:]  # equal questions
+        await one.call()
+        other.items[0] = one.items[0]  # now it is the other's history, with its own replies
+        other.user("More?")
+        await other.call()
+
+    rollout = await play(run, lambda request: "The same words.")
+    assert begins_with(rollout, 4, 1)
+    assert not begins_with(rollout, 4, 3)
+    assert not begins_with(rollout, 5, 3)
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ('{"cmd": 1}', '{"cmd": 1.0}'),
+        ('{"cmd": 1.0}', '{"cmd": 1}'),
+        ('{"cmd": 10000000000000000000000}', '{"cmd": 1e22}'),
+        ('{"cmd": 9007199254740993}', '{"cmd": 9007199254740992}'),
+        ('{"cmd": "1"}', '{"cmd": 1}'),
+        ('{"cmd": null}', "{}"),
+        ('{"cmd": []}', '{"cmd": {}}'),
+        ('{"cmd": ""}', '{"cmd": null}'),
+        ('{"cmd": "\u00e9"}', '{"cmd": "e\u0301"}'),
+        ('{"cmd": "a"}', '{"cmd": "A"}'),
+        ('{"cmd": "a"}', '{"CMD": "a"}'),
+        ('{"cmd": "a", "cmd": "b"}', '{"cmd": "a"}'),
+    ],
+)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_arguments_that_only_look_equal_are_never_continued(
+    dialect: str, said: str, sent: str
+) -> None:
+    def edit(items: list[Item]) -> list[Item]:
+        for block, _ in calls_of(items):
+            if dialect == "anthropic":
+                block["input"] = json.loads(sent)
+            else:
+                block.get("function", block)["arguments"] = sent
+        return items
+
+    rollout = await edited(dialect, [call(said)], edit)
+    assert not begins_with(rollout, 1, 0)
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+async def test_a_name_twice_in_arguments_counts_as_the_api_reads_it(dialect: str) -> None:
+    """The last one is the value, as for the program; so nothing that anybody saw has changed."""
+
+    def edit(items: list[Item]) -> list[Item]:
+        for block, _ in calls_of(items):
+            block.get("function", block)["arguments"] = '{"cmd": "x", "cmd": "ls"}'
+        return items
+
+    rollout = await edited(dialect, [LS], edit)
+    assert begins_with(rollout, 1, 0)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -285,7 +285,7 @@ async def open_relay(environment: SandboxEnvironment) -> Installed | None:
 
     pipe: Pipe
     if isinstance(environment, DockerPoolSandboxEnvironment):
-        pipe = await environment.open(_COMMAND, user="0")
+        pipe = await environment.open(_COMMAND, cwd="/", user="0")
     elif type(environment).__name__ == "DockerSandboxEnvironment":
         pipe = await _docker_exec(environment)
     else:

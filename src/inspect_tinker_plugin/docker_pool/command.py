@@ -174,6 +174,8 @@ class Call:
     """Whether output is taken as it comes, and input given, while the command runs."""
     rest: bytearray = field(default_factory=bytearray)
     """Input of an open call that the executor has no room for yet."""
+    input_ends: bool = False
+    """Whether the input of an open call ends behind ``rest``."""
 
 
 def encode_request(

@@ -47,10 +47,13 @@ Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
 class OpenCommand:
     """A running command; one task reads it."""
 
-    def __init__(self, executor: Executor, call: Call, failure: Failure) -> None:
+    def __init__(
+        self, executor: Executor, call: Call, failure: Failure, result: Callable[[], CommandResult]
+    ) -> None:
         self._failure = failure
         self._executor = executor
         self._call = call
+        self._result = result
 
     async def receive(self) -> bytes:
         """Wait for some of its standard output; nothing at its end.
@@ -60,6 +63,17 @@ class OpenCommand:
         """
         try:
             return await self._executor.read(self._call)
+        except (ConnectionError, ExecutorSilent) as ex:
+            raise await self._failure(ex) from ex
+
+    async def receive_all(self) -> tuple[bytes, bytes]:
+        """Wait for some of its standard output and error; nothing of both at its end.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
+        """
+        try:
+            return await self._executor.read_all(self._call)
         except (ConnectionError, ExecutorSilent) as ex:
             raise await self._failure(ex) from ex
 
@@ -73,6 +87,25 @@ class OpenCommand:
             await self._executor.write(self._call, data)
         except ConnectionError as ex:
             raise await self._failure(ex) from ex
+
+    async def end_input(self) -> None:
+        """End its standard input, behind what was sent.
+
+        Raises:
+            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
+        """
+        try:
+            self._executor.end_input(self._call)
+        except ConnectionError as ex:
+            raise await self._failure(ex) from ex
+
+    def result(self) -> CommandResult:
+        """Return how it ended, with the output that was not received yet.
+
+        Raises:
+            SandboxMisusedError: commands in the container kept this one from running.
+        """
+        return self._result()
 
     async def close(self) -> str:
         """End it with everything that it started; return its standard error.
@@ -169,18 +202,17 @@ class Container:
             SandboxMisusedError: earlier commands in the container keep this one from running.
             SandboxEngineError: the engine does not answer.
         """
-        env = [
-            f"{key}={value}".encode("utf-8", "surrogateescape")
-            for key, value in command.env.items()
-        ]
         call = await self.request(
             RequestKind.EXEC,
             (command.user or self.user, command.cwd, *command.argv),
-            env=env,
+            env=_environment(command),
             stdin=command.stdin or None,
             timeout=command.timeout,
             limit=command.limit,
         )
+        return self._result_of(call, command)
+
+    def _result_of(self, call: Call, command: Command) -> CommandResult:
         try:
             return result_of(call, command, not_found=self._not_found)
         except SandboxMisusedError as ex:
@@ -206,17 +238,19 @@ class Container:
     async def open(self, command: Command) -> OpenCommand:
         """Start a command to be read and written while it runs.
 
+        Its limit is that of the standard error that was not read yet; more is dropped.
+
         Raises:
             SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
         """
         executor = self._executor
         assert executor is not None, "the container was not started"
-        env = [f"{key}={value}".encode() for key, value in command.env.items()]
         words = (command.user or self.user, command.cwd, *command.argv)
         try:
-            return OpenCommand(executor, executor.open(words, env=env), self.failure)
+            call = executor.open(words, env=_environment(command), said=command.limit)
         except ConnectionError as ex:
             raise await self.failure(ex) from ex
+        return OpenCommand(executor, call, self.failure, lambda: self._result_of(call, command))
 
     async def failure(self, ex: ConnectionError | ExecutorSilent) -> SandboxError:
         """Return what a failed request means, once the state of the container is known.
@@ -381,3 +415,9 @@ class Container:
         )
         self._networks.append(name)
         return name
+
+
+def _environment(command: Command) -> list[bytes]:
+    return [
+        f"{key}={value}".encode("utf-8", "surrogateescape") for key, value in command.env.items()
+    ]

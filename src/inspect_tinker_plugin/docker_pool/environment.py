@@ -199,13 +199,31 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             outcome = await self._container.run(command)
         return _result(outcome, timeout)
 
-    async def open(self, cmd: list[str], *, user: str | None = None) -> OpenCommand:
-        """Start a command in the folder ``/``, to be read and written while it runs.
+    async def open(
+        self,
+        cmd: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        said: int = 16 * 1024,
+    ) -> OpenCommand:
+        """Start a command, to be read and written while it runs.
 
         Its output is taken as it comes, without a limit. It ends with :meth:`OpenCommand.close`,
         or with the container.
+
+        Args:
+            cmd: its words.
+            cwd: its folder; the container's own if not given.
+            env: its environment, beside the container's.
+            user: who runs it; the container's user if not given.
+            said: bytes of its standard error to keep until they are read; more is dropped.
         """
-        return await self._container.open(Command(argv=tuple(cmd), cwd="/", user=user))
+        folder = self._path(cwd) if cwd else self._container.working_dir
+        return await self._container.open(
+            Command(argv=tuple(cmd), cwd=folder, env=dict(env or {}), user=user or None, limit=said)
+        )
 
     @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:

@@ -46,8 +46,6 @@ _HEAD = struct.Struct("<III")
 _BUSY_PAUSE = 0.02
 _ENDLESS = 2**63
 _FULL_PAUSE = 0.001
-_SAID = 16 * 1024
-"""What is kept of the standard error of an open call."""
 
 
 class _Request(IntEnum):
@@ -194,8 +192,19 @@ class Executor:
                 call.end = replace(call.end, flags=Flag.TIMED_OUT)
             return call
 
-    def open(self, words: Sequence[str | bytes], *, env: Sequence[bytes] = ()) -> Call:
+    def open(
+        self,
+        words: Sequence[str | bytes],
+        *,
+        env: Sequence[bytes] = (),
+        said: int,
+    ) -> Call:
         """Start a command to be read and written while it runs; :meth:`leave` ends it.
+
+        Args:
+            words: the user, the folder, and the command's words.
+            env: ``name=value`` of the command.
+            said: bytes of its standard error to keep until they are read.
 
         Raises:
             ConnectionError: the channel closed.
@@ -204,25 +213,35 @@ class Executor:
         head = encode_request(
             RequestKind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS
         )
-        call = Call(next(self._ids), Capture(_ENDLESS), Capture(_SAID), open=True)
+        call = Call(next(self._ids), Capture(_ENDLESS), Capture(said), open=True)
         self._calls[call.id] = call
         self._send(_Request.RUN, call.id, head)
         return call
 
     async def read(self, call: Call) -> bytes:
-        """Wait for output of an open call; nothing at its end.
+        """Wait for standard output of an open call; nothing at its end.
 
         Raises:
             ConnectionError, ExecutorSilent: as for :meth:`call`.
         """
+        await self._until(call, call.out)
+        return _taken(call.out)
+
+    async def read_all(self, call: Call) -> tuple[bytes, bytes]:
+        """Wait for standard output or error of an open call; nothing of both at its end.
+
+        Raises:
+            ConnectionError, ExecutorSilent: as for :meth:`call`.
+        """
+        await self._until(call, call.out, call.err)
+        return _taken(call.out), _taken(call.err)
+
+    async def _until(self, call: Call, *streams: Capture) -> None:
         try:
-            while not call.out.data and call.end is None:
+            while call.end is None and not any(stream.data for stream in streams):
                 await self._turn(call, None)
         finally:
             self._wake()  # somebody else must read now
-        data = bytes(call.out.data)
-        call.out.data.clear()
-        return data
 
     async def write(self, call: Call, data: bytes) -> None:
         """Give an open call some input; what there is no room for follows when there is.
@@ -235,6 +254,15 @@ class Executor:
         while self._outgoing and not self._lost:
             await anyio.sleep(_FULL_PAUSE)
             self._flush()
+
+    def end_input(self, call: Call) -> None:
+        """End the input of an open call, behind what it was given.
+
+        Raises:
+            ConnectionError: the channel closed.
+        """
+        call.input_ends = True
+        self._feed(call)
 
     def leave(self, call: Call) -> None:
         """End an open call's command with all that it started. Safe to call again."""
@@ -251,6 +279,9 @@ class Executor:
             del call.rest[: len(piece)]
             call.credit -= len(piece)
             self._send(_Request.INPUT, call.id, piece)
+        if call.input_ends and not call.rest and call.end is None:
+            call.input_ends = False
+            self._send(_Request.INPUT_END, call.id)
 
     async def _complete(
         self, call: Call, head: bytes, stdin: bytes | None, timeout: float | None
@@ -393,3 +424,9 @@ class Executor:
             and call.loop is self._reader
         ):
             call.changed.set()
+
+
+def _taken(stream: Capture) -> bytes:
+    data = bytes(stream.data)
+    stream.data.clear()
+    return data

@@ -20,6 +20,7 @@ from inspect_ai.util import LimitExceededError, span, time_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.bridge import use_agent_bridges
+from inspect_tinker_plugin.agents.processes import use_processes
 from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
@@ -159,6 +160,7 @@ class Preparing:
                 doing=self._now,
             )
         )
+        await stack.enter_async_context(use_processes())
         active.sandbox_environments = record.sandboxes.environments
 
     def _now(self, doing: str) -> None:

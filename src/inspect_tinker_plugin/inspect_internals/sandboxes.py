@@ -54,11 +54,14 @@ __all__ = [
     "resolve_sandbox",
     "resolve_task_sandbox",
     "route_agent_bridges",
+    "route_remote_commands",
     "sandbox_environments_context_var",
     "set_sandbox_limits",
     "unproxied",
     "watch_sandbox_use",
 ]
+
+_inspect_exec_remote: Callable[..., Awaitable[Any]] = SandboxEnvironment.exec_remote
 
 _DIALECTS = {
     "inspect_ai.agent._bridge.completions": "chat",
@@ -120,6 +123,25 @@ def route_agent_bridges(
         sandbox_with_injected_tools
     )
     vars(sys.modules[f"{parts}.service"])["sandbox_service"] = sandbox_service
+
+
+def route_remote_commands(start: Callable[..., Awaitable[Any]]) -> None:
+    """Let the running context choose how a sandbox starts a command that runs beside others.
+
+    Args:
+        start: given a sandbox, the command, its options and whether it is streamed, returns what
+            ``exec_remote`` returns, or ``None`` for Inspect's own way.
+    """
+
+    async def exec_remote(
+        self: SandboxEnvironment, cmd: list[str], options: Any = None, *, stream: bool = True
+    ) -> Any:
+        found = await start(self, cmd, options, stream)
+        if found is not None:
+            return found
+        return await _inspect_exec_remote(self, cmd, options, stream=stream)
+
+    SandboxEnvironment.exec_remote = exec_remote  # type: ignore[method-assign]  # exchanged
 
 
 class SandboxWatch(dict[str, SandboxEnvironment]):

@@ -1,0 +1,220 @@
+"""Commands that run beside a solver end and speak as Inspect's, in an episode without polling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from inspect_ai import eval_async
+from inspect_ai.event import SandboxEvent
+from inspect_ai.log import transcript
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import (
+    ExecCompleted,
+    ExecRemoteAwaitableOptions,
+    ExecRemoteStreamingOptions,
+    ExecStderr,
+    ExecStdout,
+    SandboxEnvironment,
+    sandbox,
+)
+from tests.agents.sandboxed import play, plum, task_of
+
+from inspect_tinker_plugin.scripted.replies import scripted_model
+
+Use = Callable[[SandboxEnvironment], Awaitable[Any]]
+KINDS = [
+    pytest.param("local", id="local"),
+    pytest.param("docker_pool", id="docker_pool", marks=pytest.mark.docker),
+]
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@solver
+def using(use: Use, seen: list[Any]) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        seen.append(await use(sandbox()))
+        return state
+
+    return solve
+
+
+async def used(kind: str, folder: Path, use: Use) -> Any:
+    """Use the sandbox of an episode; polling takes five seconds at least."""
+    seen: list[Any] = []
+    result = await play(task_of(kind, folder, using(use, seen)), plum)
+    assert result.error is None, result.error.__cause__
+    return seen[0]
+
+
+def sh(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "its output": ("echo out; echo err >&2", {}),
+    "its status": ("echo broken; exit 3", {}),
+    "a signal": ("kill -9 $$", {}),
+    "no such program": ("exec nonsense-program", {}),
+    "its input": ("cat", {"input": "given\nlines"}),
+    "no input": ("cat; echo end", {}),
+    "its environment": ("echo $GIVEN-$HOME", {"env": {"GIVEN": "a b 'c'"}}),
+    "its folder": ("pwd", {"cwd": "/usr"}),
+    "characters in pieces": ("printf '\\303'; sleep 0.3; printf '\\244\\303'", {}),
+}
+
+
+@pytest.mark.slow  # Inspect's own way polls every five seconds
+@both_kinds
+async def test_a_command_is_as_in_an_eval(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        results = {}
+        for name, (text, options) in RUNS.items():
+            given = ExecRemoteAwaitableOptions(**options)
+            result = await box.exec_remote(sh(text), given, stream=False)
+            stderr = result.stderr.strip().rpartition(": ")[2]  # shells name themselves
+            results[name] = (result.success, result.returncode, result.stdout, stderr)
+        return results
+
+    ours = await used(kind, tmp_path, use)
+    seen: list[Any] = []
+    task = task_of(kind, tmp_path, using(use, seen))
+    (log,) = await eval_async(task, model=scripted_model([]), log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    assert ours == seen[0]
+
+
+@both_kinds
+async def test_output_and_end_are_noticed_at_once(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        began = time.monotonic()
+        process = await box.exec_remote(sh("echo one; sleep 0.5; echo two >&2; exit 4"))
+        events = [(event, time.monotonic() - began) async for event in process]
+        recorded = [each for each in transcript().events if isinstance(each, SandboxEvent)]
+        return events, recorded[-1].cmd
+
+    events, recorded = await used(kind, tmp_path, use)
+    assert [event for event, _ in events] == [
+        ExecStdout(data="one\n"),
+        ExecStderr(data="two\n"),
+        ExecCompleted(exit_code=4),
+    ]
+    assert events[0][1] + 0.3 < events[1][1]
+    assert events[-1][1] < 4
+    assert "echo one" in recorded
+
+
+@both_kinds
+async def test_a_conversation_by_standard_input(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        options = ExecRemoteStreamingOptions(input="first\n", stdin_open=True)
+        process = await box.exec_remote(["cat"], options)
+        said = ""
+        async for event in process:
+            if isinstance(event, ExecStdout):
+                said += event.data
+            if said == "first\n":
+                await process.write_stdin("second\n")
+            if said.endswith("second\n"):
+                await process.close_stdin()
+                await process.close_stdin()
+        with pytest.raises(RuntimeError, match="terminated"):
+            await process.write_stdin("late")
+        return said
+
+    assert await used(kind, tmp_path, use) == "first\nsecond\n"
+
+
+@both_kinds
+async def test_input_is_refused_where_it_was_not_asked_for(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        process = await box.exec_remote(["cat"])
+        with pytest.raises(RuntimeError, match="stdin_open"):
+            await process.write_stdin("x")
+        return [event async for event in process]
+
+    assert await used(kind, tmp_path, use) == [ExecCompleted(exit_code=0)]
+
+
+async def running(box: SandboxEnvironment, mark: str) -> bool:
+    pattern = f"{mark[:-1]}[{mark[-1]}]"  # does not match the command that looks
+    return bool((await box.exec(sh(f"grep -ls '{pattern}' /proc/[0-9]*/cmdline"))).stdout)
+
+
+async def gone(look: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(30):
+        while True:
+            if not await look():
+                return
+            await anyio.sleep(0.1)
+
+
+@both_kinds
+async def test_killing_ends_it_its_children_and_the_iteration(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        process = await box.exec_remote(sh("sleep 61357 & echo up; wait"))
+        events, up = [], anyio.Event()
+
+        async def listen() -> None:
+            async for event in process:
+                events.append(event)
+                up.set()
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listen)
+                await up.wait()
+                await process.kill()
+                await process.kill()
+            await gone(lambda: running(box, "61357"))
+        return events
+
+    assert await used(kind, tmp_path, use) == [ExecStdout(data="up\n")]
+
+
+@both_kinds
+async def test_a_timeout_ends_it_and_is_told(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        options = ExecRemoteAwaitableOptions(timeout=0.5)
+        with pytest.raises(TimeoutError):
+            await box.exec_remote(sh("sleep 61358 & wait"), options, stream=False)
+        await gone(lambda: running(box, "61358"))
+
+    await used(kind, tmp_path, use)
+
+
+@both_kinds
+async def test_the_last_of_much_output_is_kept(kind: str, tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        text = "head -c 12000000 /dev/zero | tr '\\0' x; echo end"
+        return await box.exec_remote(sh(text), stream=False)
+
+    result = await used(kind, tmp_path, use)
+    assert result.success
+    assert len(result.stdout) == 10 * 1024**2
+    assert result.stdout.endswith("xend\n")
+
+
+async def test_nothing_outlives_an_episode_on_this_machine(tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        await box.exec_remote(sh("sleep 61359 & wait"))
+
+    async def runs() -> bool:
+        found = psutil.process_iter(["cmdline"])
+        return any("61359" in (each.info["cmdline"] or ()) for each in found)
+
+    await used("local", tmp_path, use)
+    await gone(runs)
+
+
+async def test_a_child_that_keeps_the_output_open_does_not_delay_the_end(tmp_path: Path) -> None:
+    async def use(box: SandboxEnvironment) -> Any:
+        return await box.exec_remote(sh("sleep 20 & echo done"), stream=False)
+
+    with anyio.fail_after(15):
+        assert (await used("local", tmp_path, use)).stdout == "done\n"
