@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from unittest.mock import patch
@@ -41,12 +42,24 @@ ENGINES = ("agents", "docker", "local", "ray")
 """Markers of tests that share one engine, or start servers that need the whole machine."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep the tests of engines in one worker when tests run in parallel (``-n``)."""
+    if any(item.get_closest_marker(name) for name in ENGINES):
+        item.add_marker(pytest.mark.xdist_group("engines"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the groups of pytest-xdist 3.8 take effect with pytest 9.2, which ignores ``_nodeid``.
+
+    The worker adds the group to that name of a test, and the scheduler looks for it in its id.
+    """
     for item in items:
-        if any(item.get_closest_marker(name) for name in ENGINES):
-            item.add_marker(pytest.mark.xdist_group("engines"))
+        with_group = getattr(item, "_nodeid", item.nodeid)
+        if with_group != item.nodeid:
+            from _pytest.nodeid import NodeId
+
+            item._id = NodeId.parse(with_group)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -55,6 +68,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("INSPECT_RL_REQUIRE_DOCKER"):
             pytest.fail(f"needs {missing}, and INSPECT_RL_REQUIRE_DOCKER is set", pytrace=False)
         pytest.skip(f"needs {missing}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heeded_signals() -> None:
+    """Let programs that tests start heed Ctrl-C and hang-ups, however the tests were started.
+
+    ``nohup`` and background jobs of scripts ignore them, and whatever is started inherits that. A
+    handler is not inherited.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

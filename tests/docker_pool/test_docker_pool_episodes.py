@@ -19,13 +19,17 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.rl.policies import END, Words, encode, renderer, tool_call
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.docker_pool.compose import parse_config
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.docker_pool.metrics import process_metrics
+from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl import prewarm
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -62,6 +66,114 @@ async def test_a_group_works_in_containers_of_its_own_and_says_what_they_cost() 
     metrics = group.trajectories_G[0].transitions[-1].metrics
     assert metrics["sandbox/acquire_s"] >= 0
     assert metrics["sandbox/exec_s"] > 0
+
+
+def three_batches(**config: Any) -> Task:
+    """Six samples: the groups of one batch of two, and of the two batches after it."""
+    given = DockerPoolConfig(image=IMAGE, warm=0, environment={"POOL": str(config)}, **config)
+    samples = [
+        Sample(id=number, input=f"{number}: what is in f?", target="plum", files={"f": "plum"})
+        for number in range(6)
+    ]
+    return Task(
+        dataset=samples,
+        solver=[use_tools(bash(timeout=20)), generate()],
+        scorer=includes(),
+        sandbox=SandboxEnvironmentSpec("docker_pool", given),
+    )
+
+
+def says_it_for_even_samples(prompt: str) -> str:
+    number = int(prompt.split(": what is in f?")[0][-1])
+    return "It says plum." if "<tool_response>" in prompt and number % 2 == 0 else READ
+
+
+def containers_of(manager: PoolManager) -> int:
+    filters = [f"--filter=label=inspect-tinker-plugin.owner={manager.owner.id}"]
+    listed = ["docker", "ps", "--all", "--quiet", *filters]
+    return len(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("config", "options", "countable"),
+    [
+        ({"max": 2}, {}, "containers"),
+        ({}, {"max_sandboxes": 2}, "places"),
+        ({"max": 3}, {"max_sandboxes": 2}, "places"),
+    ],
+    ids=["max", "max_sandboxes", "both"],
+)
+async def test_groups_of_several_batches_at_once_keep_to_the_limit_and_all_end(
+    manager: PoolManager, config: dict[str, Any], options: dict[str, Any], countable: str
+) -> None:
+    """As the cookbook's asynchronous training runs them, which in 0.6 is not bound to a batch.
+
+    Every second group never ends by itself: the runner's budget stops its episodes. Their places
+    are needed by those of the other groups, and of their own.
+    """
+    dataset = as_rl_dataset(
+        three_batches(**config),
+        renderer(),
+        batch_size=2,
+        group_size=3,
+        shuffle=False,
+        rollout_limits=RolloutLimits(max_turns=2),
+        **options,
+    )
+    places = sandbox_places("docker_pool")
+    most = {"containers": 0, "places": 0}
+
+    async def watch() -> None:
+        while True:
+            most["places"] = max(most["places"], places.alive)
+            found = await asyncio.to_thread(containers_of, manager)
+            most["containers"] = max(most["containers"], found)
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
+    groups = await asyncio.gather(
+        *[
+            do_group_rollout(builder, Words([says_it_for_even_samples]), RetryOnFailure(0))
+            for batch in range(3)
+            for builder in dataset.get_batch(batch)
+        ]
+    )
+    watching.cancel()
+    assert [group.get_total_rewards() for group in groups] == [[1.0] * 3, [0.0] * 3] * 3
+    assert most[countable] == 2
+    assert most["containers"] <= config.get("max", 1000)
+    longest = max(waited(group) for group in groups)
+    assert longest > 2 * min(waited(group) for group in groups), "those who waited say so"
+    assert places.alive == 0
+    await until(lambda: not any(pool.state.leased for pool in manager.pools()))
+
+
+def waited(group: TrajectoryGroup) -> float:
+    ends = [trajectory.transitions[-1].metrics for trajectory in group.trajectories_G]
+    return max(end.get("sandbox/acquire_s", 0.0) for end in (*ends, *group.metrics_G))
+
+
+async def test_groups_of_several_batches_that_are_cancelled_leave_no_container(
+    manager: PoolManager,
+) -> None:
+    """As at the end of the cookbook's asynchronous training, when some run and some wait."""
+    dataset = as_rl_dataset(
+        three_batches(max=2), renderer(), batch_size=2, group_size=3, max_sandboxes=2
+    )
+    rollouts = [
+        asyncio.create_task(do_group_rollout(builder, Words([READ], delay_s=0.2)))
+        for batch in range(3)
+        for builder in dataset.get_batch(batch)
+    ]
+    await until(lambda: sandbox_places("docker_pool").alive == 2)
+    await asyncio.sleep(0.5)
+    for rollout in rollouts:
+        rollout.cancel()
+    await asyncio.wait(rollouts, timeout=60)
+    assert all(rollout.cancelled() for rollout in rollouts)
+    assert sandbox_places("docker_pool").alive == 0
+    await until(lambda: containers_of(manager) == 0)
 
 
 async def test_building_a_dataset_starts_its_containers() -> None:

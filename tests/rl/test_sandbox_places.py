@@ -10,9 +10,13 @@ import inspect_ai
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, solver
-from tests.rl.policies import renderer
+from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from tests.rl.policies import END, Words, encode, renderer, tool_call
+from tests.rl.tasks import look
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.episode.sandbox import Places
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
@@ -120,3 +124,53 @@ async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
         gone.close()
     async with asyncio.timeout(5), places.place():
         pass
+
+
+# episodes that the runner has stopped, while others of their group wait
+
+LOOK = tool_call("look", '{"at": "plum"}')
+
+
+def looking(limits: RolloutLimits | None = None) -> InspectRLDataset:
+    task = Task(
+        dataset=[Sample(id=1, input="Where is it?", target="plum")],
+        solver=[use_tools(look()), generate()],
+        scorer=includes(),
+        sandbox="local",
+    )
+    return as_rl_dataset(task, renderer(), group_size=3, max_sandboxes=1, rollout_limits=limits)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "strategy",
+    [FailFast(), RetryOnFailure(per_rollout_timeout=50), MinViableGroup(3)],
+    ids=lambda strategy: type(strategy).__name__,
+)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        RolloutLimits(max_turns=2),
+        RolloutLimits(max_sampled_tokens=10),
+        RolloutLimits(max_trajectory_tokens=500),
+    ],
+    ids=["turns", "sampled", "trajectory"],
+)
+async def test_an_episode_over_a_budget_gives_its_place_to_the_next_of_its_group(
+    limits: RolloutLimits, strategy: FailFast | RetryOnFailure | MinViableGroup
+) -> None:
+    [builder] = looking(limits).get_batch(0)
+    group = await do_group_rollout(builder, Words([LOOK]), strategy)
+    assert group.get_total_rewards() == [0.0] * 3
+    assert all(metrics["score/includes"] == 0.0 for metrics in group.metrics_G)
+
+
+async def test_a_task_that_makes_one_call_of_an_env_does_not_end_its_episode() -> None:
+    [builder] = looking().get_batch(0)
+    env, *_ = await builder.make_envs()
+    await asyncio.create_task(env.initial_observation())
+    step = await asyncio.create_task(env.step(encode(LOOK + END)))
+    assert not step.episode_done
+    last = await asyncio.create_task(env.step(encode("plum" + END)))
+    assert last.reward == 1.0
+    await builder.cleanup()

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import (
     Logs,
     Metrics,
     StopReason,
+    Trajectory,
 )
 
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
@@ -99,35 +100,46 @@ class TurnRules:
         return None
 
 
-def close_with_rollout(episode: Episode) -> None:
-    """Close an episode when the current task, its rollout, is cancelled or fails.
+ROLLOUT_ENDED = "the rollout ended before the episode"
+"""Why an episode was ended that the trainer stopped stepping."""
 
-    A strategy that retries keeps the dead env until its group is done; without this function the
-    env would also keep its sandbox, and a retry could wait for it for ever. A task that runs
-    one rollout after another keeps nothing of those that have ended.
+
+def end_with_rollout(episode: Episode) -> None:
+    """End an episode with the current task, its rollout, however that ends.
+
+    An episode whose rollout is cancelled or fails is closed: a strategy that retries keeps the dead
+    env until its group is done. One that the cookbook's runner stopped (its budgets, its time-out)
+    is ended as by a limit, and scored: the group keeps it until all of its rollouts are done. Either
+    would keep its sandbox as well, and the rollouts that the group waits for could wait for a
+    place for ever. A task that runs one rollout after another keeps nothing of those that have ended.
     """
     rollout = asyncio.current_task()
     if rollout is None:
         return
-    tie = _CloseAfter(weakref.ref(episode))
+    tie = _EndAfter(weakref.ref(episode))
     rollout.add_done_callback(tie)
     episode.at_end(_Untie(weakref.ref(rollout), tie))
 
 
 @dataclass(frozen=True)
-class _CloseAfter:
+class _EndAfter:
     episode: weakref.ref[Episode]
 
     def __call__(self, rollout: asyncio.Task[Any]) -> None:
         episode = self.episode()
-        if episode is not None and (rollout.cancelled() or rollout.exception() is not None):
+        if episode is None:
+            return
+        if rollout.cancelled() or rollout.exception() is not None:
             episode.shut()
+        # A task that did one call of the env (`asyncio.wait_for(env.step(…))`) returns other things.
+        elif isinstance(rollout.result(), Trajectory):
+            episode.halt(ROLLOUT_ENDED)
 
 
 @dataclass(frozen=True)
 class _Untie:
     rollout: weakref.ref[asyncio.Task[Any]]
-    tie: _CloseAfter
+    tie: _EndAfter
 
     def __call__(self) -> None:
         rollout = self.rollout()

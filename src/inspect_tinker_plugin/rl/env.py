@@ -27,7 +27,13 @@ from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Out
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
-from inspect_tinker_plugin.rl.ending import Ending, RewardRules, TurnRules, close_with_rollout
+from inspect_tinker_plugin.rl.ending import (
+    ROLLOUT_ENDED,
+    Ending,
+    RewardRules,
+    TurnRules,
+    end_with_rollout,
+)
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.turns import Turn
@@ -119,7 +125,7 @@ class InspectEnv(Env):
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True
         async with self._guarded():
-            close_with_rollout(self._episode)
+            end_with_rollout(self._episode)
             await turn_to_start()
             observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
             if isinstance(observed, Observation):
@@ -216,7 +222,7 @@ class InspectEnv(Env):
             EpisodeClosedError: It was closed before it was scored.
         """
         if self._conclusion is None:
-            result = await self._episode.stop("the rollout ended before the episode")
+            result = await self._episode.stop(ROLLOUT_ENDED)
             return await self._conclude(result)
         return _rewarded(await self._concluded(self._conclusion))
 
