@@ -30,15 +30,18 @@ def test_with_an_engine(number):
     time.sleep(0.1)
     Path(os.environ["PYTEST_XDIST_WORKER"]).touch()
 """
-SIGNALS = """
+SIGNALS = '''
 import subprocess, sys
 
-ASK = "from signal import *; print(getsignal(SIGINT) is default_int_handler, getsignal(SIGHUP) == SIG_DFL)"
+ASK = """
+from signal import *
+print(getsignal(SIGINT) is default_int_handler, getsignal(SIGHUP) == SIG_DFL)
+"""
 
 def test_what_a_program_inherits():
     said = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True).stdout
     assert said.split() == ["True", "True"]
-"""
+'''
 
 
 def ignore_signals() -> None:

@@ -29,6 +29,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolCall, ToolInfo
 from inspect_ai.util import SandboxEnvironment
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.releases import TRIED
@@ -148,3 +149,9 @@ def test_the_declared_range_starts_with_the_oldest_release_that_was_tried(name: 
     wanted = declared(name).specifier
     assert f">={oldest}" in str(wanted)
     assert newest in wanted
+
+
+def test_the_fast_paths_are_on_for_each_release_in_which_they_do_the_same() -> None:
+    assert inspect_internals.optional_names("solver_transcript", "span") is not None
+    known = Version(version("inspect-ai")) >= Version("0.3.281")
+    assert inspect_internals.knows_model_calls() == known

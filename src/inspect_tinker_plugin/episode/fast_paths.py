@@ -209,7 +209,7 @@ async def model_call(
             complete(RuntimeError("model call cancelled"), None)
         raise
     assert isinstance(output, ModelOutput)
-    if output.input_context_tokens is None:
+    if parts.usage_input_tokens is not None and output.input_context_tokens is None:
         output.input_context_tokens = parts.usage_input_tokens(output.usage)
     output.time = parts.sample_clock() - started
     for choice in output.choices:

@@ -42,9 +42,17 @@ _MODEL_CALL = ("generate", "_generate", "_record_model_interaction", "_connectio
 """Methods of ``Model`` that the fast path of model calls stands for."""
 
 KNOWN_MODEL_CALLS = {
+    "ce2bd91aafd55392": "0.3.281",
+    "56dd0f3536071e96": "0.3.282",
+    "029d70e574b0e3e5": "0.3.283",
     "9067fa6926aabc84": "0.3.285",
 }
-"""Releases whose model calls are known to do what the fast path does, by what those methods use."""
+"""Releases whose model calls are known to do what the fast path does, by what those methods use.
+
+They differ in retries, in copies for events and in what a monitor is told; the fast path has none
+of these. Up to 0.3.280, a call counts its waiting time itself; up to 0.3.278, it also prepares its
+input.
+"""
 
 
 def role_falls_back_on_active_model() -> bool:
@@ -123,7 +131,7 @@ def leave_out_solver_events() -> None:
     Inspect looks both functions up each time that it needs them. A solver that could not be
     recorded, for want of a name, still fails.
     """
-    parts = optional_names()
+    parts = optional_names("solver_transcript", "span")
     if parts is None:
         return
     module = sys.modules["inspect_ai.solver._transcript"]

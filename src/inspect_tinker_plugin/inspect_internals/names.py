@@ -201,6 +201,9 @@ OPTIONAL_NAMES: dict[str, str] = {
 }
 """Names of fast paths: a release that lacks one, or uses others, takes the long way."""
 
+_LATER_NAMES = {"usage_input_tokens"}
+"""Names that came together with their use, in 0.3.282: earlier releases do not need them."""
+
 
 def _missing_names() -> list[str]:
     missing = []
@@ -230,13 +233,21 @@ def check_inspect_version() -> None:
 
 
 @cache
-def optional_names() -> SimpleNamespace | None:
-    """Return the names of fast paths; ``None`` when one is missing in this release."""
+def optional_names(*wanted: str) -> SimpleNamespace | None:
+    """Return the names of fast paths; ``None`` when one is missing in this release.
+
+    Args:
+        wanted: The names that one path needs; all of them if none is given.
+    """
     found = SimpleNamespace()
     for name in OPTIONAL_NAMES:
         module, _, attribute = name.partition(":")
+        if wanted and attribute not in wanted:
+            continue
         try:
             setattr(found, attribute, getattr(importlib.import_module(module), attribute))
         except (ImportError, AttributeError):
-            return None
+            if attribute not in _LATER_NAMES:
+                return None
+            setattr(found, attribute, None)
     return found

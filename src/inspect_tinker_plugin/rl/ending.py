@@ -107,11 +107,11 @@ ROLLOUT_ENDED = "the rollout ended before the episode"
 def end_with_rollout(episode: Episode) -> None:
     """End an episode with the current task, its rollout, however that ends.
 
-    An episode whose rollout is cancelled or fails is closed: a strategy that retries keeps the dead
-    env until its group is done. One that the cookbook's runner stopped (its budgets, its time-out)
-    is ended as by a limit, and scored: the group keeps it until all of its rollouts are done. Either
-    would keep its sandbox as well, and the rollouts that the group waits for could wait for a
-    place for ever. A task that runs one rollout after another keeps nothing of those that have ended.
+    An episode whose rollout is cancelled or fails is closed; one that the cookbook's runner stopped
+    (its budgets, its time-out) is ended as by a limit, and scored. The group keeps both envs until
+    all of its rollouts are done. They would keep their sandboxes as well, and those rollouts could
+    wait for a place for ever. A task that runs one rollout after another keeps nothing of those
+    that have ended.
     """
     rollout = asyncio.current_task()
     if rollout is None:
@@ -131,7 +131,7 @@ class _EndAfter:
             return
         if rollout.cancelled() or rollout.exception() is not None:
             episode.shut()
-        # A task that did one call of the env (`asyncio.wait_for(env.step(…))`) returns other things.
+        # A task that made one call of the env, as in `asyncio.wait_for()`, is no rollout.
         elif isinstance(rollout.result(), Trajectory):
             episode.halt(ROLLOUT_ENDED)
 
