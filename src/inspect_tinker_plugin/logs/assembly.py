@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
+import anyio.to_thread
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -27,6 +30,8 @@ from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, no
 from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun
 
 logger = getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
@@ -271,4 +276,24 @@ def _spec(run: LogRun) -> EvalSpec:
 
 
 def _write(log: EvalLog, path: Path) -> None:
-    write_eval_log(log, path, format="eval")
+    try:
+        write_eval_log(log, path, format="eval")
+    except RuntimeError:
+        if _threads_can_start():
+            raise
+        # The script has ended, and from Python 3.12 on nothing can start a thread then. Inspect
+        # writes in one; whoever else would use one now could not run at all.
+        with patch.object(anyio.to_thread, "run_sync", _run_here):
+            write_eval_log(log, path, format="eval")
+
+
+def _threads_can_start() -> bool:
+    try:
+        threading.Thread(target=lambda: None).start()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _run_here(work: Callable[..., T], *arguments: Any, **_: Any) -> T:
+    return work(*arguments)
