@@ -14,6 +14,7 @@ import pytest
 from inspect_ai import eval_async
 from inspect_ai.dataset import Sample
 from tests.logs.rollouts import by_word
+from tests.logs.rollouts import roll_out as roll_out_there
 from tests.rl.policies import TOKENIZER, Words, renderer
 from tests.rl.tasks import arithmetic
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -27,6 +28,7 @@ from inspect_tinker_plugin.rl.order import Sampled
 from inspect_tinker_plugin.samplers import Curriculum, GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.samplers.state import SamplerState
 from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.train.workers import worker_pool
 
 
 def pool(size: int) -> SamplePool:
@@ -127,6 +129,26 @@ async def test_what_is_learned_decides_what_comes_next(tmp_path: Path) -> None:
     late = Counter(seen[20:])
     assert late["s1"] >= 9, late
     assert not list((tmp_path / "sampler" / "arithmetic" / "outcomes").iterdir())
+
+
+async def test_a_machine_without_the_samplers_folder_is_an_error_that_says_so(
+    tmp_path: Path,
+) -> None:
+    data = curriculum(tmp_path / "here")
+    sent = pickle.loads(pickle.dumps(data.get_batch(0)[0]))
+    (tmp_path / "here").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="share the folder of the logs"):
+        await sent.make_envs()
+
+
+def test_it_learns_from_groups_of_worker_processes(tmp_path: Path) -> None:
+    data = curriculum(tmp_path)
+    groups = data.get_batch(0)
+    with worker_pool(2) as pool:
+        for future in [pool.submit(roll_out_there, group, ["no", "no"]) for group in groups]:
+            assert future.result() == [0.0, 0.0]
+    data.get_batch(1)
+    assert sampler_of(data)._groups == len(groups)
 
 
 async def test_another_pass_of_the_trainer_is_chosen_anew(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 
 STAGING = ".rollouts"
 _LOCK_TIMEOUT_S = 300.0
+_TRIES = 10
 _VISIT = re.compile(r"(?:batch-(\d+)|group-\d+-\d+)\.(\d+)")
 _PART = re.compile(r"(\d+)-of-(\d+)\.part")
 
@@ -111,9 +112,10 @@ class LogRun:
         Raises:
             OSError: They cannot be written.
         """
-        while not (self.folder / "closed").is_dir():
-            with suppress(FileNotFoundError):  # another run has just removed the parent, as empty
+        for _ in range(_TRIES):  # another run may just have removed the parent, as empty
+            with suppress(FileNotFoundError):
                 (self.folder / "closed").mkdir(parents=True, exist_ok=True)
+                break
         lock = self.owner_lock()
         lock.acquire(timeout=0)
         temporary = self.temporary()

@@ -72,6 +72,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
         epochs continue the numbering, and ``cleanup()`` closes those of all calls.
         """
         await turn_to_start()
+        if self.outcome is not None:
+            self.outcome.check()
         parts = self.handle.parts()
         shared = PromptCache()
         hooks = parts.hooks.group()

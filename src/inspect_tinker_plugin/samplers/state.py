@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sa
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""
 
+_STATE = "state.jsonl"
 _OUTCOME = re.compile(r"(\d+)\.(\d+)\.json")
 
 
@@ -37,6 +39,20 @@ class OutcomeFile:
 
     path: Path
     position: int
+
+    def check(self) -> None:
+        """Find out, before a group begins, whether its rewards would reach the sampler.
+
+        Raises:
+            ConfigError: This machine does not have the sampler's folder.
+        """
+        folder = self.path.parents[1]
+        if not (folder / _STATE).is_file():
+            raise ConfigError(
+                f"a sampler learns from rewards by its folder {folder}, which {platform.node()} "
+                "does not have; share the folder of the logs with every machine that runs "
+                "rollouts, or leave the sampler out"
+            )
 
     def write(self, rewards: Sequence[float]) -> None:
         """Write the rewards, atomically.
@@ -77,7 +93,7 @@ class SamplerState:
         self.sampler = make()
         self.sampler.begin(pool)
         self._size = len(pool.samples)
-        self._file = folder / "state.jsonl"
+        self._file = folder / _STATE
         self._outcomes = folder / "outcomes"
         self._chosen: dict[int, list[int]] = {}
         self._known: set[tuple[int, int]] = set()
