@@ -281,7 +281,7 @@ def _write(log: EvalLog, path: Path) -> None:
     except RuntimeError:
         if _threads_can_start():
             raise
-        # The script has ended, and from Python 3.12 on nothing can start a thread then. Inspect
+        # The script has ended, and with Python 3.12 nothing can start a thread then. Inspect
         # writes in one; whoever else would use one now could not run at all.
         with patch.object(anyio.to_thread, "run_sync", _run_here):
             write_eval_log(log, path, format="eval")
