@@ -1,4 +1,4 @@
-"""A training with a curriculum, killed again and again, chooses as one that was not."""
+"""A training with a curriculum, killed again and again, chooses and logs as one that was not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.samplers.training import STEPS, rows, train
+from tests.samplers.training import STEPS, logged, rows, train
 
 KILLS = 20
 
@@ -25,7 +25,7 @@ def run(folder: Path, kill_at: int | None = None) -> int | None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_killed_at_twenty_points_it_chooses_the_same_groups_by_the_same_weights(
+def test_killed_at_twenty_points_it_has_the_same_groups_weights_and_logs(
     tmp_path: Path,
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -53,3 +53,5 @@ def test_killed_at_twenty_points_it_chooses_the_same_groups_by_the_same_weights(
     assert len(seen) > STEPS, "steps were repeated"
     for row in seen:
         assert row == by_step[row["step"]]
+    assert [step for step, *_ in logged(whole)] == list(range(STEPS))
+    assert logged(broken) == logged(whole)

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai.dataset import Sample
+from inspect_ai.log import read_eval_log
 from tests.rl.policies import Words, renderer
 from tests.rl.tasks import arithmetic
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
@@ -48,6 +51,8 @@ def train(folder: Path, kill_at: int | None) -> None:
     if kill_at is not None:
         _die_before(folder, kill_at)
     start = _checkpoint(folder)
+    for name in ("config.json", "logs.log"):  # as the cookbook does, before it asks for a dataset
+        (folder / name).touch()
     options = DatasetOptions(
         batch_size=GROUPS,
         group_size=EPISODES,
@@ -58,6 +63,7 @@ def train(folder: Path, kill_at: int | None) -> None:
     )
     data = build_dataset(arithmetic(SAMPLES), renderer(), options, first_step=start)
     asyncio.run(_steps(data, folder, start))
+    assemble_pending(folder / "rollouts")
 
 
 async def _steps(data: InspectRLDataset, folder: Path, start: int) -> None:
@@ -78,6 +84,20 @@ def weights(data: InspectRLDataset) -> list[float]:
     assert isinstance(order, Sampled)
     assert isinstance(order.state.sampler, Curriculum)
     return order.state.sampler.weights()
+
+
+def logged(folder: Path) -> list[Any]:
+    """Return what the logs tell: their steps, and the episodes with their rewards."""
+    found = []
+    for path in (folder / "rollouts").glob("*.eval"):
+        log = read_eval_log(str(path))
+        assert log.eval.metadata is not None
+        episodes = [
+            (sample.id, sample.epoch, figures(sample)["reward"], sample.output.completion)
+            for sample in log.samples or []
+        ]
+        found.append((log.eval.metadata["policy_step"], log.status, sorted(episodes)))
+    return sorted(found)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
