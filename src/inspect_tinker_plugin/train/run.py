@@ -119,6 +119,8 @@ def train(request: TrainRequest) -> TrainResult:
         if not trained:
             _run(cookbook.main(config, rollout_executor=executor), server)
         if not tested:
+            # The cookbook's loop shuts its executor down when it ends.
+            executor = stack.enter_context(_executor(request))
             _run(_test(config, steps, executor), server)
     return _result(request, config)
 
