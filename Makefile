@@ -64,7 +64,7 @@ DEMO_TRAINING := --log-dir out/demo-training
 # Separate from the development tools, so that tests alone do not wait for it.
 $(LOCAL_STAMP): $(STAMP)
 	@echo "setup 3/3: a Tinker API server for this machine's CPU"
-	@$(INSTALL) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo goes without training."
+	@$(INSTALL) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo skips training."
 	@touch $@
 
 demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
@@ -88,8 +88,7 @@ demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach an untrained tiny model to use a to
 
 demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that uses OpenAI's API (offline, no key)
 	@$(PIP) $(LOCK) openai
-	$(BIN)/inspect rl train example_tasks/diary.py --local --log-dir out/demo-program \
-		--batch-size 1 --group-size 16 --learning-rate 4e-2
+	$(BIN)/python -W ignore -m example_tasks.train_diary out/demo-program
 
 # Tests fetch nothing; tests of missing programs are skipped, with a reason.
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)

@@ -11,8 +11,11 @@ The model only writes text: the program is ours, so it may run on this machine (
 from __future__ import annotations
 
 import json
+import random
 import socket
 import sys
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 from inspect_ai import Task, task
@@ -76,20 +79,26 @@ def run_program(python: str) -> Agent:
     return execute
 
 
+# Below those that outgoing connections take; in another order in every process.
+PORTS = cycle(random.sample(range(20_000, 32_000), 12_000))
+
+
 def free_port() -> int:
     """Find a port of this machine; with "local", episodes at once share its network."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("PORTS has no end")
 
 
 @scorer(metrics=[mean(), stderr()])
 def share_of_letters() -> Scorer:
-    """The share of allowed letters in what the diary says, from 0 to 1."""
+    """The share of allowed letters in what the diary says, white space aside, from 0 to 1."""
 
     async def score(state: TaskState, target: Target) -> Score:
         entries = (await sandbox().read_file("diary.jsonl")).splitlines()
-        text = "".join(json.loads(entry) for entry in entries)
+        text = "".join("".join(json.loads(entry) for entry in entries).split())
         value = sum(letter in ALLOWED for letter in text) / len(text) if text else 0.0
         return Score(value=value, answer=text)
 

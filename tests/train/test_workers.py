@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.train.workers import worker_pool
+from inspect_tinker_plugin.train.workers import _end, worker_pool
 
 
 async def _work(started: Path, cleaned: Path) -> None:
@@ -61,13 +62,22 @@ def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_worker_that_ends_just_now_is_no_error() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    assert process.pid is not None
+    os.waitpid(process.pid, 0)  # as the executor's own thread may have done
+    assert process.is_alive()
+    _end([process])
+
+
 def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) -> None:
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
     script = tmp_path / "trainer.py"
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from inspect_tinker_plugin.train.workers import worker_pool\n"
+        "from inspect_tinker_plugin.train.workers import _end, worker_pool\n"
         "from tests.train.test_workers import work\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"

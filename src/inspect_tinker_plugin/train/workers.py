@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -42,7 +42,8 @@ def _end(processes: list[BaseProcess]) -> None:
     for process in processes:
         process.join(0.2)
         if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, signal.SIGINT)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(process.pid, signal.SIGINT)
     for process in processes:
         process.join(GRACE)
         if process.is_alive():

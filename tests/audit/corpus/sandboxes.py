@@ -6,6 +6,7 @@ import atexit
 import base64
 import re
 import subprocess
+import uuid
 
 from inspect_ai import Task
 from inspect_ai.agent import react
@@ -263,7 +264,7 @@ def built(*lines: str) -> str:
     """An image of the test image and some lines, removed when the tests end."""
     folder = made_folder("audit-corpus")
     (folder / "Dockerfile").write_text("\n".join([f"FROM {IMAGE}", *lines, ""]))
-    name = f"inspect-rl-test/{folder.name.lower()}:1"
+    name = f"inspect-rl-test/audit-corpus:{uuid.uuid4().hex}"
     subprocess.run(["docker", "build", "-q", "-t", name, str(folder)], check=True)
     atexit.register(subprocess.run, ["docker", "rmi", "-f", name], capture_output=True)
     return name
