@@ -45,7 +45,7 @@ if __name__ == "__main__":
         batch_size=2,
         group_size=16,
         max_tokens=2 * LETTERS,
-        learning_rate=1e-2,
-        steps=10,
+        learning_rate=4e-3,
+        steps=15,
         options=PROGRAMS,
     )

@@ -150,6 +150,27 @@ async def test_a_failed_build_shows_its_output(tmp_path: Path, image: str) -> No
         await DockerPoolSandboxEnvironment.task_init("test", str(dockerfile))
 
 
+async def test_failed_builds_leave_no_connections(tmp_path: Path, image: str) -> None:
+    def connections() -> int:
+        found = 0
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        return found
+
+    async def build(number: int) -> None:
+        dockerfile = tmp_path / f"{number}.Dockerfile"
+        dockerfile.write_text(f"FROM {image}\nRUN echo {number} && false\n")
+        with pytest.raises(SandboxImageError):
+            await DockerPoolSandboxEnvironment.task_init("test", str(dockerfile))
+
+    await build(0)
+    before = connections()
+    for number in range(1, 9):
+        await build(number)
+    assert connections() < before + 4  # a thread that builds may keep one
+
+
 async def test_a_container_that_does_not_come_up_says_what_it_said(open_sandbox: Any) -> None:
     with pytest.raises(SandboxError, match="no-such-folder"):
         await open_sandbox(working_dir="/etc/passwd/no-such-folder")

@@ -61,6 +61,7 @@ class EngineWork:
         self._last = time.monotonic()
         self._asked = self._last
         self._socket: socket.socket | None = None
+        self._responses: list[Any] = []
         self._fault: SandboxError | None = None
         self._ticker = Ticker("docker_pool_progress", _LOOK_SECONDS, self._look)
         self.client: APIClient = engine.connect(BEGIN_SECONDS)
@@ -69,6 +70,7 @@ class EngineWork:
         def begin(request: Any, **options: Any) -> Any:
             # The SDK gives pulls no time-out at all.
             response = send(request, **{**options, "timeout": BEGIN_SECONDS})
+            self._responses.append(response)
             file = getattr(getattr(response.raw, "_fp", None), "fp", None)
             found = getattr(getattr(file, "raw", None), "_sock", None)
             if isinstance(found, socket.socket):
@@ -104,6 +106,8 @@ class EngineWork:
     ) -> None:
         self._engine.streams.discard(self)
         self._ticker.stop(1)
+        for response in self._responses:  # one that was not read to its end keeps its socket
+            response.close()
         self.client.close()
         if self._fault is not None:
             raise self._fault from error
