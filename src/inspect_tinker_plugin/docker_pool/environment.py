@@ -247,6 +247,9 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        if not (self._finalizer.alive or self._container.kept):
+            # Removal takes a moment, in which the engine still calls the container running.
+            raise ConnectionError("the sandbox was given back and is being removed")
         try:
             await self._manager.engine.run(self._container.check)
         except SandboxError as ex:
