@@ -239,7 +239,7 @@ async def test_output_that_a_child_still_holds_is_waited_for_as_the_engine_does(
     begun = time.monotonic()
     held = await policy.exec(["sh", "-c", "sleep 60 & echo now"])
     assert held.stdout == "now\n"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 40
 
 
 async def test_a_background_process_and_parallel_commands_change_nothing(

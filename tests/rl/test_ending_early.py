@@ -93,7 +93,7 @@ async def test_an_episode_closed_before_its_first_step_answers_every_call() -> N
     starting = asyncio.create_task(episode.start())
     await asyncio.sleep(0)
     assert episode.state is EpisodeState.STARTING
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await episode.close()
         for call in (starting, episode.start(), episode.stop("now")):
             with pytest.raises(EpisodeClosedError):
@@ -105,7 +105,7 @@ async def test_an_episode_stopped_before_its_first_step_has_a_result() -> None:
     episode = prepared(arithmetic()).episode(one_sample())
     starting = asyncio.create_task(episode.start())
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         result = await episode.stop("out of time")
         assert result is await starting
     assert result.error is not None
@@ -210,7 +210,7 @@ async def test_a_cleanup_that_asks_the_policy_does_not_hang_a_stop() -> None:
     task = Task(dataset=sums(1), solver=generate(), scorer=match(), cleanup=ask_the_policy)
     episode = prepared(task).episode(one_sample())
     assert isinstance(await episode.start(), TurnRequest)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         result = await episode.stop("out of time")
     assert result.error is None
     assert result.limit is not None
@@ -257,7 +257,7 @@ async def test_what_does_not_end_after_a_stop_has_failed_in_time(task: Task, cau
     assert isinstance(request, TurnRequest)
     answering = asyncio.create_task(episode.reply(ModelOutput.from_content("rl/policy", "2")))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         result = await episode.stop("out of time")
     assert result.error is not None
     assert result.error.cause is cause
