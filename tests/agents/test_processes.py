@@ -31,8 +31,9 @@ Use = Callable[[SandboxEnvironment], Awaitable[Any]]
 KINDS = [
     pytest.param("local", id="local"),
     pytest.param("docker_pool", id="docker_pool", marks=pytest.mark.docker),
+    pytest.param("docker", id="docker", marks=[pytest.mark.docker, pytest.mark.slow]),
 ]
-both_kinds = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @solver
@@ -70,7 +71,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow  # Inspect's own way polls every five seconds
-@both_kinds
+@each_kind
 async def test_a_command_is_as_in_an_eval(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         results = {}
@@ -89,7 +90,7 @@ async def test_a_command_is_as_in_an_eval(kind: str, tmp_path: Path) -> None:
     assert ours == seen[0]
 
 
-@both_kinds
+@each_kind
 async def test_output_and_end_are_noticed_at_once(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         began = time.monotonic()
@@ -109,7 +110,7 @@ async def test_output_and_end_are_noticed_at_once(kind: str, tmp_path: Path) -> 
     assert "echo one" in recorded
 
 
-@both_kinds
+@each_kind
 async def test_a_conversation_by_standard_input(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         options = ExecRemoteStreamingOptions(input="first\n", stdin_open=True)
@@ -130,7 +131,7 @@ async def test_a_conversation_by_standard_input(kind: str, tmp_path: Path) -> No
     assert await used(kind, tmp_path, use) == "first\nsecond\n"
 
 
-@both_kinds
+@each_kind
 async def test_input_is_refused_where_it_was_not_asked_for(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         process = await box.exec_remote(["cat"])
@@ -154,7 +155,7 @@ async def gone(look: Callable[[], Awaitable[bool]]) -> None:
             await anyio.sleep(0.1)
 
 
-@both_kinds
+@each_kind
 async def test_killing_ends_it_its_children_and_the_iteration(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         process = await box.exec_remote(sh("sleep 61357 & echo up; wait"))
@@ -177,7 +178,7 @@ async def test_killing_ends_it_its_children_and_the_iteration(kind: str, tmp_pat
     assert await used(kind, tmp_path, use) == [ExecStdout(data="up\n")]
 
 
-@both_kinds
+@each_kind
 async def test_a_timeout_ends_it_and_is_told(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         options = ExecRemoteAwaitableOptions(timeout=0.5)
@@ -188,7 +189,7 @@ async def test_a_timeout_ends_it_and_is_told(kind: str, tmp_path: Path) -> None:
     await used(kind, tmp_path, use)
 
 
-@both_kinds
+@each_kind
 async def test_the_last_of_much_output_is_kept(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
         text = "head -c 12000000 /dev/zero | tr '\\0' x; echo end"

@@ -286,7 +286,7 @@ async def open_relay(environment: SandboxEnvironment) -> Installed | None:
     pipe: Pipe
     if isinstance(environment, DockerPoolSandboxEnvironment):
         pipe = await environment.open(_COMMAND, cwd="/", user="0")
-    elif type(environment).__name__ == "DockerSandboxEnvironment":
+    elif is_docker(environment):
         pipe = await _docker_exec(environment)
     else:
         return None
@@ -411,3 +411,8 @@ class LocalClient:
 def is_local(environment: Any) -> bool:
     """Tell whether programs in a sandbox reach ports of this machine as their own."""
     return type(environment).__name__ == "LocalSandboxEnvironment"
+
+
+def is_docker(environment: Any) -> bool:
+    """Tell whether a sandbox is a container of Inspect's own ``docker`` provider."""
+    return type(environment).__name__ == "DockerSandboxEnvironment"

@@ -1,9 +1,9 @@
 """Commands that run while a program is used (``exec_remote``), without polling.
 
 Inspect copies 32 MB of tools into a sandbox to start such a command, and asks every five seconds
-whether there is output or an end. In an episode, a sandbox of ``docker_pool`` or ``local`` starts
-it directly, and its output and its end are noticed at once. Evals are not affected, nor are other
-sandboxes.
+whether there is output or an end. In an episode, a sandbox of ``docker_pool``, ``docker`` or
+``local`` starts it directly, and its output and its end are noticed at once. Evals are not
+affected, nor are other sandboxes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from inspect_ai.util import (
 )
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.connections import is_local
+from inspect_tinker_plugin.agents.connections import is_docker, is_local
 
+Subprocess = asyncio.subprocess.Process
 Options = ExecRemoteStreamingOptions | ExecRemoteAwaitableOptions
 Output = ExecStdout | ExecStderr | ExecCompleted
 
@@ -45,10 +46,16 @@ _LAST_OUTPUT_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 """Seconds between looks for the end of a command whose output is held open."""
 
+_START_SECONDS = 60.0
+"""Seconds that an engine may take to start or to end a command."""
+
 _CHUNK = 64 * 1024
 
 _running: ContextVar[list[LocalCommand] | None] = ContextVar("inspect_rl_commands", default=None)
-"""Commands of this episode on this machine."""
+"""Commands of this episode which are processes of this machine."""
+
+_IN_CONTAINER = 'cd "${2:-.}" && echo $$ && exec /bin/sh -c "$1"'
+"""Says which process group it is, and becomes the command."""
 
 
 @asynccontextmanager
@@ -137,13 +144,17 @@ async def _open(
                 said=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
             )
         )
-    if not is_local(environment) or options.user is not None or os.name != "posix":
+    if os.name != "posix" or sniffio.current_async_library() != "asyncio":
         return None
-    if sniffio.current_async_library() != "asyncio":
-        return None
-    directory: Any = vars(environment)["directory"]
-    command = await LocalCommand.start(shell, Path(directory.name, options.cwd or ""), options.env)
-    commands.append(command)
+    command: LocalCommand | None = None
+    if is_docker(environment):
+        command = await DockerCommand.start_in(environment, shlex.join(cmd), options)
+    elif is_local(environment) and options.user is None:
+        directory: Any = vars(environment)["directory"]
+        folder = Path(directory.name, options.cwd or "")
+        command = await LocalCommand.start(shell, folder, options.env)
+    if command is not None:
+        commands.append(command)
     return command
 
 
@@ -275,7 +286,7 @@ class PoolCommand:
 class LocalCommand:
     """A command on this machine, with a process group of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Subprocess) -> None:
         self._process = process
         self._said = bytearray(), bytearray()
         self._changed = asyncio.Event()
@@ -292,18 +303,7 @@ class LocalCommand:
         Raises:
             OSError: it cannot be started there.
         """
-        pipe = asyncio.subprocess.PIPE
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *cmd,
-                cwd=cwd,
-                env={**os.environ, **(env or {})},
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,
-            )
-        )
+        return cls(await _started(cmd, cwd=cwd, env={**os.environ, **(env or {})}))
 
     async def _read(self, stream: asyncio.StreamReader, said: bytearray) -> None:
         while data := await stream.read(_CHUNK):
@@ -349,8 +349,69 @@ class LocalCommand:
         return status, b"", b""
 
     async def close(self) -> None:
-        if not self._over.done():
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
         with anyio.CancelScope(shield=True):
+            if not self._over.done():
+                await self._kill()
             await asyncio.wait([self._over], timeout=5)
+
+    async def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class DockerCommand(LocalCommand):
+    """A command in a container of Inspect's ``docker``, by one ``docker exec``."""
+
+    def __init__(self, process: Subprocess, container: str, group: int) -> None:
+        super().__init__(process)
+        self._container = container
+        self._group = group
+
+    @classmethod
+    async def start_in(
+        cls, environment: SandboxEnvironment, text: str, options: Options
+    ) -> DockerCommand | None:
+        """Start the shell command ``text``; ``None`` where the container cannot run it."""
+        try:
+            container = (await environment.connection()).container
+        except (ConnectionError, NotImplementedError):
+            return None
+        if container is None:
+            return None
+        given = ["--user", options.user] if options.user else []
+        for name, value in (options.env or {}).items():
+            given += ["--env", f"{name}={value}"]
+        wrapped = ["/bin/sh", "-c", _IN_CONTAINER, "sh", text, options.cwd or ""]
+        process = await _started(["docker", "exec", "-i", *given, container, *wrapped])
+        try:
+            assert process.stdout is not None
+            with anyio.fail_after(_START_SECONDS):
+                group = await process.stdout.readline()
+            if not group.strip().isdigit():  # Inspect's own way says why
+                await _discard(process)
+                return None
+        except BaseException:
+            await _discard(process)
+            raise
+        return cls(process, container, int(group))
+
+    async def _kill(self) -> None:
+        kill = f"kill -9 -{self._group}"  # all shells read this form
+        order = ["docker", "exec", "--user", "0", self._container, "/bin/sh", "-c", kill]
+        with suppress(OSError, TimeoutError), anyio.fail_after(_START_SECONDS):
+            await anyio.run_process(order, check=False)
+        await super()._kill()
+
+
+async def _started(command: list[str], **where: Any) -> Subprocess:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **where
+    )
+
+
+async def _discard(process: Subprocess) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    with anyio.CancelScope(shield=True):
+        await process.communicate()
