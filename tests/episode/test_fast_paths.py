@@ -265,6 +265,32 @@ async def test_an_ended_episode_leaves_the_collector_nothing() -> None:
     assert not left & {"SampleRun", "EpisodeMachine", "TaskState", "QuietTranscript", "Turn", "Env"}
 
 
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("ends", ["closed", "stopped", "first call"])
+async def test_an_episode_that_was_cut_off_leaves_the_collector_nothing(ends: str) -> None:
+    runner = EpisodeRunner(
+        Task(dataset=[Sample(id=1, input="?")], solver=generate()), first_calls=ends == "first call"
+    )
+
+    async def cut() -> None:
+        episode = runner.episode(Sample(id=1, input="?"))
+        if ends == "first call":
+            await episode.first_call()
+            return
+        await episode.start()
+        if ends == "stopped":
+            await episode.stop("enough")
+        await episode.close()
+
+    await asyncio.create_task(cut())
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    await asyncio.create_task(cut())
+    gc.collect()
+    left = {type(thing).__name__ for thing in gc.garbage}
+    assert not left & {"SampleRun", "EpisodeMachine", "TaskState", "QuietTranscript", "Mailbox"}
+
+
 async def pays_one(result: EpisodeResult) -> float:
     return 1.0
 

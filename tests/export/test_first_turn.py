@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.agent import react
@@ -14,6 +18,8 @@ from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
+from inspect_tinker_plugin.episode.fast_paths import FastPath, without
+from inspect_tinker_plugin.episode.runner import _running
 from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -146,6 +152,122 @@ async def test_a_sample_that_takes_too_long_is_an_error() -> None:
 async def test_a_solver_that_fails_is_an_error_of_one_line() -> None:
     with pytest.raises(ExportError, match=r"^\[solver\] ValueError: two lines$"):
         await FirstTurns(Task(solver=failing())).of(sample())
+
+
+# the fast path
+
+
+@solver
+def both_at_once(ended: list[str]) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async def branch(name: str) -> TaskState:
+            try:
+                return await generate(state)
+            finally:
+                ended.append(name)
+
+        await asyncio.gather(branch("first"), branch("second"), return_exceptions=True)
+        return await generate(state)
+
+    return solve
+
+
+@solver
+def stubborn(until: asyncio.Event) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        try:
+            return await generate(state)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await until.wait()
+
+    return solve
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_an_episode_ends_at_its_first_call(fast: bool) -> None:
+    ended: list[str] = []
+    released: list[str] = []
+
+    async def cleanup(state: TaskState) -> None:
+        released.append("yes")
+
+    task = Task(solver=both_at_once(ended), cleanup=cleanup)
+    with nullcontext() if fast else without(FastPath.FIRST_CALLS):
+        turn = await FirstTurns(task).of(sample())
+    assert (turn.request.index, turn.request.messages[-1].text) == (0, "Go.")
+    assert ended[0] == "first"  # the second may not have begun
+    assert released == ["yes"]
+    assert not _running
+
+
+async def test_a_sample_may_take_its_time_before_its_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0)
+
+    @solver
+    def slow() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            await asyncio.sleep(0.2)
+            return await generate(state)
+
+        return solve
+
+    options = EpisodeOptions(stop_timeout=0.05)
+    turn = await FirstTurns(Task(solver=slow()), options=options).of(sample())
+    assert turn.request.messages[-1].text == "Go."
+
+
+async def test_a_solver_that_does_not_end_does_not_hold_the_export_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0)
+    allowed = asyncio.Event()
+    turns = FirstTurns(Task(solver=stubborn(allowed)), options=EpisodeOptions(stop_timeout=0.05))
+    assert (await turns.of(sample())).request.messages[-1].text == "Go."
+    assert "it was closed 0 s ago and still runs" in caplog.text
+    allowed.set()
+    await asyncio.gather(*_running)
+
+
+def test_an_export_loads_no_provider_that_it_does_not_ask(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from inspect_ai import Task\n"
+        "from inspect_ai.dataset import Sample\n"
+        "from inspect_ai.solver import generate\n"
+        "from inspect_tinker_plugin.export.first_turn import FirstTurns\n"
+        "from inspect_tinker_plugin.inspect_internals import samples\n"
+        "turns = FirstTurns(Task(solver=generate()))\n"
+        "asyncio.run(turns.of(Sample(id=1, input='?')))\n"
+        "modules = samples._modules_with_provider_state()\n"
+        "print(len(modules), [name for name in modules if name in sys.modules])\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.splitlines()[-1] == "2 []"
+
+
+async def test_a_provider_that_is_loaded_has_its_state_per_sample() -> None:
+    from inspect_ai.model import _openai_responses as provider  # private: where the state is
+
+    states: list[object] = []
+
+    @solver
+    def noting() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            states.append(provider.assistant_internal())
+            return await generate(state)
+
+        return solve
+
+    turns = FirstTurns(Task(solver=noting()))
+    await turns.of(sample())
+    await turns.of(sample())
+    assert states[0] is not states[1]
+    assert all(each is not provider.assistant_internal() for each in states)
 
 
 @pytest.mark.docker

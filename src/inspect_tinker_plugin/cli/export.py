@@ -230,9 +230,11 @@ def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None
 
 def _export_task(output: Path, choices: dict[str, Any]) -> int:
     from inspect_tinker_plugin.export.pipeline import export_task
+    from inspect_tinker_plugin.memory import freeze_memory_once
 
     resolved = load_task(choices)
     options = _options(choices)
+    freeze_memory_once()
     try:
         with progress_bar(resolved.task.display_name) as show:
             report = asyncio.run(

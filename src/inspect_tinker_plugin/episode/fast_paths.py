@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from uuid import uuid4
 
@@ -60,6 +60,9 @@ class FastPath(StrEnum):
 
     TRACES = "traces"
     """No lines of episodes in Inspect's trace log, which an eval in the process turns on."""
+
+    FIRST_CALLS = "first_calls"
+    """An export's episodes, closed inside their first model call, without providers' state."""
 
     STARTS = "starts"
     """Starting a few episodes at a time, so that a thousand do not stop the event loop."""
@@ -145,9 +148,14 @@ def keep_out_of_trace_log() -> None:
     """
     if not taken(FastPath.TRACES) or os.environ.get("INSPECT_TRACE_FILE"):
         return
-    for name in _TRACED:
-        logging.getLogger(name).addFilter(_is_wanted)  # a filter is added once
+    _filter_traces()
     _in_episode.set(True)
+
+
+@cache
+def _filter_traces() -> None:
+    for name in _TRACED:
+        logging.getLogger(name).addFilter(_is_wanted)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

@@ -16,7 +16,13 @@ from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Outcome, Reply
+from inspect_tinker_plugin.episode.types import (
+    EpisodeResult,
+    EpisodeState,
+    Outcome,
+    Reply,
+    TurnRequest,
+)
 from inspect_tinker_plugin.errors import EpisodeClosedError
 
 logger = getLogger(__name__)
@@ -84,6 +90,45 @@ class EpisodeMachine:
 
     async def start(self) -> Outcome:
         """Run to the first model call, or to the end when the solver makes no call."""
+        self._begin()
+        return await self._mailbox.next()
+
+    async def first_call(self) -> Outcome:
+        """Run to the first model call, and close the episode there.
+
+        The same as ``start()`` and ``close()``, without a way through the event loop in between.
+        """
+        loop = asyncio.get_running_loop()
+        released = loop.create_future()
+        calls: list[TurnRequest] = []
+        patience: list[asyncio.TimerHandle] = []
+
+        def asked(request: TurnRequest) -> None:
+            if not calls:
+                calls.append(request)
+                patience.append(loop.call_later(self._release_patience, ended))
+                self.shut()
+
+        def ended() -> None:
+            if not released.done():
+                released.set_result(None)
+
+        self._mailbox.on_ask = asked
+        self._begin()
+        self.at_end(ended)
+        try:
+            await released
+        finally:
+            self._mailbox.on_ask = None  # which refers to this machine
+            for timer in patience:
+                timer.cancel()
+        if not calls:
+            return await self._mailbox.end()
+        if self._task is not None and not self._task.done():
+            self._report_hanging()
+        return calls[0]
+
+    def _begin(self) -> None:
         self.require_new()
         run = self._make_run()
         self.state = EpisodeState.STARTING
@@ -95,7 +140,6 @@ class EpisodeMachine:
         self._task = task
         _running.add(task)
         task.add_done_callback(self._ended)
-        return await self._mailbox.next()
 
     def require_new(self) -> None:
         """Raise when the episode was started or closed before."""
@@ -152,15 +196,21 @@ class EpisodeMachine:
         task = self._task
         if task is None or task.done() or task.get_loop().is_closed():
             return
-        patience = self.prepared.options.stop_timeout + CLOSE_GRACE
-        await asyncio.wait([task], timeout=patience)
+        await asyncio.wait([task], timeout=self._release_patience)
         if not task.done():
-            logger.error(
-                "%s: it was closed %.0f s ago and still runs; something in it "
-                "cannot be cancelled. It is left running",
-                self.name,
-                patience,
-            )
+            self._report_hanging()
+
+    @property
+    def _release_patience(self) -> float:
+        return self.prepared.options.stop_timeout + CLOSE_GRACE
+
+    def _report_hanging(self) -> None:
+        logger.error(
+            "%s: it was closed %.0f s ago and still runs; something in it "
+            "cannot be cancelled. It is left running",
+            self.name,
+            self._release_patience,
+        )
 
     def at_end(self, callback: Callable[[], None]) -> None:
         """Call back when nothing of the episode runs any more (immediately if nothing will)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply, TurnRequest
@@ -31,6 +32,9 @@ class Mailbox:
 
     A solver may ask from several coroutines at once; only the oldest call is shown to the
     environment. A call whose coroutine was cancelled while it waited is skipped.
+
+    Attributes:
+        on_ask: Called with every model call, once it is parked.
     """
 
     def __init__(self) -> None:
@@ -39,6 +43,7 @@ class Mailbox:
         self._outcome: EpisodeResult | BaseException | None = None
         self._open = True
         self._changed = asyncio.Event()
+        self.on_ask: Callable[[TurnRequest], None] | None = None
 
     # the solver's side
 
@@ -53,6 +58,8 @@ class Mailbox:
         parked = _Parked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(parked)
         self._changed.set()
+        if self.on_ask is not None:
+            self.on_ask(request)
         return await parked.answer
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ class EpisodeRunner:
             ``False`` runs without any, whatever task and samples ask for.
         sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
         keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
+        first_calls: Only first model calls are wanted (``Episode.first_call()``).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class EpisodeRunner:
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
         sandbox_mapping: SandboxMapping | None = None,
         keep_log: bool = False,
+        first_calls: bool = False,
     ) -> None:
         self.prepared = PreparedTask(
             task,
@@ -56,6 +58,7 @@ class EpisodeRunner:
             solver=solver,
             sandbox=sandbox,
             sandbox_mapping=sandbox_mapping,
+            first_calls=first_calls,
         )
         self._keep_log = keep_log
 
@@ -118,6 +121,20 @@ class Episode:
             dropped.atexit = False
             self._machine.at_end(lambda: _forget(dropped))
         return await self._machine.start()
+
+    async def first_call(self) -> Outcome:
+        """Run to the first model call, or to the end when there is none, and close the episode.
+
+        Raises:
+            EpisodeClosedError: It was closed, before or during the call.
+            RuntimeError: It was started before; the running episode is not affected.
+        """
+        if self.prepared.first_calls:
+            return await self._machine.first_call()
+        try:
+            return await self.start()
+        finally:
+            await self.close()
 
     async def reply(self, reply: Reply) -> Outcome:
         """Answer the parked model call; given an exception, raise it inside the solver.

@@ -87,7 +87,10 @@ class Preparing:
         generate = task.generate_with(self._model)
         internals.set_task_generate(generate)
         internals.init_sample_model_data()
-        internals.init_sample_assistant_internal()
+        if task.first_calls:
+            internals.init_state_of_loaded_providers()
+        else:
+            internals.init_sample_assistant_internal()
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
@@ -329,11 +332,17 @@ class Solving:
                         f"the solver {NOT_BY_THE_EPISODE} "
                         "(no limit, and the episode was not closed)"
                     ) from cancelled[0]
+            except asyncio.CancelledError:
+                for each in cancelled:
+                    each.__traceback__ = None  # it refers to the group's frame, which refers to it
+                raise
             except Exception as error:
                 raise internals.inner_exception(error) from error.__cause__
             finally:
-                latest = internals.sample_state() or record.state
-                internals.record_sample_limit_data(len(latest.messages))
+                cancelled.clear()  # its traceback refers to this list
+                if not record.task.first_calls or not being_cancelled():  # else nobody asks for it
+                    latest = internals.sample_state() or record.state
+                    internals.record_sample_limit_data(len(latest.messages))
 
     async def _solve(self, group: TaskGroup, cancelled: list[BaseException]) -> None:
         record, active = self._record, self._active
@@ -354,7 +363,8 @@ class Solving:
             self._end_by_limit(exceeded)
         finally:
             # ends the working-limit monitor and everything that background() started
-            group.cancel_scope.cancel()
+            if not _alone(group):
+                group.cancel_scope.cancel()
 
     def _end_by_limit(self, error: LimitExceededError) -> None:
         if error.type == "working":
@@ -362,3 +372,9 @@ class Solving:
                 SampleLimitEvent(type=error.type, message=error.message, limit=error.limit)
             )
         self._record.end_by_limit(error.type, error.limit, error.message)
+
+
+def _alone(group: TaskGroup) -> bool:
+    """Whether a group has one task only; cancelling it then takes time and does nothing."""
+    tasks = getattr(group, "_tasks", None)
+    return isinstance(tasks, set) and len(tasks) == 1

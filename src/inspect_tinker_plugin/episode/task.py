@@ -19,6 +19,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, regi
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.side_models import read_side_models
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.episode.provider import POLICY_MODEL
@@ -55,6 +56,7 @@ class PreparedTask:
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
         reads_events: Whether an episode has read its own transcript.
+        first_calls: Whether its episodes end at their first model call, on the fast path.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PreparedTask:
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
         sandbox_mapping: SandboxMapping | None = None,
+        first_calls: bool = False,
     ) -> None:
         require_tried()
         internals.share_limits_between_loops()
@@ -82,7 +85,9 @@ class PreparedTask:
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
-        _load_for_episodes()
+        self.first_calls = first_calls and taken(FastPath.FIRST_CALLS)
+        if not self.first_calls:
+            _load_for_episodes()
         self.reads_events = False
         self._roles_told: set[str] = set()
         self.side_models = read_side_models(options.side_models)

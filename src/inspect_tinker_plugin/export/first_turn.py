@@ -74,8 +74,11 @@ class FirstTurns:
             solver=solver,
             sandbox=choice.for_inspect,
             sandbox_mapping=choice.mapping,
+            first_calls=True,
         )
-        self._probe = EpisodeRunner(task, options=options, solver=solver, sandbox=PROBE)
+        self._probe = EpisodeRunner(
+            task, options=options, solver=solver, sandbox=PROBE, first_calls=True
+        )
 
     async def of(self, sample: Sample) -> FirstTurn:
         """Run a sample up to its first model call.
@@ -99,7 +102,7 @@ class FirstTurns:
         episode = runner.episode(sample)
         token = _watch.set(watch)
         try:
-            outcome = await episode.start()
+            outcome = await episode.first_call()
         finally:
             _watch.reset(token)
             await episode.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from inspect_ai import Task
@@ -58,6 +61,7 @@ __all__ = [
     "init_sample_model_data",
     "init_sample_working_time",
     "init_scoring_context",
+    "init_state_of_loaded_providers",
     "init_subtask_store",
     "init_transcript",
     "inner_exception",
@@ -115,6 +119,27 @@ def enter_scoring_context(
     recorded = Transcript([*events], log_model_api=False)
     init_transcript(recorded)
     return recorded
+
+
+@cache
+def _modules_with_provider_state() -> tuple[str, ...] | None:
+    """Return the modules that keep state per sample; ``None`` if they cannot be told."""
+    try:
+        tree = ast.parse(inspect.getsource(init_sample_assistant_internal))
+    except (OSError, SyntaxError, TypeError):  # no source at hand
+        return None
+    return tuple(node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+
+
+def init_state_of_loaded_providers() -> None:
+    """Set up what providers keep per sample, without loading one that nobody has asked for.
+
+    A provider that is loaded by a later model call of the same sample keeps that state per process.
+    It is found by the ids of a provider's messages and calls, so samples do not see each other's.
+    """
+    modules = _modules_with_provider_state()
+    if not modules or any(name in sys.modules for name in modules):
+        init_sample_assistant_internal()
 
 
 _CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters
