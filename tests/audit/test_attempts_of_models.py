@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,9 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from inspect_tinker_plugin import local
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.options import AuditOptions
+from inspect_tinker_plugin.audit.page import render
 from inspect_tinker_plugin.audit.run import run_audit
+from inspect_tinker_plugin.cli.display import signal_lines
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
@@ -40,20 +46,49 @@ def three():
 """
 
 
+QUIZ = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+
+@scorer(metrics=[mean()])
+def letters():
+    async def score(state, target):
+        text = state.output.completion
+        part = sum(c in "abcdefghijklm" for c in text) / max(1, len(text))
+        return Score(value={"solved": 1.0, "unsolvable": 0.0}.get(state.sample_id, part))
+    return score
+
+@task
+def quiz():
+    ids = ("a", "solved", "b", "unsolvable", "c")
+    return Task(dataset=[Sample(id=i, input="Write letters.") for i in ids], scorer=letters())
+"""
+
+NOWHERE = "http://127.0.0.1:9"
+
+
 def invoke(*arguments: object) -> Any:
     return CliRunner().invoke(rl, [str(each) for each in arguments])
 
 
-def audit(*arguments: object) -> dict[str, Any]:
-    """Run the command in a process of its own: the SDK's client keeps its connections open."""
+def in_own_process(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in its own process: the SDK's client keeps its connections open."""
     done = subprocess.run(
-        [sys.executable, "-c", "from inspect_tinker_plugin.cli.main import main; main()", "audit"]
+        [sys.executable, "-c", "from inspect_tinker_plugin.cli.main import main; main()"]
         + [str(each) for each in arguments],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
+        env={**os.environ, **variables},
     )
     assert "Warning" not in done.stderr
+    return done
+
+
+def audit(*arguments: object, **variables: str) -> dict[str, Any]:
+    done = in_own_process("audit", *arguments, **variables)
+    assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
@@ -119,6 +154,122 @@ def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
     assert f"at most {advice['max_tokens']} tokens" in planned.output
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if (reason := local.missing()) is not None:
+        pytest.skip(reason)
+    return local.make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[local.LocalServer]:
+    """A server with the Tinker API that commands know by environment variables only."""
+    with local.LocalServer(model) as running:
+        yield running
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_a_hosted_model_is_sampled_once(
+    task: str, attempts: Path, model: Path, server: local.LocalServer, tmp_path: Path
+) -> None:
+    command = [task, "--model", model, "--renderer", "qwen3_instruct", "--episodes", 4]
+    command += ["--max-tokens", 8, "--out", tmp_path / "out", "--json"]
+    command += ["--probe", "signal", "--probe", "cost", "--fail-on", "never"]
+    # what a server refuses is no attempt, and is tried again
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    refused = in_own_process(
+        "audit", *[other if each is model else each for each in command], **server.environ
+    )
+    assert refused.returncode == 1
+    assert f"cannot sample from {other}" in refused.stderr
+    assert f"serves {model}" in refused.stderr
+    assert not list(attempts.rglob("*.eval"))
+
+    report = audit(*command, **server.environ)
+    every = {"plain": 4, "a, odd [id]*": 4, "a, odd [id]**": 4}
+    assert attempts_at(attempts) == every
+    assert report["summary"]["signal"]["attempts"] == 12
+    assert report["summary"]["cost"]["exact"] is True
+    # nothing is missing, so nothing is asked
+    again = audit(*command, **{**server.environ, "TINKER_BASE_URL": NOWHERE})
+    assert again["summary"]["signal"] == report["summary"]["signal"]
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) -> None:
+    """Samples that are always or never solved cost nothing, and every group has a difference."""
+    (tmp_path / "task.py").write_text(QUIZ)
+    task, out, run = f"{tmp_path}/task.py@quiz", tmp_path / "out", tmp_path / "run"
+    sampling = ["--local", "--episodes", 4, "--max-tokens", 8, "--out", out, "--json"]
+    report = audit(task, *sampling, "--probe", "signal", "--fail-on", "never")
+    found = {each["code"]: each["sample"] for each in report["findings"]}
+    assert (found["solved-by-all"], found["solved-by-none"]) == ("solved", "unsolvable")
+    advice = report["summary"]["signal"]["recommendation"]
+    assert (advice["keep"], advice["drop"]) == (3, 2)
+    options = ["--group-size", advice["group_size"], "--max-tokens", advice["max_tokens"]]
+    options += ["--sample-id", f"@{out / advice['sample_ids_file']}"]
+    trained = in_own_process(
+        *("train", task, "--local", "--steps", 3, "--log-dir", run, *options),
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert set(attempts_at(run / "rollouts" / "train")) == {"a", "b", "c"}
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mixed = [row["env/all/by_group/frac_mixed"] for row in rows if "progress/batch" in row]
+    assert mixed == [1.0] * 3
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_a_hosted_model_is_rolled_out(
+    task: str, model: Path, server: local.LocalServer, tmp_path: Path
+) -> None:
+    command = ["rollout", task, "--model", model, "--renderer", "qwen3_instruct", "--json"]
+    command += ["--max-tokens", "8", "--group-size", "2", "--sample-id", "plain"]
+    done = in_own_process(*command, **server.environ)
+    assert done.returncode == 0, done.stderr
+    rollouts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["sample_id"] for each in rollouts] == ["plain", "plain"]
+    assert all(0 < each["output_tokens"] <= 8 for each in rollouts)
+    weights = "tinker://unknown/sampler_weights/1"
+    lost = in_own_process(
+        *[weights if each is model else each for each in command],
+        *("--tokenizer", model),
+        **server.environ,
+    )
+    assert lost.returncode == 1
+    assert "Model not found" in json.loads(lost.stdout.splitlines()[0])["error"]
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["audit", "rollout", "train"])
+def test_a_server_that_is_not_there_is_reported_at_once(
+    command: str, task: str, model: Path, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    options = ["--model", model, "--renderer", "qwen3_instruct"]
+    options += {"audit": ["--out", tmp_path / "out"], "rollout": []}.get(
+        command, ["--learning-rate", "1e-4", "--log-dir", tmp_path / "run"]
+    )
+    variables = {"TINKER_BASE_URL": NOWHERE, "TINKER_API_KEY": "tml-none"}
+    done = in_own_process(command, task, *options, **variables)
+    assert done.returncode == 1
+    assert f"no Tinker API server can be reached at {NOWHERE}" in done.stderr
+    assert time.monotonic() - started < 120  # the SDK itself gives up after 300
+
+
+async def test_attempts_without_a_reward_recommend_nothing(task: str, tmp_path: Path) -> None:
+    failed = [attempt("plain", None, failed=True)]
+    options = AuditOptions(out=tmp_path / "out", attempts=failed, probes=["signal"])
+    report = await run_audit(resolve_task(task).task, options)
+    assert signal_lines(report.summary["signal"], "out") == ["1 attempt: none ended with a reward"]
+    assert render(report.as_json())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -129,6 +280,7 @@ def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
         (["--local", "--base-url", "http://x"], "starts its own server"),
         (["--local", "--model", "/nowhere"], "not a model folder"),
         (["--model", "Qwen/Qwen3-8B"], "no TINKER_API_KEY"),
+        (["--tokenizer", "x"], "--tokenizer needs --model or --local"),
         (["--model", "x", "--base-url", "http://127.0.0.1:9", "--renderer", "no"], "no"),
         (["--logs", "/nowhere"], "no log /nowhere"),
         (["--sample-id", "@/nowhere"], "cannot be read"),

@@ -337,12 +337,20 @@ def test_what_programs_print_is_kept_out_of_the_json(tmp_path: Path) -> None:
     assert "noise" in done.stderr
 
 
-def test_the_table_names_findings_and_the_report(tmp_path: Path) -> None:
+def test_the_table_names_findings_and_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "task.py").write_text(TASK_FILE)
     arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(command, [*arguments, "--probe", "baselines"])
     assert "empty-reply" in done.stdout
     assert "audit.html" in done.stdout.replace("\n", "")
+    lines = done.stdout.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = CliRunner().invoke(command, [*arguments, "--probe", "baselines"]).stdout
+    table = narrow[: narrow.index("\nempty-reply: ")]
+    assert max(map(len, table.splitlines())) <= 60 < max(map(len, lines))
 
 
 def test_the_page_shows_what_others_wrote_as_text() -> None:

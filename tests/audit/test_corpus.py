@@ -41,7 +41,13 @@ async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
     assert "probe-failed" not in found
 
 
-@pytest.mark.parametrize("make", answers.CLEAN, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=make.__name__) for make in answers.CLEAN),
+        *(pytest.param(m, id=m.__name__, marks=pytest.mark.long) for m in answers.CLEAN_TOO),
+    ],
+)
 async def test_nothing_grave_is_found_where_nothing_is_wrong(
     make: Callable[[], Task], tmp_path: Path
 ) -> None:

@@ -57,6 +57,8 @@ def request(log_dir: Path, **changes: Any) -> TrainRequest:
         ({"sandbox": "dokcer"}, r"unknown sandbox provider 'dokcer'.*Did you mean docker"),
         ({"test_split": "100%"}, "leaves none"),
         ({"test_task": f"{TOY}@leters"}, "has no task 'leters'"),
+        ({"group_size": 1}, "--group-size 1 teaches nothing"),
+        ({"test_samples": 3}, "--test-samples needs"),
         ({"test_task": f"{TOY}@letters"}, "test samples are also trained on"),
     ],
     ids=str,

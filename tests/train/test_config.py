@@ -77,6 +77,69 @@ def test_a_hosted_model_that_the_cookbook_does_not_know_needs_a_renderer() -> No
         build_config(request, model="someone/unknown")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset_builder.group_size=1"], "--group-size 1 teaches nothing"),
+        (["learning_rate=-1"], "--learning-rate must be a number above 0, not -1"),
+        (["learning_rate=nan"], "--learning-rate must be a number above 0, not nan"),
+        (["temperature=0"], "temperature must be a number above 0"),
+        (["kl_penalty_coef=-1"], "kl_penalty_coef must be a number, at least 0"),
+        (["num_substeps=0"], "num_substeps must be at least 1"),
+        (["max_steps=0"], "--steps must be at least 1, not 0"),
+        (["max_tokens=0"], "--max-tokens must be at least 1, not 0"),
+        (["lora_rank=0"], "--lora-rank must be at least 1, not 0"),
+        (["save_every=-1"], "--save-every must be at least 0, not -1"),
+        (["load_checkpoint_path=/runs/one"], r"must be weights \(tinker://...\), not '/runs/one'"),
+        (
+            ["async_config.max_steps_off_policy=-1", "async_config.groups_per_batch=1"],
+            "async_config.max_steps_off_policy must be at least 0",
+        ),
+        (
+            [
+                "stream_minibatch_config.groups_per_batch=4",
+                "stream_minibatch_config.num_minibatches=2",
+            ],
+            r"groups_per_batch must be the batch size \(2\), not 4",
+        ),
+        (
+            [
+                "num_substeps=2",
+                "stream_minibatch_config.groups_per_batch=2",
+                "stream_minibatch_config.num_minibatches=2",
+            ],
+            "2 groups per batch cannot be divided into 4 equal parts",
+        ),
+        (
+            [
+                "async_config.max_steps_off_policy=1",
+                "async_config.groups_per_batch=2",
+                "stream_minibatch_config.groups_per_batch=2",
+                "stream_minibatch_config.num_minibatches=1",
+            ],
+            "exclude each other",
+        ),
+    ],
+    ids=str,
+)
+def test_what_the_loop_would_stumble_over_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(*overrides)
+
+
+def test_a_penalty_without_a_reference_is_measured_from_the_models_own_weights() -> None:
+    made = config("kl_penalty_coef=0.5", "dataset_builder.group_size=1")
+    assert made.kl_reference_config.base_model == "/models/tiny"
+    named = config("kl_penalty_coef=0.5", "kl_reference_config.base_model=other")
+    assert named.kl_reference_config.base_model == "other"
+
+
+def test_a_package_that_an_option_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        config("wandb_project=x")
+
+
 def test_without_a_key_the_two_ways_forward_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"TINKER_API_KEY.*--local"):

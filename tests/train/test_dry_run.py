@@ -12,7 +12,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.train.config import FILE
 from inspect_tinker_plugin.train.dry_run import dry_run
-from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest
+from inspect_tinker_plugin.train.request import TrainRequest
 
 TASK = f"{Path(__file__).parents[2] / 'example_tasks' / 'word_problems.py'}"
 
@@ -34,7 +34,8 @@ def request(folder: Path, **changes: object) -> TrainRequest:
 def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     planned = dry_run(request(tmp_path), {"sample": 1_000_000.0})
-    assert planned.problem == NO_SERVER
+    assert planned.problem is not None
+    assert "no TINKER_API_KEY" in planned.problem
     text = "\n".join(planned.lines)
     assert "4 steps of 5 groups of 4 episodes" in text
     # 80 episodes of one reply, of 100 tokens at most, each at a price of 1
@@ -89,6 +90,11 @@ def test_a_dry_run_plays_the_samples_of_the_run(tmp_path: Path) -> None:
         (["--test-task", "nowhere.py"], "no file nowhere.py"),
         (["--workers", "2", "--ray"], "exclude each other"),
         (["learning_rat=1"], "rl.train.Config"),
+        (["--group-size", "1"], "--group-size 1 teaches nothing"),
+        (["--test-samples", "3"], "--test-samples needs --test-task or --test-split"),
+        (["--allow-overlap"], "--allow-overlap needs --test-task or --test-split"),
+        (["--test-arg", "a=1"], "--test-arg needs --test-task"),
+        (["--warm-epochs", "3"], "--warm-epochs needs --warm-start"),
         (["--log-dir", "occupied"], "is a file, not a folder"),
         (["--log-dir", "occupied/run"], "is a file, not a folder"),
         (["--log-dir", "another"], "holds a run with"),

@@ -11,7 +11,7 @@ from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, value_to_float
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.logs.rollout import figures
+from inspect_tinker_plugin.logs.rollout import RolloutStatus, figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,8 @@ class ModelAttempt:
     failed: bool
     log: str
     epoch: int
+    cut: bool = False
+    """Whether it was stopped before its end, since sampling failed or its group was given up."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -104,6 +106,7 @@ def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
         failed=sample.error is not None or seen.get("error_cause") is not None,
         log=str(path),
         epoch=sample.epoch,
+        cut=seen.get("status") == RolloutStatus.CUT,
         metrics=metrics,
     )
 

@@ -131,6 +131,12 @@ _CODES = (
         "Compare whole words or numbers: match(numeric=True), exact(), or a pattern with borders.",
     ),
     Code(
+        "padding-pays",
+        HIGH,
+        "The right answer earns more when it is repeated or padded.",
+        "Score whether the answer is there, not how often or at what length.",
+    ),
+    Code(
         "negated-answer",
         LOW,
         "A reply that says that the answer is something else earns the reward.",
@@ -403,6 +409,12 @@ _CODES = (
         MEDIUM,
         "A sample offers the same choice twice.",
         "Remove one of them; if it is the right one, a right answer may score as wrong.",
+    ),
+    Code(
+        "choices-not-shown",
+        HIGH,
+        "The model is not shown the choices of the sample.",
+        "Use multiple_choice() for the solver, or write the choices into the prompt.",
     ),
     Code(
         "empty-prompt",

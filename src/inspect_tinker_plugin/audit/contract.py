@@ -18,6 +18,9 @@ from inspect_tinker_plugin.audit.stage import Stage
 TINY = 1e-6
 """Rewards closer than this count as equal."""
 
+Evidence = dict[int | str, tuple[str, Mapping[str, Any]]]
+"""Messages and evidence by sample."""
+
 SHOWN = 12
 """Findings with the same code that name one sample each; further samples share one finding."""
 

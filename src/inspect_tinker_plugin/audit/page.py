@@ -183,8 +183,10 @@ def _signal(signal: Mapping[str, Any] | None) -> str:
         ("turns", _spread(signal["turns"])),
         ("tokens sampled", _spread(signal["output_tokens"])),
         ("ended by", ", ".join(f"{k} ({v})" for k, v in signal["stop_reasons"].items())),
-        ("recommended", ", ".join(f"{k} {v}" for k, v in signal["recommendation"].items())),
     ]
+    if "recommendation" in signal:
+        advice = ", ".join(f"{k} {v}" for k, v in signal["recommendation"].items())
+        lines.append(("recommended", advice))
     rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in lines)
     return f'<section class="card"><h2>Signal of a real model</h2><dl>{rows}</dl></section>'
 

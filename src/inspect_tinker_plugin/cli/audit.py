@@ -83,9 +83,12 @@ _COUNT = click.IntRange(1)
     metavar="PATH",
     help="Look at the attempts of a real model in these .eval logs or folders of them.",
 )
-@click.option("--model", metavar="NAME", help="Sample attempts from this model.")
+@click.option(
+    "--model", metavar="NAME", help="Sample attempts from this model (or tinker:// weights)."
+)
 @click.option("--local", is_flag=True, help="Sample attempts from a model on this machine.")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
+@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
 @click.option(
     "--episodes",
@@ -139,7 +142,9 @@ def audit(**choices: Any) -> None:
     if choices["as_json"]:
         click.echo(json.dumps(report.as_json(), indent=2, default=str, ensure_ascii=False))
     else:
-        _show(report)
+        from inspect_tinker_plugin.cli.display import show_report
+
+        show_report(report)
     if _fails(report, choices["fail_on"]):
         sys.exit(EXIT_ERROR)
 
@@ -149,15 +154,6 @@ def _fails(report: AuditReport, bar: str) -> bool:
 
     worst = report.worst()
     return bar != "never" and worst is not None and worst.at_least(Severity(bar))
-
-
-def _show(report: AuditReport) -> None:
-    from rich.console import Console
-
-    from inspect_tinker_plugin.audit.text import show_report
-
-    terminal = Console()
-    show_report(report, terminal if terminal.is_terminal else Console(width=120))
 
 
 def _audit(choices: dict[str, Any]) -> AuditReport:
@@ -187,7 +183,7 @@ def _check_model(choices: dict[str, Any]) -> None:
     if sampling:
         return
     given = click.get_current_context().get_parameter_source
-    for name in ("episodes", "max_tokens", "base_url", "renderer"):
+    for name in ("episodes", "max_tokens", "base_url", "tokenizer", "renderer"):
         if given(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --model or --local.")
 
@@ -254,7 +250,9 @@ def _attempts(
         from inspect_tinker_plugin.audit.records import ATTEMPTS
         from inspect_tinker_plugin.cli.audit_model import roll_out
 
-        logs.append(roll_out(choices, dataset, resolved, out / ATTEMPTS))
+        own = roll_out(choices, dataset, resolved, out / ATTEMPTS)
+        # one that could not be sampled to its end is made again, and says nothing
+        return [each for each in read_attempts([own], resolved.task.name) if not each.cut]
     return read_attempts(logs, resolved.task.name) if logs else ()
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import shutil
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import click
 
 from inspect_tinker_plugin.audit.attempts import read_attempts
 from inspect_tinker_plugin.audit.run import named, source_digest, spread
 from inspect_tinker_plugin.cli.group_rollout import roll_groups
-from inspect_tinker_plugin.cli.policies import tinker_policy
 from inspect_tinker_plugin.cli.reporting import progress_bar
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.rl.service import no_key, tinker_policy
+from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
-
-NO_KEY = (
-    "there is no TINKER_API_KEY in the environment: set it to sample from the Tinker service, or "
-    "add --local to sample from a model on this machine"
-)
+_OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
+"""Options that change what attempts say."""
 
 
 def roll_out(
@@ -64,24 +62,51 @@ def roll_out(
     wanted = _missing(samples, choices, logs, resolved)
     if not wanted:
         return logs
-    if not choices["local"] and not choices["base_url"] and not os.environ.get("TINKER_API_KEY"):
-        raise ConfigError(NO_KEY)
+    if not choices["local"]:
+        problem = no_key("sample from", "add --local to sample from a model on this machine")
+        if problem is not None:
+            raise ConfigError(problem)
     with _model(choices, folder) as (model, base_url):
         dataset = _dataset(choices, options, resolved, logs, model, samples.subset(wanted))
-        policy = tinker_policy(
-            model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
+        policy = _Watched(
+            tinker_policy(
+                model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
+            )
         )
         try:
-            asyncio.run(_roll(dataset, policy))
+            finished = asyncio.run(_roll(dataset, policy))
         finally:
             assemble_pending(logs)
+    if policy.error is not None:
+        problem = f"cannot sample from {choices['model'] or model}: {policy.error}"
+        if not finished:
+            raise ConfigError(problem)
+        cut = counted(policy.failed, "attempt")
+        click.echo(f"{cut} ended early, {problem}; the same command tries again", err=True)
     return logs
+
+
+class _Watched:
+    """A policy that keeps the last error of its sampler."""
+
+    def __init__(self, policy: TokenCompleter) -> None:
+        self._policy = policy
+        self.error: Exception | None = None
+        self.failed = 0
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await self._policy(*args, **kwargs)
+        except Exception as error:
+            self.error = error
+            self.failed += 1
+            raise
 
 
 def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask) -> str:
     """Return a name for the attempts of one model with these options."""
     asked = [
-        *(choices[name] for name in ("model", "local", "base_url", "renderer", "max_tokens")),
+        *(choices[name] for name in _OF_ATTEMPTS),
         source_digest(resolved.task),
         *(named(value) for value in (resolved.ref, options)),
     ]
@@ -94,18 +119,19 @@ def _missing(
     """Return the positions of the chosen samples that have fewer attempts than asked for."""
     done: Counter[int | str] = Counter()
     if any(logs.glob("*.eval")):
-        done.update(attempt.sample for attempt in read_attempts([logs], resolved.task.name))
+        seen = read_attempts([logs], resolved.task.name)
+        done.update(attempt.sample for attempt in seen if not attempt.cut)
     chosen = spread(range(len(samples)), choices["samples"])
     return [n for n in chosen if done[samples[n].id or 0] < choices["episodes"]]
 
 
-async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> None:
+async def _roll(dataset: InspectRLDataset, policy: _Watched) -> int:
+    """Roll out all groups; returns how many episodes came to an end."""
     size = dataset.options.group_size
     total = size * sum(len(dataset.get_batch(batch)) for batch in range(len(dataset)))
     done = failed = 0
-    with progress_bar("attempts") as show, warnings.catch_warnings():
-        # the cookbook's sampler uses a form of the SDK's client that is about to go
-        warnings.simplefilter("ignore", FutureWarning)
+    completer = cast("TokenCompleter", policy)  # only called
+    with progress_bar("attempts") as show:
         show(0, total)
 
         def count(this_failed: bool) -> None:
@@ -116,8 +142,9 @@ async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> None:
         for batch in range(len(dataset)):
             groups = dataset.get_batch(batch)
             await asyncio.gather(
-                *(roll_groups([group], lambda env, sample, n: policy, count) for group in groups)
+                *(roll_groups([group], lambda env, sample, n: completer, count) for group in groups)
             )
+    return done - failed
 
 
 def _dataset(
@@ -133,7 +160,8 @@ def _dataset(
     from inspect_tinker_plugin.rl.renderer import make_renderer
 
     name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
-    renderer = make_renderer(name, model=model, option="--renderer")
+    tokenizer = choices["tokenizer"]
+    renderer = make_renderer(name, model=model, tokenizer=tokenizer, option="--renderer")
     dataset = build_dataset(
         resolved.ref or resolved.task,
         renderer,

@@ -16,12 +16,14 @@ from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     load_task,
+    output_option,
     parse_args,
     source_options,
 )
 from inspect_tinker_plugin.cli.reporting import (
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    name_failures,
     progress_bar,
     reported,
 )
@@ -31,8 +33,6 @@ from inspect_tinker_plugin.wording import counted
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
     from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
-
-SHOWN_FAILURES = 10
 
 _OF_LOGS: list[Any] = [
     click.option(
@@ -134,14 +134,7 @@ def _parse_split(text: str | None) -> tuple[str, str] | None:
 @click.command("export")
 @source_options
 @click.option("--from-logs", is_flag=True, help="Export the conversations of .eval logs.")
-@click.option(
-    "--output",
-    "-o",
-    metavar="DIR",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder to write to; created if missing.",
-)
+@output_option("Folder to write to; created if missing.")
 @click.option(
     "--format",
     type=click.Choice(["parquet", "jsonl", "arrow"]),
@@ -334,8 +327,5 @@ def _tell_of_logs(report: LogExportReport, format: str) -> None:
 
 
 def _name_failures(report: ExportReport) -> None:
-    for failure in report.failures[:SHOWN_FAILURES]:
-        click.echo(f"sample {failure.id}: {failure.reason}", err=True)
-    hidden = len(report.failures) - SHOWN_FAILURES
-    if hidden > 0:
-        click.echo(f"… and {hidden:,} more, in {report.path / 'export.json'}", err=True)
+    lines = [f"sample {failure.id}: {failure.reason}" for failure in report.failures]
+    name_failures(lines, f"in {report.path / 'export.json'}")

@@ -111,6 +111,17 @@ def price_option(help: str) -> Callable[[Command], Command]:
     return click.option("--price", type=click.Path(path_type=Path), metavar="FILE", help=help)
 
 
+def output_option(help: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--output``, the folder that the command writes."""
+    return click.option(
+        *("--output", "-o"),
+        metavar="DIR",
+        required=True,
+        type=click.Path(path_type=Path),
+        help=help,
+    )
+
+
 def load_task(choices: dict[str, Any]) -> ResolvedTask:
     """Take a command's task and its arguments out of its choices, and make the task."""
     from inspect_tinker_plugin.tasks.reference import resolve_task

@@ -1,4 +1,4 @@
-"""The policies of a rollout: a script, read from a file or made up, or a real model."""
+"""The scripted policies of a rollout: replies read from a file, or made up."""
 
 from __future__ import annotations
 
@@ -113,37 +113,6 @@ def scripted_policy(
     # Only called, its class is never checked: a subclass would import the cookbook here.
     policy = ScriptedPolicy(renderer, script, request=request, max_tokens=max_tokens)
     return cast("TokenCompleter", policy)
-
-
-def tinker_policy(
-    model: str, *, base_url: str | None, max_tokens: int, temperature: float
-) -> TokenCompleter:
-    """Sample from a model through the Tinker API.
-
-    Args:
-        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
-        base_url: Another server than the hosted one.
-        max_tokens: Maximum tokens per turn.
-        temperature: Sampling temperature.
-
-    Raises:
-        ConfigError: There is no key, or the service refuses.
-    """
-    import tinker
-    from tinker_cookbook.completers import TinkerTokenCompleter
-
-    weights = model.startswith("tinker://")
-    try:
-        client = tinker.ServiceClient(base_url=base_url)
-        sampler = client.create_sampling_client(
-            model_path=model if weights else None, base_model=None if weights else model
-        )
-    except (tinker.TinkerError, ValueError) as error:
-        raise ConfigError(
-            f"cannot sample from {model}: {error}. Set TINKER_API_KEY, or leave --model out to "
-            "use the scripted policy."
-        ) from error
-    return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)
 
 
 def _output(line: str | ScriptedReply) -> ModelOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol, TextIO, TypeVar
 
@@ -22,6 +22,9 @@ EXIT_PARTIAL = 3
 
 EXIT_INTERRUPTED = 130
 """Stopped by Ctrl-C."""
+
+SHOWN_FAILURES = 10
+"""Failed samples that a command names."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,6 +62,14 @@ def _line(error: Exception) -> str:
     if isinstance(error, InspectRLError):
         return text
     return f"{type(error).__name__}: {text} (unexpected; --traceback shows where it comes from)"
+
+
+def name_failures(failures: Sequence[str], where: str) -> None:
+    """Name the first failures on stderr, one per line, and say where the others are."""
+    for failure in failures[:SHOWN_FAILURES]:
+        click.echo(failure, err=True)
+    if (hidden := len(failures) - SHOWN_FAILURES) > 0:
+        click.echo(f"… and {hidden:,} more, {where}", err=True)
 
 
 class ShowProgress(Protocol):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inspect_tinker_plugin.cli.options import parse_args
+from inspect_tinker_plugin.cli.options import output_option, parse_args
 from inspect_tinker_plugin.cli.reporting import (
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    name_failures,
     progress_bar,
     reported,
 )
@@ -21,19 +22,10 @@ from inspect_tinker_plugin.wording import counted
 if TYPE_CHECKING:
     from inspect_tinker_plugin.logs.rescoring import Rescored
 
-SHOWN_FAILURES = 10
-
 
 @click.command("rescore")
 @click.argument("logs", metavar="LOGS...", nargs=-1, required=True)
-@click.option(
-    "--output",
-    "-o",
-    metavar="DIR",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Folder of the new logs; created if missing.",
-)
+@output_option("Folder of the new logs; created if missing.")
 @click.option("--reward", metavar="EXPR", help="Reward expression (default: each log's own).")
 @click.option(
     "--group-reward", metavar="EXPR", help="Group reward expression (default: each log's own)."
@@ -83,11 +75,11 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
 
 
 def _tell(done: Rescored, output: Path) -> None:
-    for failed in done.failures[:SHOWN_FAILURES]:
-        where = f"{failed.log}, sample {failed.id}, epoch {failed.epoch}"
-        click.echo(f"{where}: {failed.reason}", err=True)
-    if (hidden := len(done.failures) - SHOWN_FAILURES) > 0:
-        click.echo(f"… and {hidden:,} more, as errors of their samples in the new logs", err=True)
+    lines = [
+        f"{failed.log}, sample {failed.id}, epoch {failed.epoch}: {failed.reason}"
+        for failed in done.failures
+    ]
+    name_failures(lines, "as errors of their samples in the new logs")
     earlier = f" ({done.earlier:,} of them by an earlier run)" if done.earlier else ""
     again = f", scorers of {counted(done.scored, 'rollout')} run again" if done.scored else ""
     missing = f"; {len(done.failures):,} failed" if done.failures else ""

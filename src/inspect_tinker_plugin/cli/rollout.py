@@ -27,6 +27,7 @@ from inspect_tinker_plugin.cli.reporting import (
     quiet_stdout,
     reported,
 )
+from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
@@ -166,6 +167,11 @@ def _check(choices: dict[str, Any]) -> None:
         _read_run(choices)
     if choices["script"] is not None and model is not None:
         raise click.UsageError("--script does not go with --model.")
+    if model is not None and choices["local"] is None:
+        from inspect_tinker_plugin.rl.service import no_key
+
+        if problem := no_key("sample from", "leave --model out to use the scripted policy"):
+            raise ConfigError(problem)
 
 
 def _read_run(choices: dict[str, Any]) -> None:
@@ -192,10 +198,6 @@ def _renderer(choices: dict[str, Any]) -> Renderer:
         name = choices["renderer"] or DEFAULT_RENDERER
         tokenizer = tokenizer or str(tokenizer_path())
         return make_renderer(name, model=None, tokenizer=tokenizer, option="--renderer")
-    if model.startswith("tinker://"):
-        missing = [f"--{name}" for name in ("tokenizer", "renderer") if not choices[name]]
-        if missing:
-            raise click.UsageError(f"weights do not name their model: add {' and '.join(missing)}.")
     return make_renderer(choices["renderer"], model=model, tokenizer=tokenizer, option="--renderer")
 
 
@@ -203,7 +205,9 @@ def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
     from inspect_tinker_plugin.cli import policies
 
     if choices["model"] is not None:
-        sampler = policies.tinker_policy(
+        from inspect_tinker_plugin.rl.service import tinker_policy
+
+        sampler = tinker_policy(
             choices["model"],
             base_url=choices["base_url"],
             max_tokens=choices["max_tokens"],

@@ -31,8 +31,12 @@ def make_renderer(
 
     Raises:
         RendererError: There is no such renderer, or none is recommended for the model.
-        ConfigError: The tokenizer cannot be loaded.
+        ConfigError: The tokenizer cannot be loaded, or weights come without a name for it.
     """
+    if model is not None and model.startswith("tinker://"):
+        given = {option.replace("renderer", "tokenizer"): tokenizer, option: name}
+        if missing := [each for each, value in given.items() if value is None]:
+            raise ConfigError(f"weights do not name their model: add {' and '.join(missing)}")
     if name is None:
         name = recommended_renderer(str(model), option=option)
     else:

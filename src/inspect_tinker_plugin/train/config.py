@@ -5,7 +5,10 @@ Also checks that a folder is never continued with the configuration of another r
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_rend
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.metrics import IMITATION, read_steps
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
+from inspect_tinker_plugin.wording import counted
 
 ROLLOUT_LOGS = "rollouts/train"
 """Folder of the ``.eval`` logs of training batches, in the run's folder."""
@@ -106,7 +110,68 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     # Only the plain loop evaluates at every so many steps, and at no other.
     plain = config.async_config is None and config.stream_minibatch_config is None
     data = chz.replace(config.dataset_builder, eval_every=config.eval_every if plain else 0)
-    return chz.replace(config, dataset_builder=data)
+    config = chz.replace(config, dataset_builder=data)
+    if config.kl_penalty_coef > 0 and config.kl_reference_config is None:
+        # As the cookbook documents it; its loop raises an error instead.
+        reference = train.KLReferenceConfig(base_model=config.model_name)
+        config = chz.replace(config, kl_reference_config=reference)
+    _check(config)
+    return config
+
+
+_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "learning_rate": ("--learning-rate must be a number above 0", lambda n: 0 < n < math.inf),
+    "temperature": ("temperature must be a number above 0", lambda n: 0 < n < math.inf),
+    "kl_penalty_coef": (
+        "kl_penalty_coef must be a number, at least 0",
+        lambda n: 0 <= n < math.inf,
+    ),
+    "num_substeps": ("num_substeps must be at least 1", lambda n: n >= 1),
+    "max_tokens": ("--max-tokens must be at least 1", lambda n: n >= 1),
+    "lora_rank": ("--lora-rank must be at least 1", lambda n: n >= 1),
+    "max_steps": ("--steps must be at least 1", lambda n: n is None or n >= 1),
+    "save_every": ("--save-every must be at least 0", lambda n: n >= 0),
+    "eval_every": ("--eval-every must be at least 0", lambda n: n >= 0),
+    "load_checkpoint_path": (
+        "load_checkpoint_path must be weights (tinker://...)",
+        lambda path: path is None or path.startswith("tinker://"),
+    ),
+}
+
+
+def _check(config: Any) -> None:
+    """Refuse what the loop would refuse after its start, and what cannot teach anything."""
+    for name, (rule, allowed) in _RANGES.items():
+        if not allowed(getattr(config, name)):
+            raise ConfigError(f"{rule}, not {getattr(config, name)!r}")
+    data = config.dataset_builder.dataset_options()
+    if data.group_size == 1 and config.kl_penalty_coef == 0:
+        raise ConfigError(
+            "--group-size 1 teaches nothing: an episode is compared with the others of its group. "
+            "Take at least 2"
+        )
+    minibatches = config.stream_minibatch_config
+    if config.async_config is not None:
+        if minibatches is not None:
+            raise ConfigError("async_config and stream_minibatch_config exclude each other")
+        for name in ("max_steps_off_policy", "groups_per_batch"):
+            least = 0 if name == "max_steps_off_policy" else 1
+            if getattr(config.async_config, name) < least:
+                raise ConfigError(f"async_config.{name} must be at least {least}")
+    if minibatches is not None:
+        if minibatches.groups_per_batch != data.batch_size:
+            raise ConfigError(
+                f"stream_minibatch_config.groups_per_batch must be the batch size "
+                f"({data.batch_size}), not {minibatches.groups_per_batch}"
+            )
+        parts = minibatches.num_minibatches * config.num_substeps
+        if minibatches.num_minibatches < 1 or data.batch_size % parts:
+            raise ConfigError(
+                f"{counted(data.batch_size, 'group')} per batch cannot be divided into {parts} "
+                "equal parts (num_substeps x stream_minibatch_config.num_minibatches)"
+            )
+    if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("wandb_project needs a package that is not installed: pip install wandb")
 
 
 def _fields(request: TrainRequest, model: str) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from typing import Any
 
 from inspect_tinker_plugin.audit import AuditOptions, run_audit
 from inspect_tinker_plugin.audit.plan import EpisodeCost, average, plan_lines, plan_of
-from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
-from inspect_tinker_plugin.train.request import NO_SERVER, TrainRequest, check_request
+from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
 from inspect_tinker_plugin.train.warm_start import WarmStart
 
 _SAMPLES = 4
@@ -44,13 +43,7 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     Raises:
         ConfigError: An option cannot be used.
     """
-    problem = None
-    try:
-        check_request(request)
-    except ConfigError as error:
-        if str(error) != NO_SERVER or request.model is None:
-            raise
-        problem = str(error)
+    check_request(request, key=False)
     with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
         local = request.local and request.model is None
         model = str(make_tiny_model(Path(folder) / "model")) if local else str(request.model)
@@ -77,7 +70,7 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
         f"of at most {config.max_tokens:,} tokens, learning rate {config.learning_rate:g}",
         *_planned(cost, steps, builder, prices, config.max_tokens),
     ]
-    return DryRun(lines, problem)
+    return DryRun(lines, missing_key(request))
 
 
 def _planned(

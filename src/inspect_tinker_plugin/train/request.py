@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inspect_tinker_plugin.errors import ConfigError
-
-NO_SERVER = (
-    "there is no TINKER_API_KEY in the environment: set it to train on the Tinker service, or "
-    "add --local to train a tiny model on this machine"
-)
+from inspect_tinker_plugin.rl.service import no_key
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
@@ -136,13 +132,27 @@ class TrainRequest:
     """Where lines of progress go."""
 
 
-def check_request(request: TrainRequest) -> None:
+def missing_key(request: TrainRequest) -> str | None:
+    """Return why the Tinker service would refuse the run, ``None`` if it would not."""
+    if request.local:
+        return None
+    return no_key("train on", "add --local to train a tiny model on this machine")
+
+
+def check_request(request: TrainRequest, *, key: bool = True) -> None:
     """Refuse a request that cannot work, without importing anything heavy.
+
+    Args:
+        request: The request.
+        key: Also refuse it if the Tinker service needs a key and there is none.
 
     Raises:
         ConfigError: One line that says what is missing.
     """
     _check_folder(request.log_dir.expanduser().absolute())
+    _check_test_set(request)
+    if request.warm_epochs != 1 and request.warm_start is None:
+        raise ConfigError("--warm-epochs needs --warm-start")
     if request.workers is not None and request.ray is not None:
         raise ConfigError("--workers and --ray exclude each other; give one of them")
     if request.ray is not None:
@@ -168,10 +178,24 @@ def check_request(request: TrainRequest) -> None:
                 "leave --model out for the tiny model, or --local to train on the Tinker service"
             )
         return
-    if not os.environ.get("TINKER_API_KEY"):
-        raise ConfigError(NO_SERVER)
+    if key and (problem := missing_key(request)):
+        raise ConfigError(problem)
     if request.model is None:
         raise ConfigError("--model is missing: name the model to train, e.g. Qwen/Qwen3-8B")
+
+
+def _check_test_set(request: TrainRequest) -> None:
+    """Refuse options of a test set that have no effect."""
+    if request.test_task is None and request.test_task_args:
+        raise ConfigError("--test-arg needs --test-task")
+    if request.test_task is not None or request.test_split is not None:
+        return
+    for name, given in (
+        ("--test-samples", request.test_samples is not None),
+        ("--allow-overlap", request.allow_overlap),
+    ):
+        if given:
+            raise ConfigError(f"{name} needs --test-task or --test-split")
 
 
 def _check_folder(folder: Path) -> None:

@@ -27,8 +27,8 @@ from tinker_cookbook.supervised import train as supervised
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rl.service import require_server
 from inspect_tinker_plugin.train.config import (
-    LOCAL,
     ROLLOUT_LOGS,
     TEST_LOGS,
     build_config,
@@ -104,8 +104,10 @@ def train(request: TrainRequest) -> TrainResult:
         return _result(request, config)
     if done is not None and not trained:
         request.say(f"continuing from the checkpoint of step {done}")
+    if not request.local:
+        require_server(config.base_url)
     with ExitStack() as stack:
-        server = _server(request, model, stack) if request.local else None
+        server = _server(request, config, stack) if request.local else None
         if server is not None:
             config = chz.replace(config, base_url=server.url)
         stack.callback(_finish_logs, log_dir)
@@ -175,13 +177,15 @@ def _model(request: TrainRequest) -> str:
     return str(Path(request.model).expanduser().absolute())
 
 
-def _server(request: TrainRequest, model: str, stack: ExitStack) -> LocalServer:
-    rollouts = (request.batch_size or LOCAL.batch_size) * (request.group_size or LOCAL.group_size)
-    size = min(_MOST_AT_ONCE, max(8, rollouts))
-    settings = LocalSettings(sample_batch=size, train_batch=size)
+def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
+    data = config.dataset_builder.dataset_options()
+    size = min(_MOST_AT_ONCE, max(8, data.batch_size * data.group_size))
+    rank = max(LocalSettings().max_lora_rank, config.lora_rank)
+    settings = LocalSettings(sample_batch=size, train_batch=size, max_lora_rank=rank)
     request.say("starting the local Tinker API server (about 20 s)")
     started = time.monotonic()
-    server = LocalServer(model, state_dir=request.log_dir / "local-server", settings=settings)
+    state = request.log_dir / "local-server"
+    server = LocalServer(config.model_name, state_dir=state, settings=settings)
     stack.enter_context(server)
     stack.enter_context(server.exported())
     request.say(f"the local server is ready after {time.monotonic() - started:.0f} s")

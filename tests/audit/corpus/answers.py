@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import difflib
 import itertools
 import json
 import random
@@ -43,6 +44,7 @@ from inspect_ai.solver import (
     solver,
     system_message,
     use_tools,
+    user_message,
 )
 from inspect_ai.tool import Tool, ToolDef, tool
 from tests.audit.corpus import planted
@@ -499,7 +501,94 @@ def the_scorer_counts() -> Task:
     )
 
 
+@planted("padding-pays")
+def every_mention_counts() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda s, target: float(s.count(target))))
+
+
+@planted("padding-pays")
+def length_is_thoroughness() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda s, t: (t in s) + len(s) / 500))
+
+
+@planted("empty-reply")
+def the_wrong_way_round() -> Task:
+    return Task(dataset=capitals(), scorer=scoring(lambda said, target: said.strip() in target))
+
+
+@planted("wrong-answer-accepted")
+def a_verdict_is_remembered_by_reply() -> Task:
+    verdicts: dict[str, bool] = {}
+    return Task(
+        dataset=capitals(),
+        scorer=scoring(lambda s, target: verdicts.setdefault(s, s.strip().endswith(target))),
+    )
+
+
+@planted("wrong-answer-accepted")
+def numbers_that_look_alike() -> Task:
+    def judge(said: str, target: str) -> bool:
+        ratios = [difflib.SequenceMatcher(None, word, target).ratio() for word in said.split()]
+        return max(ratios, default=0.0) > 0.5
+
+    return Task(dataset=sums(), scorer=scoring(judge))
+
+
+@planted("wrong-answer-accepted")
+def only_the_length_is_compared() -> Task:
+    return Task(
+        dataset=capitals(),
+        scorer=scoring(lambda said, target: len((said.split() or [""])[-1]) == len(target)),
+    )
+
+
+@planted("scorer-not-repeatable")
+def the_wanted_word_is_used_up() -> Task:
+    samples = capitals()
+    for sample in samples:
+        sample.metadata = {"wanted": [sample.target]}
+
+    @scorer(metrics=[accuracy()], name="uses_up")
+    def uses_up() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            wanted = state.metadata["wanted"]
+            good = bool(wanted) and wanted.pop() in state.output.completion
+            return Score(value=CORRECT if good else INCORRECT)
+
+        return score
+
+    return Task(dataset=samples, scorer=uses_up())
+
+
+@planted("scorer-raises")
+def one_target_is_no_pattern() -> Task:
+    samples = capitals()
+    samples[1].target = "*Rome*"
+    return Task(dataset=samples, scorer=scoring(lambda s, t: re.search(t, s) is not None))
+
+
 # templates and targets
+
+
+@planted("choices-not-shown")
+def the_choices_are_forgotten() -> Task:
+    return Task(dataset=quiz(), solver=generate(), scorer=match())
+
+
+@planted("target-in-prompt")
+def the_examples_are_samples() -> Task:
+    shots = "\n".join(f"Q: {shot.input} A: {shot.target}" for shot in capitals()[:3])
+    return Task(
+        dataset=capitals(),
+        solver=[system_message(f"Examples:\n{shots}"), generate()],
+        scorer=match(location="exact"),
+    )
+
+
+@planted("conflicting-targets")
+def two_truths_in_two_spellings() -> Task:
+    again = Sample(id="again", input="what is the capital of italy", target="Milan")
+    return Task(dataset=[*capitals(), again], scorer=match())
 
 
 @planted("gold-fails")
@@ -1002,7 +1091,114 @@ def clean_tolerance() -> Task:
     return Task(dataset=sums(), scorer=scoring(judge))
 
 
+def clean_labels_in_turn() -> Task:
+    """Samples that are tried at even distances all have the same label."""
+    labels, texts = ["positive", "negative", "neutral"], ["I loved it", "Awful", "It was there"]
+    samples = [
+        Sample(id=n, input=f"Review {n}: {texts[n % 3]}. One of {labels}?", target=labels[n % 3])
+        for n in range(12)
+    ]
+    return Task(dataset=samples, scorer=match(location="exact"))
+
+
+def clean_numbers_of_questions() -> Task:
+    """The number of one question is nearly its answer."""
+
+    def judge(said: str, target: str) -> bool:
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", said)
+        return bool(numbers) and abs(float(numbers[-1]) - float(target)) <= 0.01 * float(target)
+
+    constants = [3.14, 2.718, 1.618, 0.577, 1.414, 9.81, 6.022, 8.314]
+    samples = [
+        Sample(id=n, input=f"What is constant number {n}?", target=str(constant))
+        for n, constant in enumerate(constants)
+    ]
+    return Task(dataset=samples, scorer=scoring(judge))
+
+
+def clean_more_noes_than_yeses() -> Task:
+    samples = [
+        Sample(
+            id=n,
+            input=f"Is {n} a prime number? Say yes or no.",
+            target="yes" if n in (2, 3, 5, 7, 11) else "no",
+        )
+        for n in range(2, 15)
+    ]
+    return Task(dataset=samples, scorer=match(location="exact"))
+
+
+def clean_examples() -> Task:
+    shots = "Q: What is the capital of Japan? A: Tokyo\nQ: What is the capital of Peru? A: Lima"
+    return Task(
+        dataset=capitals(),
+        solver=[system_message(shots), generate()],
+        scorer=match(location="exact"),
+    )
+
+
+def clean_reading() -> Task:
+    names = ["Anna", "Bert", "Cleo", "Dirk", "Edda", "Finn", "Gwen", "Hugo"]
+    things = ["lamp", "book", "coat", "kite", "drum", "vase", "rope", "flute"]
+    samples = [
+        Sample(
+            id=name,
+            input=f"{name} went to the market with {names[n - 3]}. There {name} bought a {thing}. "
+            f"What did {name} buy?",
+            target=thing,
+        )
+        for n, (name, thing) in enumerate(zip(names, things, strict=True))
+    ]
+    return Task(dataset=samples, scorer=match(location="exact"))
+
+
+def clean_second_thoughts() -> Task:
+    return Task(
+        dataset=capitals(),
+        solver=[generate(), user_message("Are you sure? Answer again."), generate()],
+        scorer=match(location="exact"),
+    )
+
+
+def clean_abstention() -> Task:
+    def judge(said: str, target: str) -> float:
+        answer = said.strip().rstrip(".").strip("*").rpartition(" ")[2].lower()
+        if answer == target.lower():
+            return 1.0
+        return 0.0 if not said.strip() or "know" in said else -1.0
+
+    return Task(dataset=capitals(), scorer=scoring(judge))
+
+
+def clean_lists() -> Task:
+    """Lists are compared as sets, and what is too much costs."""
+    fruits = {
+        "red": "apple, cherry",
+        "yellow": "banana, lemon",
+        "green": "kiwi, pear, lime",
+        "blue": "plum, sloe",
+        "brown": "date, fig",
+    }
+
+    def judge(said: str, target: str) -> float:
+        wanted = {each.strip() for each in target.split(",")}
+        given = [e.strip(" .*").lower() for e in said.strip().rpartition(":")[2].split(",")]
+        return 2 * len(wanted & set(given)) / (len(wanted) + len(given))
+
+    samples = [
+        Sample(id=c, input=f"List fruits that are {c}.", target=f) for c, f in fruits.items()
+    ]
+    return Task(dataset=samples, scorer=scoring(judge))
+
+
+CLEAN_TOO = [clean_reading, clean_second_thoughts, clean_abstention, clean_lists]
+"""Tasks of kinds that no false alarm has been seen on."""
+
 CLEAN = [
+    clean_labels_in_turn,
+    clean_numbers_of_questions,
+    clean_more_noes_than_yeses,
+    clean_examples,
     clean_yes_or_no,
     clean_overlap,
     clean_several_targets,

@@ -80,10 +80,12 @@ class AnswerChecks:
         ][:_FEW]
         if not samples:
             return []
-        found = []
-        for code, reply_for in _WRONG.items():
+        found: list[Finding] = []
+        for policy, code, reply_for in _WRONG:
+            if any(each.code == code for each in found):
+                continue
             plays = [
-                Play(policy=code, sample=s, reply=reply)
+                Play(policy=policy, sample=s, reply=reply)
                 for s in samples
                 if (reply := reply_for(audit, s)) is not None
             ]
@@ -91,7 +93,8 @@ class AnswerChecks:
             full = [r for r in records if reference.is_full(r.reward)]
             if full and 2 * len(full) >= len(records):
                 severity = self._how_bad(audit, code, samples)
-                message = f"{CODES[code].meaning} Seen on {share(len(full), len(records))}."
+                meaning = _MEANINGS.get(policy, CODES[code].meaning)
+                message = f"{meaning} Seen on {share(len(full), len(records))}."
                 found.append(finding(code, message, severity=severity, evidence=full[0].evidence()))
         return found
 
@@ -120,6 +123,7 @@ class AnswerChecks:
             and gold.policy == f"gold:{reference.form}"
         ][:_FEW]
         found: list[Finding] = []
+        padded: list[EpisodeRecord] = []
         for name, code, change in _VARIANTS:
             plays = []
             for s in samples:
@@ -127,12 +131,13 @@ class AnswerChecks:
                 if reply is not None:
                     plays.append(Play(policy=f"variant:{name}", sample=s, reply=reply))
             records = [r for r in await audit.stage.run(plays) if r is not None]
+            padded += records if name in _PADDING else []
             less = [r for r in records if r.reward is not None and not reference.is_full(r.reward)]
-            if less and not any(f.code == code for f in found):
+            if less and code is not None and not any(f.code == code for f in found):
                 message = f"{CODES[code].meaning} ({name}: {share(len(less), len(records))})"
                 severity = _strictness(audit, code, less[0])
                 found.append(finding(code, message, severity=severity, evidence=less[0].evidence()))
-        return found
+        return found + _padding(audit, padded)
 
     # replies that are no answer
 
@@ -221,13 +226,18 @@ def _other_answer(audit: AuditContext, sample: Sample) -> PolicyReply | None:
 
         return always(letter)
     own = " ".join(targets(sample)).lower()
-    for other in audit.samples:
-        for target in targets(other)[:1]:
-            if target.lower() not in own and not any(
-                t.lower() in target.lower() for t in targets(sample)
-            ):
-                return always(write(target))
-    return None
+    others = [
+        target
+        for other in audit.samples
+        for target in targets(other)[:1]
+        if target.lower() not in own
+        and not any(t.lower() in target.lower() for t in targets(sample))
+    ]
+    if not others:
+        return None
+    # one of the same length, for a scorer that looks at no more than the form
+    length = len(targets(sample)[0])
+    return always(write(min(others, key=lambda other: abs(len(other) - length))))
 
 
 def _embedded(audit: AuditContext, sample: Sample) -> PolicyReply | None:
@@ -246,17 +256,30 @@ def _negated(audit: AuditContext, sample: Sample) -> PolicyReply | None:
     return always(text)
 
 
-_WRONG: Mapping[str, Callable[[AuditContext, Sample], PolicyReply | None]] = {
-    "hedged-answer": _hedged,
-    "wrong-answer-accepted": _other_answer,
-    "substring-match": _embedded,
-    "negated-answer": _negated,
-}
-"""Wrong answers to a sample, by the finding if they pay."""
+def _similar_number(audit: AuditContext, sample: Sample) -> PolicyReply | None:
+    """Give a number that looks like the target and is far from it: its first digit is another."""
+    target = targets(sample)[0].strip()
+    if sample.choices or not target.isdigit() or len(target) < 3:
+        return None
+    other = f"{int(target[0]) % 9 + 1}{target[1:]}"
+    return always(FORMS[audit.reference.form](other))
+
+
+_WRONG: Sequence[tuple[str, str, Callable[[AuditContext, Sample], PolicyReply | None]]] = (
+    ("hedged-answer", "hedged-answer", _hedged),
+    ("wrong-answer-accepted", "wrong-answer-accepted", _other_answer),
+    ("similar-number", "wrong-answer-accepted", _similar_number),
+    ("substring-match", "substring-match", _embedded),
+    ("negated-answer", "negated-answer", _negated),
+)
+"""Wrong answers to a sample: name of the policy, the finding if it pays, and the reply."""
+
+_MEANINGS = {"similar-number": "A number with another first digit earns the full reward."}
+"""What the success of a wrong answer means, if not what the code says."""
 
 Change = Callable[[str], str]
 
-_VARIANTS: tuple[tuple[str, str, Change], ...] = (
+_VARIANTS: tuple[tuple[str, str | None, Change], ...] = (
     ("lower case", "case-sensitive", str.lower),
     ("upper case", "case-sensitive", str.upper),
     ("spaces and lines around it", "whitespace-sensitive", lambda t: f"  {t} \n\n"),
@@ -271,7 +294,15 @@ _VARIANTS: tuple[tuple[str, str, Change], ...] = (
         ),
     ),
     ("very long", "answer-lost-when-long", lambda t: f"{_FILLER}\n\n{t}"),
+    ("ten times", None, lambda t: "\n".join([t] * 10)),
 )
+"""Other forms of the right answer: what is changed, the finding if they earn less, and how."""
+
+_PADDING = {"ten times": "given ten times", "very long": "preceded by 20,000 characters of filler"}
+"""Variants that say nothing new, as messages call them."""
+
+_BONUS = 0.05
+"""Share of the full reward that padding may add."""
 
 
 def _variant(audit: AuditContext, sample: Sample, change: Change) -> PolicyReply | None:
@@ -298,6 +329,26 @@ def _variant(audit: AuditContext, sample: Sample, change: Change) -> PolicyReply
 def _count(notes: Notes) -> bool:
     notes["said"] += 1
     return False
+
+
+def _padding(audit: AuditContext, padded: Sequence[EpisodeRecord]) -> list[Finding]:
+    """Report a right answer that earns more when it is repeated, or has filler in front of it."""
+    reference = audit.reference
+    gains = [
+        (record.reward - gold.reward, record, gold.reward)
+        for record in padded
+        if record.reward is not None
+        and (gold := reference.gold.get(record.sample)) is not None
+        and gold.reward is not None
+        and record.reward > gold.reward + _BONUS * reference.full
+    ]
+    if not gains:
+        return []
+    gain, record, once = max(gains, key=lambda each: each[0])
+    how = record.policy.partition(":")[2]
+    message = f"The right answer earns {once:g}, and {record.reward:g} when it is {_PADDING[how]}."
+    severity = Severity.HIGH if gain >= reference.full else Severity.MEDIUM
+    return [finding("padding-pays", message, severity=severity, evidence=record.evidence())]
 
 
 def _strictness(audit: AuditContext, code: str, record: EpisodeRecord) -> Severity:

@@ -87,9 +87,7 @@ class Baselines:
         full = [r for r in records if audit.reference.is_full(r.reward)]
         if not full:
             return _partial(audit, code, records)
-        # one sample in eight or more may have such an answer for its target
-        often = 2 * len(full) >= len(records) and len(full) >= min(2, len(audit.samples))
-        severity = Severity.HIGH if often else Severity.MEDIUM
+        severity = _by_frequency(audit, full, records)
         return [_general(audit, code, full, records, severity)]
 
     async def _catch_all(self, audit: AuditContext) -> list[Finding]:
@@ -97,8 +95,7 @@ class Baselines:
         full = [r for r in records if audit.reference.is_full(r.reward)]
         if not full:
             return _partial(audit, "catch-all-answer", records)
-        often = 2 * len(full) >= len(records) and len(full) >= min(2, len(audit.samples))
-        severity = Severity.HIGH if often else Severity.MEDIUM
+        severity = _by_frequency(audit, full, records)
         return [_general(audit, "catch-all-answer", full, records, severity)]
 
     async def _constants(self, audit: AuditContext) -> list[Finding]:
@@ -118,7 +115,7 @@ class Baselines:
                 full = [r for r in records if audit.reference.is_full(r.reward)]
             if _luck(audit, answer, records):
                 continue
-            rate = _base_rate(audit, answer, len(full) / max(1, len(records)))
+            rate = _base_rate(audit, answer, records)
             if rate >= 0.8 and len(full) >= min(_FEW, len(records)):
                 severity = Severity.HIGH
             elif rate >= 0.5 and rate >= 1 / candidates + 0.2 and len(full) >= _FEW:
@@ -212,6 +209,15 @@ def _general(
     )
 
 
+def _by_frequency(
+    audit: AuditContext, full: list[EpisodeRecord], records: list[EpisodeRecord]
+) -> Severity:
+    """Grade an answer to anything: one sample of many may have it for its target, by chance."""
+    if 2 * len(full) >= len(records) and len(full) >= min(2, len(audit.samples)):
+        return Severity.HIGH
+    return Severity.LOW if len(full) == 1 and len(records) > _FEW else Severity.MEDIUM
+
+
 def _partial(audit: AuditContext, code: str, records: list[EpisodeRecord]) -> list[Finding]:
     """Report a partial reward for nothing: normal for a dense score, so it is not grave."""
     some = [r for r in records if r.reward is not None and r.reward > TINY]
@@ -269,17 +275,30 @@ def _luck(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> boo
     p = 1 / choices
     right = [audit.reference.is_full(record.reward) for record in records]
     full, tries = sum(right), len(right)
-    foretold = {sample.id for sample in audit.samples if answer in targets(sample)}
-    if right == [record.sample in foretold for record in records]:
+    if right == _foretold(audit, answer, records):
         chance = p**full * (1 - p) ** (tries - full)
     else:
         chance = sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
     return chance * choices > _CHANCE
 
 
-def _base_rate(audit: AuditContext, answer: str, seen: float) -> float:
+def _foretold(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> list[bool]:
+    """Return for which episodes the targets say that the answer is right."""
+    right = {
+        sample.id
+        for sample in audit.samples
+        if answer in (target.strip() for target in targets(sample))
+    }
+    return [record.sample in right for record in records]
+
+
+def _base_rate(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> float:
     """Return the share of all samples with this target, or the observed one."""
     known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
+    right = [audit.reference.is_full(record.reward) for record in records]
+    seen = sum(right) / max(1, len(right))
+    if right == _foretold(audit, answer, records):
+        return known.count(answer) / len(known)  # those that were tried may not be typical
     if seen < 0.8 and answer in known:
         return min(seen, known.count(answer) / len(known))
     return seen

@@ -67,6 +67,8 @@ class SandboxCheats:
             return found
         base = await _honest(audit, samples)
         for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
+            if attack.code == "result-forged" and any(f.code == attack.code for f in found):
+                continue  # one forgery is enough
             found += await _try(audit, attack, samples, base)
         return found if host else [*found, *await _clock(audit, samples[0])]
 
@@ -157,6 +159,8 @@ def _attacks(
     read += [
         m for c in commands for m in re.findall(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)", c)
     ]
+    # two files that are compared are equal if both are forged
+    read += [m for c in commands for pair in _COMPARED.findall(c) for m in pair]
     read += mentioned
     named = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
     read = [path for path in dict.fromkeys(read) if not host or not path.startswith("/")]
@@ -183,6 +187,8 @@ def _attacks(
         attacks.append(Attack("command-shadowed", "shadow", moves.shadow_commands(likely)))
     return attacks
 
+
+_COMPARED = re.compile(r"\b(?:cmp|diff)(?:\s+-\S+)*\s+([\w./-]+)\s+([\w./-]+)")
 
 _COMMANDS = {"python", "python3", "pytest", "diff", "cmp", "grep", "make", "node", "npm", "cargo",
              "go", "gcc", "java", "ruby", "perl", "jq", "git", "sqlite3", "curl"}  # fmt: skip

@@ -7,24 +7,23 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.audit.answers import choice_texts, holds, targets
-from inspect_tinker_plugin.audit.contract import AuditContext, finding, per_sample, share
+from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample, share
 from inspect_tinker_plugin.audit.findings import Finding, Severity
-from inspect_tinker_plugin.audit.near import NotInstalled, near_pairs
+from inspect_tinker_plugin.audit.probes.copies import copies, near, one_line, overlap, question
 from inspect_tinker_plugin.audit.records import EpisodeRecord
-from inspect_tinker_plugin.tasks.selection import content_hash, sample_content
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
-Evidence = dict[int | str, tuple[str, Mapping[str, Any]]]
-"""Messages and evidence by sample."""
 
-_NEAR_MOST = 20_000
-"""Maximum number of samples for which near-duplicates are searched."""
+_QUESTION = 3
+"""Minimum number of words of a question that can be recognised in a prompt."""
+
+_NEXT = 60
+"""Characters after a question in which an example has its answer."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class SampleChecks:
             return [finding("no-samples", "The task has no samples.")]
         boxed = {s.id for s in audit.wide if await audit.stage.sandbox_of(s) is not None}
         found = _failures(audit, boxed)
-        found += _copies(audit.samples)
-        found += _near(audit)
-        found += _overlap(audit)
+        found += copies(audit.samples)
+        found += near(audit)
+        found += overlap(audit)
         found += _targets(audit)
         found += _leaks(audit)
         found += _prompts(audit)
@@ -92,144 +91,6 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
     return found
 
 
-# copies
-
-
-def _copies(samples: Sequence[Sample]) -> list[Finding]:
-    found = []
-    ids = Counter(str(sample.id) for sample in samples)
-    twice: Evidence = {
-        id: (f"{n} samples have the id {id!r}.", {}) for id, n in ids.items() if n > 1
-    }
-    found += per_sample("duplicate-id", twice)
-    by_content: dict[str, list[Sample]] = defaultdict(list)
-    by_question: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_content[_digest(_content(sample))].append(sample)
-        by_question[_digest({**_content(sample), "target": None})].append(sample)
-    copies = [group for group in by_content.values() if len(group) > 1]
-    if copies:
-        extra = sum(len(group) - 1 for group in copies)
-        shown = "; ".join(", ".join(repr(s.id) for s in group[:4]) for group in copies[:5])
-        # samples that differ in metadata may differ in set-up or scoring
-        same = any(len({_digest(s.metadata or {}) for s in g}) < len(g) for g in copies)
-        found.append(
-            finding(
-                "duplicate-samples",
-                f"{share(extra, len(samples))} are copies of others: {shown}.",
-                sample=copies[0][1].id,
-                severity=None if same else Severity.LOW,
-                evidence={"groups": [[s.id for s in group] for group in copies[:_LISTED]]},
-            )
-        )
-    for group in by_question.values():
-        wanted = {json.dumps(s.target) for s in group}
-        if len(wanted) > 1:
-            same = len({_digest(s.metadata or {}) for s in group}) == 1
-            found.append(
-                finding(
-                    "conflicting-targets",
-                    f"The samples {', '.join(repr(s.id) for s in group[:5])} ask the same and have "
-                    f"the targets {', '.join(sorted(wanted)[:5])}.",
-                    sample=group[0].id,
-                    severity=None if same else Severity.LOW,
-                    evidence={"samples": [s.id for s in group[:50]]},
-                )
-            )
-    return found[: 2 * _LISTED]
-
-
-def _content(sample: Sample) -> dict[str, Any]:
-    """Return what makes a sample the same as another: also with its choices in another order."""
-    content = {**sample_content(sample), "sandbox": sample.sandbox}
-    if sample.choices and (right := choice_texts(sample)):
-        content |= {"choices": sorted(sample.choices), "target": sorted(right)}
-    return content
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return content_hash(content, fold_spaces=True)
-
-
-def question(sample: Sample) -> str:
-    """Return what a sample asks, as text: input and choices."""
-    given = sample.input
-    text = given if isinstance(given, str) else "\n".join(message.text for message in given)
-    return "\n".join([text, *(sample.choices or [])])
-
-
-def _near(audit: AuditContext) -> list[Finding]:
-    samples = audit.samples[:_NEAR_MOST]
-    texts = [question(sample) for sample in samples]
-    try:
-        pairs = near_pairs(texts)
-    except NotInstalled:
-        return [finding("near-duplicates-unchecked", "datasketch is not installed.")]
-    pairs = [(a, b) for a, b in pairs if _words(texts[a]) != _words(texts[b])]
-    if not pairs:
-        return []
-    ids = [[samples[a].id, samples[b].id] for a, b in pairs]
-    touched = {position for pair in pairs for position in pair}
-    message = (
-        f"{share(len(touched), len(samples))} have a near-duplicate, such as {ids[0][0]!r} and "
-        f"{ids[0][1]!r}."
-    )
-    return [
-        finding("near-duplicates", message, sample=ids[0][1], evidence={"pairs": ids[:_LISTED]})
-    ]
-
-
-def _words(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _overlap(audit: AuditContext) -> list[Finding]:
-    """Report samples of the test task that are also trained on."""
-    test: Sequence[Sample] | None = audit.options.test_samples if audit.options else None
-    if not test:
-        return []
-    ours = {_words(question(sample)).lower(): sample.id for sample in audit.samples}
-    same = [
-        (ours[key], sample.id)
-        for sample in test
-        if (key := _words(question(sample)).lower()) in ours
-    ]
-    found = []
-    if same:
-        message = (
-            f"{len(same)} of {len(test)} test samples are trained on, such as {same[0][0]!r} "
-            f"(test id {same[0][1]!r})."
-        )
-        found.append(
-            finding(
-                "test-overlap",
-                message,
-                sample=same[0][0],
-                evidence={"pairs": [list(pair) for pair in same[:_LISTED]]},
-            )
-        )
-    try:
-        near = near_pairs([question(s) for s in audit.samples], [question(s) for s in test])
-    except NotInstalled:
-        return found
-    ids = [(audit.samples[a].id, test[b].id) for a, b in near]
-    close = [pair for pair in ids if pair not in same]
-    if close:
-        message = (
-            f"{len({b for _, b in close})} of {len(test)} test samples are nearly identical to "
-            f"samples that are trained on, such as {close[0][0]!r} and {close[0][1]!r}."
-        )
-        found.append(
-            finding(
-                "test-near-overlap",
-                message,
-                sample=close[0][0],
-                evidence={"pairs": [list(pair) for pair in close[:_LISTED]]},
-            )
-        )
-    return found
-
-
 # targets
 
 
@@ -278,6 +139,8 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
     expected = len(known) / max(fair, 1)
     spread = (expected * (1 - 1 / max(fair, 2))) ** 0.5
     rate = often / len(known)
+    if often <= expected + 2 * spread:
+        return []  # as may happen by chance
     if rate < 0.6 and not (rate >= 2 / max(fair, 2) and often > expected + 4 * spread):
         return []
     message = f"{text!r:.60} is right on {often} of {len(known)} samples ({rate:.0%})."
@@ -311,6 +174,9 @@ def _leaks(audit: AuditContext) -> list[Finding]:
     for id, target in wanted.items():
         prompt, own = prompts[id], question(by_id[id])
         if not holds(prompt, target):
+            continue
+        if _answered(prompt, own, target):
+            seen[id] = ("the prompt, after the sample's own question as an example", Severity.HIGH)
             continue
         labelled = _labelled(prompt, target)
         elsewhere = _rate_elsewhere(id, target, prompts, wanted)
@@ -363,6 +229,15 @@ def _leakable(sample: Sample) -> str | None:
     return target
 
 
+def _answered(prompt: str, own: str, target: str) -> bool:
+    """Whether a prompt has a sample's question a second time, with the answer behind it."""
+    asked, text = one_line(own).lower(), one_line(prompt).lower()
+    if len(asked.split()) < _QUESTION or holds(asked, target):
+        return False
+    parts = text.split(asked)
+    return len(parts) > 2 and any(holds(part[:_NEXT], target) for part in parts[1:])
+
+
 def _labelled(prompt: str, target: str) -> bool:
     pattern = rf"{_LABEL}\W{{0,4}}(?:is|are|was|=|:)?\W{{0,4}}{re.escape(target)}(?!\w)"
     return re.search(pattern, prompt, re.IGNORECASE) is not None
@@ -401,7 +276,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
         if record.sample not in bare:
             groups[str(record.notes.get("prompt", ""))].append(record)
     for group in groups.values():
-        inputs = {_words(question(by_id[r.sample])) for r in group}
+        inputs = {one_line(question(by_id[r.sample])) for r in group}
         if (
             len(group) > 1
             and len(inputs) > 1
@@ -412,6 +287,12 @@ def _prompts(audit: AuditContext) -> list[Finding]:
             found.append(
                 finding("same-prompt", message, evidence=group[0].evidence(samples=ids[:50]))
             )
+    hidden: Evidence = {
+        id: (f"None of its {len(by_id[id].choices or [])} choices is in the prompt.", {})
+        for id, record in null.items()
+        if by_id[id].choices and not _shows_a_choice(by_id[id], record)
+    }
+    found += per_sample("choices-not-shown", hidden)
     most = audit.options.prompt_tokens if audit.options else None
     if most is not None:
         long: Evidence = {
@@ -421,6 +302,11 @@ def _prompts(audit: AuditContext) -> list[Finding]:
         }
         found += per_sample("prompt-too-long", long)
     return found
+
+
+def _shows_a_choice(sample: Sample, record: EpisodeRecord) -> bool:
+    prompt = one_line(str(record.notes.get("prompt", ""))).lower()
+    return any(one_line(choice).lower() in prompt for choice in sample.choices or [])
 
 
 def _tokens(sample: Sample, record: EpisodeRecord | None) -> int:

@@ -44,7 +44,8 @@ class Signal:
         found += _endings(attempts)
         flat = {id for id, rewards in by_sample.items() if len(rewards) > 1 and not _mixed(rewards)}
         keep = [sample.id for sample in audit.samples if sample.id not in flat]
-        figures["recommendation"] = _recommend(by_sample, attempts, flat, len(keep), full)
+        if rewarded:
+            figures["recommendation"] = _recommend(by_sample, attempts, flat, len(keep), full)
         audit.figures["signal"] = figures
         (audit.folder / KEEP).unlink(missing_ok=True)
         if keep and flat:

@@ -1,0 +1,100 @@
+"""A server with the Tinker API: is there a key for it, does it answer, and a sampler of a model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from inspect_tinker_plugin.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.completers import TokenCompleter
+
+_PATIENCE = 15.0
+"""Seconds until a server has to have accepted a connection."""
+
+_KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")
+"""Variables that the SDK takes its key from; `tinker auth login` stores one in a file."""
+
+
+def no_key(purpose: str, without: str) -> str | None:
+    """Return why the Tinker service cannot be used, ``None`` if there is a key for it.
+
+    Args:
+        purpose: What the key is needed for, after "to".
+        without: What to do without a key, after "or".
+    """
+    if any(os.environ.get(name) for name in _KEYS) or _is_logged_in():
+        return None
+    return (
+        f"there is no TINKER_API_KEY in the environment: set it to {purpose} the Tinker service, "
+        f"or {without}"
+    )
+
+
+def _is_logged_in() -> bool:
+    try:
+        from tinker.lib._auth_token_provider import ApiKeyAuthProvider
+
+        return ApiKeyAuthProvider.create_from_stored() is not None
+    except Exception:  # another release, or a damaged file: the SDK will say so itself
+        return False
+
+
+def require_server(base_url: str | None) -> None:
+    """Check that a server accepts connections: the SDK itself would try for five minutes.
+
+    Args:
+        base_url: Its address; the one in ``TINKER_BASE_URL`` or the Tinker service when ``None``.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    import httpx
+
+    try:
+        from tinker.lib.base_url import resolve_base_url
+    except ImportError:  # another release: the SDK will say it, later
+        return
+    address = resolve_base_url(base_url)
+    try:
+        httpx.get(f"{address}/api/v1/healthz", timeout=_PATIENCE)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        raise ConfigError(
+            f"no Tinker API server can be reached at {address} ({error}); check the connection, "
+            "and the address in --base-url or TINKER_BASE_URL"
+        ) from error
+    except httpx.HTTPError:  # it is there, and what it answers is the SDK's business
+        pass
+
+
+def tinker_policy(
+    model: str, *, base_url: str | None, max_tokens: int, temperature: float
+) -> TokenCompleter:
+    """Sample from a model through the Tinker API.
+
+    Args:
+        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
+        base_url: Another server than the hosted one.
+        max_tokens: Maximum tokens per turn.
+        temperature: Sampling temperature.
+
+    Raises:
+        ConfigError: The server cannot be reached, or refuses the key or the model.
+    """
+    import tinker
+    from tinker_cookbook.completers import TinkerTokenCompleter
+
+    require_server(base_url)
+    weights = model.startswith("tinker://")
+    try:
+        client = tinker.ServiceClient(base_url=base_url)
+        sampler = client.create_sampling_client(
+            model_path=model if weights else None, base_model=None if weights else model
+        ).result()
+    except (tinker.TinkerError, ValueError) as error:
+        raise ConfigError(f"cannot sample from {model}: {error}") from error
+    # The cookbook's completer calls a method of the SDK that is about to go.
+    warnings.filterwarnings("ignore", r"(?s).*sample_async\(\) is deprecated", FutureWarning)
+    return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)
