@@ -189,3 +189,22 @@ async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
     assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
     end.set()
     sandbox_folder.alive.clear()
+
+
+@pytest.mark.parametrize("then", ["true", "exit 1", "sleep 60"], ids=["runs", "fails", "cut-off"])
+async def test_no_set_up_script_is_left_on_this_machine(then: str, tmp_path: Path) -> None:
+    told = tmp_path / "where"
+    sample = Sample(id=1, input="?", target="!", setup=f"#!/bin/sh\necho $0 > {told}\n{then}\n")
+    task = Task(dataset=[sample], solver=generate(), scorer=match(), sandbox="local")
+    episode = EpisodeRunner(task).episode(sample)
+    starting = asyncio.create_task(episode.start())
+    async with asyncio.timeout(60):
+        while not told.exists() or not told.read_text().strip():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if then != "sleep 60":
+            await starting
+        await episode.close()
+        await asyncio.gather(starting, return_exceptions=True)
+    script = Path(told.read_text().strip())
+    assert script.parent == Path("/tmp")
+    assert not script.exists()  # noqa: ASYNC240

@@ -16,6 +16,7 @@ from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
+from pathlib import Path
 from typing import Any, TypeVar
 
 from inspect_ai.dataset import Sample
@@ -250,12 +251,17 @@ class SandboxHolder:
     Args:
         provider: Inspect's provider.
         patience: Seconds that a release may take.
+        script: The set-up script, if Inspect is going to write it to a file of this machine.
     """
 
-    def __init__(self, provider: type[SandboxEnvironment], *, patience: float) -> None:
+    def __init__(
+        self, provider: type[SandboxEnvironment], *, patience: float, script: bytes | None = None
+    ) -> None:
         self.__name__ = provider.__name__  # Inspect names the provider in its errors
         self._provider = provider
         self._patience = patience
+        self._script = script
+        self._script_files: list[Path] = []
         self._arguments: tuple[str, Any] = ("", None)
         self._starting: asyncio.Task[dict[str, SandboxEnvironment]] | None = None
         self._released = False
@@ -274,7 +280,21 @@ class SandboxHolder:
         for variable, value in context.items():  # what a provider binds is meant for its sample
             if variable.get(None) is not value:
                 variable.set(value)
+        for environment in environments.values():
+            if self._script is not None:
+                self._note_script_files(environment)
         return environments
+
+    def _note_script_files(self, environment: SandboxEnvironment) -> None:
+        """Note where a script is written: on this machine nobody else removes one that failed."""
+        write = environment.write_file
+
+        async def write_file(file: str, contents: str | bytes) -> None:
+            if contents is self._script:
+                self._script_files.append(Path(file))
+            await write(file, contents)
+
+        vars(environment)["write_file"] = write_file
 
     async def sample_cleanup(self, *_: object) -> None:
         """Do nothing: ``release()`` cleans up."""
@@ -294,6 +314,9 @@ class SandboxHolder:
             except Exception:
                 self._released = True
                 raise
+            finally:
+                for file in self._script_files:
+                    file.unlink(missing_ok=True)
             self._released = True
 
     async def _release(self) -> None:
@@ -382,7 +405,8 @@ async def sample_sandboxes(
     async with places.place(bound):
         doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
-        holder = SandboxHolder(provider, patience=patience)
+        script = setup if spec.type == "local" else None
+        holder = SandboxHolder(provider, patience=patience, script=script)
         provider_like: Any = holder
         try:
             with sample_setup(files, setup) as shared:
