@@ -19,7 +19,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer, remembered_encodings
 
 TEXT = "A line of text. <|im_end|> <think> " * 200
 
@@ -82,6 +82,31 @@ async def test_reward_functions_and_scorers_may_use_the_tokenizer_in_threads() -
         *[asyncio.to_thread(shared.encode, TEXT) for _ in range(8)],
     )
     assert all(group.get_total_rewards() == [1.0] * 4 for group in groups[:3])
+
+
+def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
+    shared = tokenizer()
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    special, later = "<|im_end|>", "<|added-later|>"
+
+    def all_tokens() -> list[list[int]]:
+        return [
+            shared.encode(text, add_special_tokens=False, **split)
+            for text in (special, later, "x" * 1000)
+            for split in ({}, {"split_special_tokens": True}, {"split_special_tokens": False})
+        ]
+
+    def remembered() -> list[list[int]]:
+        with remembered_encodings():
+            return all_tokens()
+
+    for _ in range(2):
+        before = remembered()
+        assert before == all_tokens()
+        before[0].append(-1)  # who was given tokens may change the list
+    shared.add_special_tokens({"additional_special_tokens": [later]})
+    assert remembered() == all_tokens()
+    assert len(shared.encode(later, add_special_tokens=False)) == 1
 
 
 def test_a_guarded_tokenizer_copies_and_pickles_with_its_added_tokens() -> None:

@@ -61,6 +61,9 @@ class FastPath(StrEnum):
     TRACES = "traces"
     """No lines of episodes in Inspect's trace log, which an eval in the process turns on."""
 
+    ENCODINGS = "encodings"
+    """The tokens of headers and ends of messages are remembered while prompts are rendered."""
+
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
 

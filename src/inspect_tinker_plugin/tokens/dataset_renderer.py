@@ -20,7 +20,8 @@ import inspect
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,7 @@ from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
@@ -60,12 +62,17 @@ def make_thread_safe(tokenizer: object) -> None:
                 method = vars(owner).get(name)
                 if method is not None and not hasattr(method, "_inspect_rl_guarded"):
                     setattr(owner, name, _guarded(method))
+            encode = getattr(owner, "encode", None)
+            if encode is not None and not hasattr(encode, "_inspect_rl_remembering"):
+                owner.encode = _remembering(encode)
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock_of(self):
+            if method.__name__ == "_add_tokens":
+                _encodings.pop(self, None)
             return method(self, *args, **kwargs)
 
     guarded._inspect_rl_guarded = True  # type: ignore[attr-defined]
@@ -78,6 +85,58 @@ def _lock_of(tokenizer: object) -> threading.RLock:
         with _making:
             lock = _locks.setdefault(tokenizer, threading.RLock())
     return lock
+
+
+_SHORT = 256
+"""Length of the texts whose tokens are remembered: headers, ends of messages, stubs."""
+
+_REMEMBERED = 4096
+"""Texts that are remembered per tokenizer; then it starts again."""
+
+_encodings: WeakKeyDictionary[Any, dict[Any, list[int]]] = WeakKeyDictionary()
+_here = threading.local()
+
+
+@contextmanager
+def remembered_encodings() -> Iterator[None]:
+    """Remember, in this thread, the tokens of the short texts that a renderer encodes.
+
+    Most of what it encodes for a prompt are the same few headers and ends of messages, and each
+    costs as much as a paragraph.
+    """
+    before = getattr(_here, "remembers", False)
+    _here.remembers = taken(FastPath.ENCODINGS)
+    try:
+        yield
+    finally:
+        _here.remembers = before
+
+
+def _remembering(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def encode(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            not getattr(_here, "remembers", False)
+            or args
+            or type(text) is not str
+            or len(text) > _SHORT
+            or not all(type(value) is bool for value in kwargs.values())
+        ):
+            return method(self, text, *args, **kwargs)
+        known = _encodings.get(self)
+        if known is None or len(known) >= _REMEMBERED:
+            known = _encodings[self] = {}
+        key = (text, *sorted(kwargs.items()), getattr(self, "split_special_tokens", None))
+        tokens = known.get(key)
+        if tokens is None:
+            tokens = method(self, text, **kwargs)
+            if type(tokens) is not list:
+                return tokens
+            known[key] = tokens
+        return list(tokens)
+
+    encode._inspect_rl_remembering = True  # type: ignore[attr-defined]
+    return encode
 
 
 SAMPLER_OPTIONS = (

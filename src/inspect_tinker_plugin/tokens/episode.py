@@ -34,6 +34,7 @@ from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
+    remembered_encodings,
     stop_condition,
     warn_of_ignored,
 )
@@ -408,7 +409,7 @@ class EpisodeTokens:
     def _named(self) -> Iterator[None]:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""
         try:
-            with ONE_AT_A_TIME:
+            with ONE_AT_A_TIME, remembered_encodings():
                 yield
         except Exception as error:
             raise RendererError(
