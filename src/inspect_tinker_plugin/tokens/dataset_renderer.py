@@ -187,8 +187,8 @@ def stop_condition(
 
 def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -> None:
     """Warn, once per dataset, about options that have no effect in training."""
-    config = request.config
-    ignored = [name for name in SAMPLER_OPTIONS if getattr(config, name, None) is not None]
+    config = vars(request.config)
+    ignored = [name for name in SAMPLER_OPTIONS if config.get(name) is not None]
     if ignored:
         context.warn_once(
             f"config:{','.join(ignored)}",
