@@ -64,7 +64,7 @@ def make_thread_safe(tokenizer: object) -> None:
                     setattr(owner, name, _guarded(method))
             encode = getattr(owner, "encode", None)
             if encode is not None and not hasattr(encode, "_inspect_rl_remembering"):
-                owner.encode = _remembering(encode)
+                owner.encode = _remembering(encode)  # type: ignore[attr-defined]  # a class of transformers
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
