@@ -38,9 +38,9 @@ from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.testing import load_renderer
+from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.message_keys import Seen
-from inspect_tinker_plugin.tokens.turns import Turn
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:

@@ -35,8 +35,8 @@ from inspect_tinker_plugin.rl.ending import (
     end_with_rollout,
 )
 from inspect_tinker_plugin.rl.pacing import turn_to_start
+from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
-from inspect_tinker_plugin.tokens.turns import Turn
 
 CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""

@@ -15,8 +15,8 @@ import tinker
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
 from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.prompts import FlatPrompt, flatten
-from inspect_tinker_plugin.tokens.turns import Turn
 
 
 class TokenCounts:

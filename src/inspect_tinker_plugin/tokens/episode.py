@@ -31,6 +31,7 @@ from tinker_cookbook.renderers import Message
 
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
+from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
@@ -58,7 +59,6 @@ from inspect_tinker_plugin.tokens.prompts import (
     merged,
     prompt_key,
 )
-from inspect_tinker_plugin.tokens.turns import Match, Place, Reply, Turn, Turns, is_reply
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
 
