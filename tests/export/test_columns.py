@@ -150,15 +150,25 @@ def few_shot() -> list[ChatMessage]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("files", "in_file", "in_memory"), [(4, 2, 9), (4, 2, 1), (1, 99, 2)], ids=str
+)
 @pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
 async def test_tool_calls_in_a_prompt_are_kept_and_every_file_gets_their_schema(
-    tmp_path: Path, format: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    format: Any,
+    files: int,
+    in_file: int,
+    in_memory: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.export.parts.PART_ROWS", 2)
+    monkeypatch.setattr("inspect_tinker_plugin.export.parts.PART_ROWS", in_file)
+    monkeypatch.setattr("inspect_tinker_plugin.export.parts.HELD_ROWS", in_memory)
     plain = [Sample(input=f"plain {number}") for number in range(3)]
     task = Task(dataset=[*plain, Sample(input=few_shot()), *plain])
     rows = await exported(task, tmp_path / "out", ExportOptions(format=format))
-    assert len(list((tmp_path / "out").glob("train-*"))) == 4
+    assert len(list((tmp_path / "out").glob("train-*"))) == files
+    assert len(rows) == 7
     empty = {"reasoning_content": None, "tool_calls": None, "tool_call_id": None, "name": None}
     assert rows[0]["prompt"] == [{"role": "user", "content": "plain 0", **empty}]
     assert rows[3]["prompt"][2:4] == [

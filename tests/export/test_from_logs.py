@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
+import threading
+import tracemalloc
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.log import read_eval_log_sample_summaries
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tests.export.logged_runs import (
     adds_and_submits,
@@ -28,10 +33,12 @@ from tests.logs.rollouts import by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export import from_logs, parts
+from inspect_tinker_plugin.export import from_logs, logged, parts
 from inspect_tinker_plugin.export.choosing import Choice
+from inspect_tinker_plugin.export.columns import PROMPTS
+from inspect_tinker_plugin.export.folder import ExportFolder
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
-from inspect_tinker_plugin.export.logged import find_logs, reward_of
+from inspect_tinker_plugin.export.logged import Entry, find_logs, index_logs, json_items, reward_of
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.tasks.selection import split_samples
 
@@ -119,6 +126,44 @@ def test_pairs_are_of_one_sample_and_of_different_rewards(
     for row in rows:
         assert row["reward"] > row["rejected_reward"]
         assert [m["content"] for m in row["prompt"]] == ["1 + 2"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        (Choice(form="preference"), {1, 6}),
+        (Choice(form="preference", pairs=2), {1, 2, 5, 6}),
+        (Choice(best=1), {6}),
+        (Choice(form="rejection", threshold=0.5, best=2), {6, 5}),
+    ],
+    ids=str,
+)
+def test_only_the_runs_that_are_wanted_are_read(
+    choice: Choice, read: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs", [str(n / 10) for n in range(1, 7)])
+    found: list[int] = []
+    fetch = logged.Reader._fetch
+
+    def fetched(self: logged.Reader, window: Sequence[Entry]) -> None:
+        found.extend(entry.epoch for entry in window)
+        fetch(self, window)
+
+    monkeypatch.setattr(logged.Reader, "_fetch", fetched)
+    run_export(logs, tmp_path / "out", choice)
+    assert sorted(found) == sorted(read)
+
+
+def test_runs_that_are_too_large_to_hold_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs", [f"{n / 10}" for n in range(6)])
+    choice = Choice(form="preference", pairs=99)
+    whole = run_export(logs, tmp_path / "whole", choice)
+    monkeypatch.setattr(from_logs, "HELD_RUNS", 1)
+    again = run_export(logs, tmp_path / "again", choice)
+    assert again.written == whole.written == 15
+    assert loaded(tmp_path / "again") == loaded(tmp_path / "whole")
 
 
 def test_pairs_have_one_prompt(tmp_path: Path) -> None:
@@ -361,6 +406,97 @@ def test_an_interrupted_export_goes_on_where_it_was(
     assert report.left_out == whole.left_out == {"not good": 6, "the same as another": 8}
     for split in ("train", "test"):
         assert loaded(tmp_path / "out", split) == loaded(tmp_path / "whole", split)
+
+
+def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = scored(tmp_path / "logs", count=3)
+    monkeypatch.setattr(parts, "HELD_ROWS", 1)
+    second, cut = threading.Event(), threading.Event()
+    taken = parts.OpenPart.add
+
+    def add(part: parts.OpenPart, split: str, row: Any) -> None:
+        taken(part, split, row)
+        if part.rows.total() == 6:
+            second.set()
+            assert cut.wait(30)
+
+    async def cut_off() -> None:
+        options = LogExportOptions(choice=Choice())
+        export = asyncio.ensure_future(export_logs([str(logs)], tmp_path / "out", options))
+        await asyncio.to_thread(second.wait, 30)
+        export.cancel()
+        cut.set()
+        with pytest.raises(asyncio.CancelledError):
+            await export
+
+    with monkeypatch.context() as context:
+        context.setattr(parts.OpenPart, "add", add)
+        asyncio.run(cut_off())
+    report = run_export(logs, tmp_path / "out")
+    assert report.continued == 8
+    run_export(logs, tmp_path / "whole")
+    assert loaded(tmp_path / "out") == loaded(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
+def test_the_rows_of_a_part_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
+    folder = ExportFolder.claim(
+        tmp_path / "out",
+        identity={},
+        seed=None,
+        format=format,
+        schema=PROMPTS,
+        overwrite=False,
+    )
+    part = folder.open_part(0)
+    prompt = [{"role": "user", "content": "?"}]
+    row = {"id": "1", "prompt": prompt, "answer": "", "info": "{}", "task": "t", "tools": "[]"}
+    peaks = []
+    for count in (1_000, 19_000):
+        tracemalloc.start()
+        for number in range(count):
+            part.add("train", {**row, "answer": f"{number} {'and so on ' * 100}"})
+            part.end_unit()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    folder.add(part, lambda start, stop: "")
+    folder.finish("t", "", source={"task": "t"}, counts={}, failures=[])
+    folder.close()
+    assert len(loaded(tmp_path / "out")) == 20_000
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_a_summary_is_read_one_sample_at_a_time() -> None:
+    items = [{"a": "[{,}]" * n, "b": [1, {"c": float("inf")}]} for n in range(9)]
+    for indent in (None, 2):
+        for at_once in (1, 7, 1000):
+            text = json.dumps(items, indent=indent)
+            assert list(json_items(io.StringIO(text), at_once)) == items
+            with pytest.raises(ValueError, match=r"."):
+                list(json_items(io.StringIO(text[:-3]), at_once))
+    with pytest.raises(ValueError, match="a list"):
+        list(json_items(io.StringIO("{}")))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_index_is_that_of_the_summaries_that_inspect_reads(
+    finished: bool, tmp_path: Path
+) -> None:
+    (log,) = scored(tmp_path / "logs", ["1", "none", "0.5"], count=3).glob("*.eval")
+    if not finished:
+        with zipfile.ZipFile(log) as whole, zipfile.ZipFile(tmp_path / "x.eval", "w") as copy:
+            for name in whole.namelist():
+                if name != "summaries.json":
+                    copy.writestr(name, whole.read(name))
+        log = tmp_path / "x.eval"
+    index = apart(lambda: index_logs([str(log)], score=None))
+    read = apart(lambda: read_eval_log_sample_summaries(str(log)))
+    assert {(entry.id, entry.epoch, entry.reward) for entry in index.entries} == {
+        (each.id, each.epoch, reward_of(each.scores or {}, None)) for each in read
+    }
+    assert len(read) == 9
 
 
 def test_an_export_of_other_logs_is_not_continued(

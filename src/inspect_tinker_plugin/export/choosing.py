@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 from inspect_tinker_plugin.errors import ConfigError
@@ -93,6 +94,13 @@ class Choice:
         if self.best is None:
             return list(entries)
         return sorted(entries, key=_falling)
+
+    def order(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the runs of a sample that will be read, unless one fails, in that order."""
+        if self.form != "preference":
+            return self.ordered(entries)[: self.best]
+        pairs = islice(self.paired(entries), self.pairs)
+        return list(dict.fromkeys(entry for pair in pairs for entry in pair))
 
     def paired(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
         """Yield all pairs of the runs of a sample: one that is better and one that is worse.

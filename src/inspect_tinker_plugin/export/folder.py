@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.errors import ExportError
-from inspect_tinker_plugin.export.parts import Failure, Journal, OpenPart, Part
-from inspect_tinker_plugin.export.schema import Format, Row, Schema, read_part, write_part
+from inspect_tinker_plugin.export.parts import Failure, Journal, OpenPart, Part, unwritable
+from inspect_tinker_plugin.export.schema import Format, PartWriter, Schema, read_chunks
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -99,6 +99,7 @@ class ExportFolder:
         self._created = created
         self._work = path / WORK
         self._lock: IO[str] | None = None
+        self._open: OpenPart | None = None
         self.journal = Journal(self._work / "journal.jsonl", {}, None)
 
     @classmethod
@@ -192,31 +193,42 @@ class ExportFolder:
                 )
             start = stop
 
-    def add(self, part: OpenPart, digest: Digest) -> None:
-        """Write the next part and record it; a part without units is nothing.
+    def open_part(self, start: int) -> OpenPart:
+        """Begin the next part; one at a time is open.
 
         Args:
-            part: Its rows by split, and its failures.
+            start: Position of its first unit.
+        """
+        index = len(self.journal.parts)
+        # After the first rich part all are, so that none of them needs to be rewritten.
+        rich = any(part.rich for part in self.journal.parts)
+
+        def open_file(split: str, rich: bool) -> PartWriter:
+            return self._writer(index, split, rich)
+
+        self._open = OpenPart(start, self.path, self._schema, rich, open_file)
+        return self._open
+
+    def add(self, part: OpenPart, digest: Digest) -> None:
+        """Complete the open part and record it; a part without units is nothing.
+
+        Args:
+            part: The part.
             digest: Hashes its units; an export continues only with the same.
 
         Raises:
-            ExportError: The disk is full or the folder is gone; what was written stays.
+            ExportError: The disk is full or the folder is gone; what was completed stays.
         """
         if part.stop == part.start:
             return
-        index = len(self.journal.parts)
-        given = part.rows
-        rich = any(self._schema.is_rich(row) for rows in given.values() for row in rows)
-        counts = {split: len(of_split) for split, of_split in given.items()}
         try:
-            for split, of_split in given.items():
-                self._write(self._part(index, split), of_split, rich=rich)
+            part.close()
             self.journal.add(
                 Part(
-                    index=index,
+                    index=len(self.journal.parts),
                     samples=part.stop - part.start,
-                    rows=counts,
-                    rich=rich,
+                    rows=dict(part.rows),
+                    rich=part.rich,
                     digest=digest(part.start, part.stop),
                     failures=part.failures,
                     left_out=dict(part.left_out),
@@ -291,14 +303,21 @@ class ExportFolder:
 
     def abandon(self) -> None:
         """Remove what this export wrote, and the folder if it was made for it."""
+        self._discard_open()
         self._drop_work()
         if self._created and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def close(self) -> None:
-        """Release the folder; an unfinished export can be continued."""
+        """Release the folder; an unfinished export can be continued, without its open part."""
+        self._discard_open()
         if self._lock is not None:
             self._lock.close()
+
+    def _discard_open(self) -> None:
+        if self._open is not None:
+            self._open.discard()
+            self._open = None
 
     def _widen(self) -> None:
         """Rewrite plain parts in the rich schema, as all files of an export must have the same."""
@@ -306,10 +325,14 @@ class ExportFolder:
             for split in () if part.rich else part.rows:
                 path = self._part(part.index, split)
                 if path.exists():
-                    self._write(path, read_part(path, format=self._format), rich=True)
+                    writer = self._writer(part.index, split, rich=True)
+                    for rows in read_chunks(path, format=self._format):
+                        writer.write(rows)
+                    writer.close()
 
-    def _write(self, path: Path, rows: Sequence[Row], *, rich: bool) -> None:
-        write_part(path, rows, format=self._format, schema=self._schema, rich=rich)
+    def _writer(self, index: int, split: str, rich: bool) -> PartWriter:
+        path = self._part(index, split)
+        return PartWriter(path, format=self._format, schema=self._schema, rich=rich)
 
     def _remove_old(self) -> None:
         """Remove the finished export that this one replaces; its summary is removed last."""
@@ -373,11 +396,6 @@ def _packages() -> dict[str, str]:
     """Return the releases of packages that determine what is written."""
     names = ("inspect-tinker-plugin", "inspect-ai", "datasets", "pyarrow")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def unwritable(path: Path, error: OSError) -> ExportError:
-    """Make a one-line error that says why a folder cannot be written."""
-    return ExportError(f"cannot write to {path}: {error.strerror or error}.")
 
 
 def push_to_hub(folder: Path, repository: str) -> None:

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.log import EvalSample
-
 from inspect_tinker_plugin.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import require_text, to_text
@@ -21,7 +19,7 @@ from inspect_tinker_plugin.export.conversations import Conversation, conversatio
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
 from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
 from inspect_tinker_plugin.export.logged import UNREAD, Entry, Index, Reader, find_logs, index_logs
-from inspect_tinker_plugin.export.parts import Failure, OpenPart
+from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.export.schema import Format, Row
 from inspect_tinker_plugin.tasks.selection import held_out_hashes, sample_hash
@@ -134,7 +132,6 @@ class _LogExport:
         self._choice = options.choice
         self._left_out: Counter[str] = Counter()
         """Count, by reason, the samples that are left out without being read."""
-        self._part = OpenPart(0, log_schema(self._choice.form, options.layout))
         self._groups: list[list[Entry]] = []
         for group in index.groups:
             kept = []
@@ -146,45 +143,54 @@ class _LogExport:
                     self._left_out[reason] += 1
             if kept:
                 self._groups.append(kept)
-        self._reader = Reader(index, [entry for group in self._groups for entry in group])
+        self._reader = Reader(
+            index, [entry for group in self._groups for entry in self._choice.order(group)]
+        )
+        self._part = folder.open_part(sum(part.samples for part in folder.journal.parts))
 
     async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
         parts = self._folder.journal.parts
-        start = sum(part.samples for part in parts)
+        start = self._part.start
         self._folder.check_continuity(
             len(self._groups), self._digest, changed="the logs have changed since"
         )
         continued = sum(len(group) for group in self._groups[:start])
         total = sum(map(len, self._groups))
         failed = sum(len(part.failures) for part in parts)
-        self._part = OpenPart(start, self._part.schema)
         done = continued
         on_progress(ExportProgress(done, total, failed))
-        try:
-            for group in self._groups[start:]:
-                rows, failures = await asyncio.to_thread(self._of_group, group)
-                self._part.add_unit(rows, failures)
-                done += len(group)
-                failed += len(failures)
-                on_progress(ExportProgress(done, total, failed))
-                if self._part.full:
-                    self._write()
-        except asyncio.CancelledError:
-            self._write()  # so that the next run continues from here
-            raise
-        self._write()
+        for group in self._groups[start:]:
+            failed += await self._export(group)
+            done += len(group)
+            on_progress(ExportProgress(done, total, failed))
+            if self._part.full:
+                self._complete()
+                self._part = self._folder.open_part(self._part.stop)
+        self._complete()
         return self._finish(continued)
 
-    def _of_group(self, group: Sequence[Entry]) -> tuple[list[tuple[str, Row]], list[Failure]]:
-        """Make the rows of the runs of one sample."""
+    async def _export(self, group: Sequence[Entry]) -> int:
+        """Write the rows of the runs of one sample; returns how many failed."""
+        work = asyncio.ensure_future(asyncio.to_thread(self._of_group, group))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])  # a part ends with the last row of a sample
+            if work.exception() is None:
+                self._complete()  # so that the next run continues from here
+            raise
+
+    def _of_group(self, group: Sequence[Entry]) -> int:
         failures: list[Failure] = []
         make = self._pairs if self._choice.form == "preference" else self._spoken
-        rows = list(make(group, failures))
+        for split, row in make(group, failures):
+            self._part.add(split, row)
+        self._part.end_unit(failures)
         self._reader.forget(group)
-        return rows, failures
+        return len(failures)
 
     def _spoken(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
-        seen: set[str] = set()
+        seen: set[bytes] = set()
         taken = 0
         for entry in self._choice.ordered(group):
             if self._choice.best is not None and taken >= self._choice.best:
@@ -195,10 +201,11 @@ class _LogExport:
                 continue
             if self._choice.form == "rejection":
                 text = json.dumps([talk.messages for talk in run.talks])
-                if text in seen:
+                digest = hashlib.sha256(text.encode()).digest()
+                if digest in seen:
                     self._part.left_out["the same as another"] += 1
                     continue
-                seen.add(text)
+                seen.add(digest)
             made: list[Row] = []
             try:
                 for branch, talk in enumerate(run.talks):
@@ -216,15 +223,12 @@ class _LogExport:
                 yield run.split, row
 
     def _pairs(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
-        runs: dict[int, _Run | None] = {}
+        runs = _Runs(lambda entry: self._run_of(entry, failures))
         taken = 0
         for pair in self._choice.paired(group):
             if taken >= self._choice.pairs:
                 break
-            for entry in pair:
-                if entry.place not in runs:
-                    runs[entry.place] = self._run_of(entry, failures)
-            better, worse = (runs[entry.place] for entry in pair)
+            better, worse = (runs.of(entry) for entry in pair)
             if better is None or worse is None:
                 continue
             row = self._pair(better, worse)
@@ -286,7 +290,7 @@ class _LogExport:
         assert not held or self._options.split is not None
         split = self._options.split[0] if held and self._options.split else TRAIN
         scores = {name: score.value for name, score in (sample.scores or {}).items()}
-        return _Run(entry, talks, split, to_text(scores), sample)
+        return _Run(entry, talks, split, to_text(scores), sample.target, sample.metadata)
 
     def _failure(self, entry: Entry, error: Exception) -> Failure:
         log = self._index.logs[entry.log]
@@ -310,14 +314,13 @@ class _LogExport:
             assert run.entry.reward is not None
             further["label"] = run.entry.reward >= self._choice.threshold
         if self._choice.form == "rewards" and self._options.layout == "verifiers":
-            target = run.sample.target
+            target = run.target
             further["answer"] = target if isinstance(target, str) else to_text(target)
-            further["info"] = to_text({"metadata": run.sample.metadata})
+            further["info"] = to_text({"metadata": run.metadata})
         return further
 
-    def _write(self) -> None:
-        part, self._part = self._part, OpenPart(self._part.stop, self._part.schema)
-        self._folder.add(part, self._digest)
+    def _complete(self) -> None:
+        self._folder.add(self._part, self._digest)
 
     def _digest(self, start: int, stop: int) -> str:
         digest = hashlib.sha256()
@@ -386,7 +389,47 @@ class _Run:
     talks: Sequence[Conversation]
     split: str
     scores: str
-    sample: EvalSample
+    target: str | list[str]
+    metadata: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """The characters of its messages."""
+        return sum(len(message["content"]) for talk in self.talks for message in talk.messages)
+
+
+HELD_RUNS = 64 * 1024 * 1024
+"""Size of the runs of a sample that are held for further pairs; others are read again."""
+
+
+class _Runs:
+    """The runs of one sample, each of which may be in several pairs.
+
+    Args:
+        read: Reads a run; ``None`` if it fails.
+    """
+
+    def __init__(self, read: Callable[[Entry], _Run | None]) -> None:
+        self._read = read
+        self._runs: dict[int, _Run | None] = {}
+        """By place, the last used at the end."""
+        self._size = 0
+
+    def of(self, entry: Entry) -> _Run | None:
+        """Return a run, or ``None`` if it fails, which is found out once."""
+        if entry.place in self._runs:
+            run = self._runs.pop(entry.place)
+        else:
+            run = self._read(entry)
+            self._size += run.size if run is not None else 0
+        self._runs[entry.place] = run
+        for place, held in list(self._runs.items()):
+            if self._size <= HELD_RUNS:
+                break
+            if held is not None and place != entry.place:
+                self._size -= held.size
+                del self._runs[place]
+        return run
 
 
 def _held_out(index: Index, options: LogExportOptions) -> frozenset[str]:

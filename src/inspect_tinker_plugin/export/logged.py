@@ -7,13 +7,17 @@ there, Inspect's log functions need no patched asyncio.
 
 from __future__ import annotations
 
+import gc
+import io
+import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from inspect_ai.log import (
     EvalLog,
@@ -38,6 +42,10 @@ UNREAD = frozenset({"store", "messages", "output", "timelines"})
 _AT_ONCE = 16
 _BYTES_AT_ONCE = 8 * 1024 * 1024
 """Maximum bytes of samples that are read together, by their size in the log."""
+
+_COLLECTED_AFTER = 256
+"""Samples after whose reading memory is reclaimed: the event loop of each reading leaves cycles
+that hold the log's directory, and Python alone would wait until there are many."""
 
 
 @dataclass(frozen=True)
@@ -138,19 +146,22 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     for path in paths:
         try:
             log = _log(path, read_eval_log(path, header_only=True))
-            summaries = read_eval_log_sample_summaries(path)
+            # Of a sample that was run again, the last summary is true.
+            samples = {}
+            for summary in _summaries(path):
+                entry = _entry(summary, len(index.logs), log, score)
+                samples[str(summary.id), summary.epoch] = summary.completed, summary.uuid, entry
+                names.update(summary.scores or ())
         except Exception as error:  # whatever the reason, the other logs can be read
             index.failures.append(Failure(path, " ".join(f"it cannot be read: {error}".split())))
             continue
         index.logs.append(log)
-        for summary in summaries:
-            if not summary.completed or (summary.uuid is not None and summary.uuid in seen):
+        for completed, uuid, entry in samples.values():
+            if not completed or (uuid is not None and uuid in seen):
                 continue  # a log of a retry holds the samples of the log before it
-            if summary.uuid is not None:
-                seen.add(summary.uuid)
-            names.update(summary.scores or {})
-            entry = _entry(summary, len(index.logs) - 1, log, score)
-            groups.setdefault((log.task, repr(summary.id)), []).append(entry)
+            if uuid is not None:
+                seen.add(uuid)
+            groups.setdefault((log.task, repr(entry.id)), []).append(entry)
     if score is not None and not any(_locate(score, names)):
         raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
     place = 0
@@ -158,6 +169,61 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
         index.groups.append([replace(entry, place=place + n) for n, entry in enumerate(group)])
         place += len(group)
     return index
+
+
+_USED = ("id", "epoch", "scores", "error", "limit", "uuid", "completed")
+"""Fields of summaries that are read."""
+
+
+def _summaries(path: str) -> Iterator[EvalSampleSummary]:
+    """Read the summaries of a log: of a finished one on this machine, one at a time.
+
+    Inspect reads all of them together, with their inputs, which takes a hundred megabytes for a
+    log of some ten thousand samples.
+    """
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as log:
+        if "summaries.json" in log.namelist():
+            with log.open("summaries.json") as file:
+                for item in json_items(io.TextIOWrapper(file, encoding="utf-8")):
+                    used = {name: item[name] for name in _USED if name in item}
+                    yield EvalSampleSummary.model_validate({**used, "input": "", "target": ""})
+            return
+    yield from read_eval_log_sample_summaries(path)
+
+
+def json_items(text: IO[str], at_once: int = 1 << 16) -> Iterator[Any]:
+    """Parse a JSON list one item at a time.
+
+    Args:
+        text: The list.
+        at_once: Characters that are read at a time, at least.
+
+    Raises:
+        ValueError: It is no list, or it is cut off.
+    """
+    decode = json.JSONDecoder().raw_decode
+    buffer = text.read(at_once)
+    if not buffer.startswith("["):
+        raise ValueError("a list was expected")
+    place = 1
+    while True:
+        match = _BETWEEN.match(buffer, place)
+        assert match is not None
+        place = match.end()
+        if buffer.startswith("]", place):
+            return
+        try:
+            item, place = decode(buffer, place)
+        except ValueError:
+            more = text.read(max(at_once, len(buffer) - place))
+            if not more:
+                raise
+            buffer, place = buffer[place:] + more, 0
+        else:
+            yield item
+
+
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 def _log(path: str, header: EvalLog) -> Log:
@@ -225,7 +291,7 @@ class Reader:
 
     Args:
         index: The index.
-        entries: Those that may be asked for, about in that order.
+        entries: Those that will be asked for, about in that order; others are read one by one.
         unread: Fields that are not read.
     """
 
@@ -237,6 +303,7 @@ class Reader:
         self._entries = entries
         self._at = {entry.place: number for number, entry in enumerate(entries)}
         self._read: dict[int, EvalSample] = {}
+        self._since_collected = 0
 
     def sample(self, entry: Entry) -> EvalSample:
         """Return a sample, with its events and without its messages; the caller keeps it."""
@@ -257,7 +324,9 @@ class Reader:
 
     def _window(self, first: Entry) -> list[Entry]:
         sizes = _sizes(self._logs[first.log].path)
-        start = self._at[first.place]
+        start = self._at.get(first.place)
+        if start is None:
+            return [first]
         window: list[Entry] = []
         total = 0
         for entry in self._entries[start : start + _AT_ONCE]:
@@ -279,6 +348,10 @@ class Reader:
         self._read.update(
             {entry.place: sample for entry, sample in zip(window, samples, strict=True)}
         )
+        self._since_collected += len(window)
+        if self._since_collected >= _COLLECTED_AFTER:
+            self._since_collected = 0
+            gc.collect()
 
 
 @lru_cache(maxsize=4)

@@ -9,13 +9,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.errors import ExportError
-from inspect_tinker_plugin.export.schema import Row, Schema
+from inspect_tinker_plugin.export.schema import PartWriter, Row, Schema
 
 
 @dataclass(frozen=True)
@@ -112,49 +112,122 @@ class Journal:
             self.add(part)
 
 
+def unwritable(path: Path, error: OSError) -> ExportError:
+    """Make a one-line error that says why a folder cannot be written."""
+    return ExportError(f"cannot write to {path}: {error.strerror or error}.")
+
+
 PART_ROWS = 5_000
 PART_BYTES = 64 * 1024 * 1024
 PART_SECONDS = 30.0
-"""A part is written when it reaches any of these, so that an interruption loses little."""
+"""A part is completed when it reaches any of these, so that an interruption loses little."""
 
 FIRST_ROWS = 256
 FIRST_SECONDS = 1.0
-"""The first part is written when it reaches both, so that results can be seen early."""
+"""The first part is completed when it reaches both, so that results can be seen early."""
+
+HELD_ROWS = 500
+HELD_BYTES = 2 * 1024 * 1024
+"""Rows are written when there are as many of either in memory."""
 
 
 class OpenPart:
-    """Rows that are not written yet, and the samples that they come from.
+    """The part that is being written, and the samples that its rows come from.
 
     Args:
         start: Position of the first unit: a sample, or the runs of one.
+        folder: The folder of the export, for messages.
         schema: Columns of the rows.
+        rich: Whether its files have the rich schema from the start; they get it with the first
+            row that needs it.
+        open_file: Opens the file of a split, in the rich schema or not.
     """
 
-    def __init__(self, start: int, schema: Schema) -> None:
+    def __init__(
+        self,
+        start: int,
+        folder: Path,
+        schema: Schema,
+        rich: bool,
+        open_file: Callable[[str, bool], PartWriter],
+    ) -> None:
         self.start = start
         self.stop = start
-        self.schema = schema
-        self.rows: dict[str, list[Row]] = {}
+        self.rich = rich
+        self.rows: Counter[str] = Counter()
+        """Number of rows, by split."""
         self.failures: list[Failure] = []
         self.left_out: Counter[str] = Counter()
         """Number of samples left out after they were read, by reason."""
+        self._folder = folder
+        self._schema = schema
+        self._open_file = open_file
+        self._files: dict[str, PartWriter] = {}
+        self._held: list[tuple[str, Row]] = []
+        self._held_bytes = 0
         self._bytes = 0
-        self._count = 0
         self._since = time.monotonic()
 
-    def add_unit(self, rows: Sequence[tuple[str, Row]], failures: Sequence[Failure]) -> None:
-        """Add the results of one unit: rows with their splits, and failures."""
+    def add(self, split: str, row: Row) -> None:
+        """Add a row of the current unit.
+
+        Raises:
+            ExportError: The disk is full or the folder is gone.
+        """
+        size = self._schema.size(row)
+        self._held.append((split, row))
+        self.rows[split] += 1
+        self._bytes += size
+        self._held_bytes += size
+        if len(self._held) >= HELD_ROWS or self._held_bytes >= HELD_BYTES:
+            try:
+                self._write()
+            except OSError as error:
+                raise unwritable(self._folder, error) from error
+
+    def end_unit(self, failures: Sequence[Failure] = ()) -> None:
+        """Take note that the current unit has no more rows, and what of it failed."""
         self.stop += 1
-        self._count += max(1, len(rows))
         self.failures += failures
-        for split, row in rows:
-            self.rows.setdefault(split, []).append(row)
-            self._bytes += self.schema.size(row)
 
     @property
     def full(self) -> bool:
-        """Whether it is time to write it."""
+        """Whether it is time to complete it."""
         seconds = time.monotonic() - self._since
-        if self.start == 0 and self._count >= FIRST_ROWS and seconds >= FIRST_SECONDS:
+        count = max(self.stop - self.start, self.rows.total())
+        if self.start == 0 and count >= FIRST_ROWS and seconds >= FIRST_SECONDS:
             return True
-        return self._count >= PART_ROWS or self._bytes >= PART_BYTES or seconds >= PART_SECONDS
+        return count >= PART_ROWS or self._bytes >= PART_BYTES or seconds >= PART_SECONDS
+
+    def close(self) -> None:
+        """Complete the files.
+
+        Raises:
+            OSError: The disk is full or the folder is gone.
+        """
+        self._write()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def discard(self) -> None:
+        """Remove the files if they are not complete."""
+        for file in self._files.values():
+            file.discard()
+        self._files.clear()
+        self._held.clear()
+
+    def _write(self) -> None:
+        if not self.rich and any(self._schema.is_rich(row) for _, row in self._held):
+            self.rich = True
+            for file in self._files.values():
+                file.widen()
+        by_split: dict[str, list[Row]] = {}
+        for split, row in self._held:
+            by_split.setdefault(split, []).append(row)
+        self._held.clear()
+        self._held_bytes = 0
+        for split, rows in by_split.items():
+            if split not in self._files:
+                self._files[split] = self._open_file(split, self.rich)
+            self._files[split].write(rows)

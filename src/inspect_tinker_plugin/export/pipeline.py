@@ -24,8 +24,8 @@ from inspect_tinker_plugin.export.columns import row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row, prompt_schema
-from inspect_tinker_plugin.export.parts import Failure, OpenPart
-from inspect_tinker_plugin.export.schema import FORMATS, Format, Row, Schema
+from inspect_tinker_plugin.export.parts import Failure
+from inspect_tinker_plugin.export.schema import FORMATS, Format, Row
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples
@@ -136,7 +136,7 @@ async def export_task(
         overwrite=options.overwrite,
     )
     try:
-        export = _Export(resolved, folder, options, schema)
+        export = _Export(resolved, folder, options)
     except BaseException:
         if not folder.journal.parts:
             folder.abandon()
@@ -161,12 +161,10 @@ class _Export:
         resolved: ResolvedTask,
         folder: ExportFolder,
         options: ExportOptions,
-        schema: Schema,
     ) -> None:
         self._resolved = resolved
         self._folder = folder
         self._options = options
-        self._schema = schema
         chosen = replace(options.selection, sample_shuffle=folder.journal.seed)
         self._samples = select_samples(resolved.task, chosen)
         self._turns = FirstTurns(
@@ -186,21 +184,22 @@ class _Export:
         journal = self._folder.journal
         continued = sum(part.samples for part in journal.parts)
         failed = sum(len(part.failures) for part in journal.parts)
-        part = OpenPart(continued, self._schema)
+        part = self._folder.open_part(continued)
         total = len(self._samples)
         on_progress(ExportProgress(continued, total, failed))
         try:
             async with aclosing(self._results(continued)) as results:
                 async for result in results:
                     if isinstance(result, Failure):
-                        part.add_unit([], [result])
+                        failed += 1
+                        part.end_unit([result])
                     else:
-                        part.add_unit([(TRAIN, result)], [])
-                    failed += isinstance(result, Failure)
+                        part.add(TRAIN, result)
+                        part.end_unit()
                     on_progress(ExportProgress(part.stop, total, failed))
                     if part.full:
-                        full, part = part, OpenPart(part.stop, self._schema)
-                        self._folder.add(full, self._digest)
+                        self._folder.add(part, self._digest)
+                        part = self._folder.open_part(part.stop)
         except asyncio.CancelledError:
             self._folder.add(part, self._digest)  # so that the next run continues from here
             raise

@@ -5,10 +5,12 @@ Parts are written and read back through ``datasets``.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -159,68 +161,113 @@ Format = Literal["parquet", "jsonl", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
-def write_part(
-    path: Path, rows: Sequence[Row], *, format: Format, schema: Schema, rich: bool
-) -> None:
-    """Write rows as one file, which appears complete or not at all.
+CHUNK_ROWS = 500
+"""Rows that are read back at a time."""
+
+
+class PartWriter:
+    """Writes one file, some rows at a time; it appears complete or not at all.
 
     Args:
         path: The file.
-        rows: Its rows.
         format: File format.
         schema: Its columns.
         rich: Whether messages have all the keys of the schema.
     """
-    from datasets import Dataset
 
-    written, read = schema.written(rich=rich), schema.features(rich=rich)
-    table = Dataset.from_list(
-        [schema.widened(row) if rich else dict(row) for row in rows], features=written
-    )
-    partial = path.with_name(path.name + ".partial")
-    with _quiet():
-        if written != read:
-            table = table.cast(read)
-        if format == "parquet":
-            table.to_parquet(partial)
-        elif format == "jsonl":
-            table.to_json(partial, lines=True, force_ascii=False)
-        else:
-            _write_arrow(partial, table)
-    _sync(partial)
-    partial.replace(path)
+    def __init__(self, path: Path, *, format: Format, schema: Schema, rich: bool) -> None:
+        self._path = path
+        self._partial = path.with_name(path.name + ".partial")
+        self._format = format
+        self._schema = schema
+        self._rich = rich
+        self._begin()
 
-
-def read_part(path: Path, *, format: Format) -> list[Row]:
-    """Read the rows of a file that :func:`write_part` wrote."""
-    from datasets import Dataset
-
-    if format == "parquet":
+    def _begin(self) -> None:
+        import pyarrow
         import pyarrow.parquet
 
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    elif format == "jsonl":
-        import json
+        self._file = self._partial.open("wb")
+        columns = self._schema.features(rich=self._rich).arrow_schema
+        if self._format == "parquet":
+            self._tables: Any = pyarrow.parquet.ParquetWriter(self._file, columns)
+        elif self._format == "arrow":
+            # The stream format of Arrow, which ``load_dataset`` reads from a folder.
+            self._tables = pyarrow.ipc.new_stream(self._file, columns)
+        else:
+            self._tables = None
 
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    else:
-        rows = Dataset.from_file(str(path), in_memory=True).to_list()
-    return list(rows)
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows."""
+        import pyarrow
+        from datasets import Dataset
+
+        schema, rich = self._schema, self._rich
+        written, read = schema.written(rich=rich), schema.features(rich=rich)
+        given = (schema.widened(row) if rich else row for row in rows)
+        ordered = [{name: row.get(name) for name in schema.columns} for row in given]
+        chunk = Dataset.from_list(ordered, features=written)
+        with _quiet():
+            if written != read:
+                chunk = chunk.cast(read)
+            if self._tables is None:
+                chunk.to_json(self._file, lines=True, force_ascii=False)
+            else:
+                self._tables.write_table(chunk.data.table)
+        del chunk
+        # Otherwise Arrow keeps the memory for a while, and takes more.
+        pyarrow.default_memory_pool().release_unused()
+
+    def widen(self) -> None:
+        """Rewrite what was appended in the rich schema, in which everything else will be too."""
+        self._end()
+        plain = self._path.with_name(self._path.name + ".plain")
+        self._partial.replace(plain)
+        self._rich = True
+        self._begin()
+        for rows in read_chunks(plain, format=self._format):
+            self.write(rows)
+        plain.unlink()
+
+    def close(self) -> None:
+        """Complete the file and give it its name."""
+        self._end()
+        # A power cut after the rename must not leave an empty file under the final name.
+        with self._partial.open("rb") as file:
+            os.fsync(file.fileno())
+        self._partial.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove what was appended."""
+        with suppress(OSError):
+            self._end()
+        self._partial.unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        try:
+            if self._tables is not None:
+                self._tables.close()
+        finally:
+            self._file.close()
 
 
-def _write_arrow(path: Path, table: Any) -> None:
-    """Write the stream format of Arrow, which ``load_dataset`` reads from a folder."""
+def read_chunks(path: Path, *, format: Format) -> Iterator[list[Row]]:
+    """Read the rows of a file with messages that a :class:`PartWriter` wrote, some at a time."""
     import pyarrow
+    import pyarrow.parquet
 
-    data = table.data.table
-    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, data.schema) as out:
-        out.write_table(data)
-
-
-def _sync(path: Path) -> None:
-    # A power cut after the rename must not leave an empty file under the final name.
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    if format == "parquet":
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(CHUNK_ROWS):
+                yield batch.to_pylist()
+    elif format == "arrow":
+        with pyarrow.OSFile(str(path), "rb") as source, pyarrow.ipc.open_stream(source) as stream:
+            for batch in stream:
+                yield batch.to_pylist()
+    else:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            while chunk := list(islice(lines, CHUNK_ROWS)):
+                yield [json.loads(line) for line in chunk]
 
 
 @contextmanager

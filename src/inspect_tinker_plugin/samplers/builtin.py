@@ -13,14 +13,17 @@ class Curriculum(Sampler):
     """Prefers samples whose last group had different rewards: only these teach anything.
 
     Each sample has a weight, its chance to be chosen relative to others: 1 after a group whose
-    rewards differed; before its first group the share of the groups so far that had a difference;
-    and after groups in a row whose rewards were all equal that share times ``again`` for each of
-    them, so that such samples come back rarely, and ever more so. A batch has no sample twice
-    unless there are too few.
+    rewards differed; before its first group the share of samples whose first group had a
+    difference; and after groups in a row whose rewards were all equal that share times ``again``
+    for each of them, so that such samples come back rarely, and ever more so. Samples below 1 are
+    scaled down where they are so many that they would get more than that share of the choices:
+    otherwise the untried ones of a large dataset would crowd out the few that are known to be
+    useful. A batch has no sample twice unless there are too few.
 
     Args:
         again: What one more group without a difference multiplies a weight by, from 0 to 1.
-        least: The least weight, above 0, so that no sample is lost.
+        least: What groups without a difference multiply a weight by at least, above 0, so that no
+            sample is lost.
 
     Raises:
         ValueError: A number is out of its range.
@@ -41,8 +44,11 @@ class Curriculum(Sampler):
         """By position of a tried sample, its groups in a row without a difference."""
         self._level: dict[int, float] = {}
         """By position of a tried sample, the mean reward of its last group."""
-        self._groups = 0.0
+        self._first: dict[int, float] = {}
+        """By position of a tried sample, how much of its first group is known: all, except from
+        logs with fewer attempts."""
         self._mixed = 0.0
+        """Of these first groups, those with a difference."""
 
     def learn(self, outcome: GroupOutcome, /) -> None:
         """Put a sample into another pool; attempts of a log count as the groups they would make."""
@@ -54,8 +60,9 @@ class Curriculum(Sampler):
         before = self._even.get(outcome.position, 0.0)
         self._even[outcome.position] = 0.0 if differ else before + groups
         self._level[outcome.position] = sum(rewards) / len(rewards)
-        self._groups += groups
-        self._mixed += groups if differ else 0.0
+        known = self._first.get(outcome.position, 0.0)
+        self._first[outcome.position] = min(1.0, known + groups)
+        self._mixed += self._first[outcome.position] - known if differ else 0.0
 
     def choose(self, step: int, count: int, /) -> list[int]:
         """Draw samples by their weights, with a generator of this step alone."""
@@ -70,14 +77,20 @@ class Curriculum(Sampler):
 
     def weights(self) -> list[float]:
         """Return the weight of each sample."""
-        share = (self._mixed + 1) / (self._groups + 1)
-        return [self._weight(position, share) for position in range(len(self._pool.samples))]
+        share = (self._mixed + 1) / (sum(self._first.values()) + 1)
+        weights = [self._weight(position, share) for position in range(len(self._pool.samples))]
+        useful = sum(weight == 1 for weight in weights)
+        others = sum(weights) - useful
+        if not useful or others * (1 - share) <= useful * share:
+            return weights
+        scale = useful * share / (1 - share) / others
+        return [weight if weight == 1 else weight * scale for weight in weights]
 
     def _weight(self, position: int, share: float) -> float:
         even = self._even.get(position)
-        if even == 0:
-            return 1.0
-        return max(self._least, share if even is None else share * self._again**even)
+        if even is None:
+            return share
+        return share * max(self._least, self._again**even) if even else 1.0
 
     def figures(self) -> Mapping[str, float]:
         """Return how many samples are untried, useful, too easy and too hard."""
