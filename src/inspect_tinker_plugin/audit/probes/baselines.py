@@ -297,8 +297,10 @@ def _base_rate(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -
     known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
     right = [audit.reference.is_full(record.reward) for record in records]
     seen = sum(right) / max(1, len(right))
+    if answer not in known:
+        return seen
     if right == _foretold(audit, answer, records):
         return known.count(answer) / len(known)  # those that were tried may not be typical
-    if seen < 0.8 and answer in known:
+    if seen < 0.8:
         return min(seen, known.count(answer) / len(known))
     return seen
