@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,11 +37,11 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[_Parked] = deque()
+        self._waiting: list[_Parked] = []
         self._shown: _Parked | None = None
         self._outcome: EpisodeResult | BaseException | None = None
         self._open = True
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
         self.on_ask: Callable[[TurnRequest], None] | None = None
 
     # the solver's side
@@ -57,7 +56,7 @@ class Mailbox:
             raise PolicyDoneError
         parked = _Parked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(parked)
-        self._changed.set()
+        self._notify()
         if self.on_ask is not None:
             self.on_ask(request)
         return await parked.answer
@@ -76,7 +75,7 @@ class Mailbox:
         """Hand over how the episode ended, or why it has no result; only the first call counts."""
         if self._outcome is None:
             self._outcome = outcome
-            self._changed.set()
+            self._notify()
 
     # the environment's side
 
@@ -102,8 +101,7 @@ class Mailbox:
                 return request
             if self._outcome is not None:
                 return await self.end()
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
 
     async def end(self) -> EpisodeResult:
         """Wait for the end of the episode, past model calls that nobody will answer.
@@ -112,15 +110,25 @@ class Mailbox:
             EpisodeClosedError: The episode was closed.
         """
         while self._outcome is None:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
 
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+    async def _change(self) -> None:
+        """Wait until something has changed; while nobody waits, there is no event."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+
     def _show(self) -> TurnRequest | None:
         while self._waiting:
-            parked = self._waiting.popleft()
+            parked = self._waiting.pop(0)
             if not parked.answer.done():
                 self._shown = parked
                 return parked.request
