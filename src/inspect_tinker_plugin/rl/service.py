@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import ssl
+import urllib.error
+import urllib.request
 import warnings
 from typing import TYPE_CHECKING
 
@@ -51,22 +55,33 @@ def require_server(base_url: str | None) -> None:
     Raises:
         ConfigError: It does not.
     """
-    import httpx
-
     try:
         from tinker.lib.base_url import resolve_base_url
     except ImportError:  # another release: the SDK will say it, later
         return
     address = resolve_base_url(base_url)
-    try:
-        httpx.get(f"{address}/api/v1/healthz", timeout=_PATIENCE)
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+    if (problem := _why_unreachable(f"{address}/api/v1/healthz")) is not None:
         raise ConfigError(
-            f"no Tinker API server can be reached at {address} ({error}); check the connection, "
+            f"no Tinker API server can be reached at {address} ({problem}); check the connection, "
             "and the address in --base-url or TINKER_BASE_URL"
-        ) from error
-    except httpx.HTTPError:  # it is there, and what it answers is the SDK's business
-        pass
+        )
+
+
+def _why_unreachable(address: str) -> str | None:
+    """Return why nobody answers; whatever else goes wrong is left to the SDK."""
+    if not address.startswith(("http://", "https://")):
+        return "the address does not begin with http:// or https://"
+    try:
+        urllib.request.urlopen(address, timeout=_PATIENCE).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except urllib.error.URLError as error:
+        # Certificates are not the SDK's: it brings others.
+        certificate = isinstance(error.reason, ssl.SSLError)
+        return None if certificate else str(error.reason)
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return None
 
 
 def tinker_policy(
