@@ -6,7 +6,11 @@ before each step.
 
     python benchmarks/curriculum.py --seeds 1 2 3 4 5
 
-Limit: at least 30% fewer rollouts in the mean.
+Limit: at least 30% fewer rollouts in the mean. Measured, seeds 1 to 5: passes 1120, 608, 1152, 1408
+and 1760 rollouts, the curriculum 864, 448, 768, 768 and 640: fewer by 23%, 26%, 33%, 45% and 64%,
+and by 42% in the mean. Where a quarter can be learned, most batches of passes teach something as
+well, and there is little to win: with 4 groups of 8, seed 1 took 352 rollouts with passes and 448
+with the curriculum.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import random
 import threading
@@ -38,7 +37,7 @@ from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import PROMPTS
 from inspect_tinker_plugin.export.folder import ExportFolder
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
-from inspect_tinker_plugin.export.logged import Entry, find_logs, index_logs, json_items, reward_of
+from inspect_tinker_plugin.export.logged import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.tasks.selection import split_samples
 
@@ -466,18 +465,6 @@ def test_the_rows_of_a_part_are_not_held_in_memory(tmp_path: Path, format: Any) 
     folder.close()
     assert len(loaded(tmp_path / "out")) == 20_000
     assert peaks[1] < 1.5 * peaks[0]
-
-
-def test_a_summary_is_read_one_sample_at_a_time() -> None:
-    items = [{"a": "[{,}]" * n, "b": [1, {"c": float("inf")}]} for n in range(9)]
-    for indent in (None, 2):
-        for at_once in (1, 7, 1000):
-            text = json.dumps(items, indent=indent)
-            assert list(json_items(io.StringIO(text), at_once)) == items
-            with pytest.raises(ValueError, match=r"."):
-                list(json_items(io.StringIO(text[:-3]), at_once))
-    with pytest.raises(ValueError, match="a list"):
-        list(json_items(io.StringIO("{}")))
 
 
 @pytest.mark.parametrize("finished", [True, False])

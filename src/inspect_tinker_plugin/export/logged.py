@@ -8,24 +8,19 @@ there, Inspect's log functions need no patched asyncio.
 from __future__ import annotations
 
 import gc
-import io
-import json
-import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from inspect_ai.log import (
-    EvalLog,
     EvalSample,
     EvalSampleSummary,
+    EvalSpec,
     list_eval_logs,
-    read_eval_log,
-    read_eval_log_sample_summaries,
     read_eval_log_samples_by_id,
 )
 from inspect_ai.scorer import SampleScore, Score
@@ -33,6 +28,7 @@ from inspect_ai.scorer import SampleScore, Score
 from inspect_tinker_plugin.episode.provider import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.export.parts import Failure
+from inspect_tinker_plugin.log_files import read_header, read_summaries
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import score_reward
 
@@ -145,10 +141,10 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     names: set[str] = set()
     for path in paths:
         try:
-            log = _log(path, read_eval_log(path, header_only=True))
+            log = _log(path, read_header(path).eval)
             # Of a sample that was run again, the last summary is true.
             samples = {}
-            for summary in _summaries(path):
+            for summary in read_summaries(path, _USED):
                 entry = _entry(summary, len(index.logs), log, score)
                 samples[str(summary.id), summary.epoch] = summary.completed, summary.uuid, entry
                 names.update(summary.scores or ())
@@ -175,59 +171,7 @@ _USED = ("id", "epoch", "scores", "error", "limit", "uuid", "completed")
 """Fields of summaries that are read."""
 
 
-def _summaries(path: str) -> Iterator[EvalSampleSummary]:
-    """Read the summaries of a log: of a finished one on this machine, one at a time.
-
-    Inspect reads all of them together, with their inputs, which takes a hundred megabytes for a
-    log of some ten thousand samples.
-    """
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as log:
-        if "summaries.json" in log.namelist():
-            with log.open("summaries.json") as file:
-                for item in json_items(io.TextIOWrapper(file, encoding="utf-8")):
-                    used = {name: item[name] for name in _USED if name in item}
-                    yield EvalSampleSummary.model_validate({**used, "input": "", "target": ""})
-            return
-    yield from read_eval_log_sample_summaries(path)
-
-
-def json_items(text: IO[str], at_once: int = 1 << 16) -> Iterator[Any]:
-    """Parse a JSON list one item at a time.
-
-    Args:
-        text: The list.
-        at_once: Characters that are read at a time, at least.
-
-    Raises:
-        ValueError: It is no list, or it is cut off.
-    """
-    decode = json.JSONDecoder().raw_decode
-    buffer = text.read(at_once)
-    if not buffer.startswith("["):
-        raise ValueError("a list was expected")
-    place = 1
-    while True:
-        match = _BETWEEN.match(buffer, place)
-        assert match is not None
-        place = match.end()
-        if buffer.startswith("]", place):
-            return
-        try:
-            item, place = decode(buffer, place)
-        except ValueError:
-            more = text.read(max(at_once, len(buffer) - place))
-            if not more:
-                raise
-            buffer, place = buffer[place:] + more, 0
-        else:
-            yield item
-
-
-_BETWEEN = re.compile(r"[\s,]*")
-
-
-def _log(path: str, header: EvalLog) -> Log:
-    spec = header.eval
+def _log(path: str, spec: EvalSpec) -> Log:
     headline = spec.headline_metric
     ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
     return Log(

@@ -161,7 +161,7 @@ Format = Literal["parquet", "jsonl", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
-CHUNK_ROWS = 500
+CHUNK_ROWS = 100
 """Rows that are read back at a time."""
 
 

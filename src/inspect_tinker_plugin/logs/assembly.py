@@ -20,10 +20,10 @@ from inspect_ai.log import (
     EvalLog,
     EvalSample,
     EvalSpec,
-    read_eval_log,
     write_eval_log,
 )
 
+from inspect_tinker_plugin.log_files import Header, read_header
 from inspect_tinker_plugin.logs.parts import read_part, write_part
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
@@ -133,13 +133,13 @@ def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path
             path.unlink(missing_ok=True)
 
 
-def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, EvalLog]]:
+def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, Header]]:
     """Yield the headers of logs that the same training began before, of steps that are known."""
     about = spec.metadata or {}
     begun = datetime.fromisoformat(spec.created)
     for path in run.log_dir.glob(names):
         try:
-            other = read_eval_log(str(path), header_only=True)
+            other = read_header(str(path))
         except Exception as error:  # a damaged log is somebody else's to look at
             logger.warning("the log %s cannot be read: %s", path, error)
             continue

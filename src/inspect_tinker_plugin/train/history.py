@@ -9,8 +9,9 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.log import EvalSampleSummary, read_eval_log, read_eval_log_sample_summaries
+from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
 
+from inspect_tinker_plugin.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.train.metrics import IMITATION, REWARD, TEST, number, read_steps
 
@@ -150,7 +151,7 @@ def _logs(log_dir: Path, folder: str) -> list[BatchLog]:
     found = []
     for path in sorted((log_dir / folder).glob("*.eval")):
         try:
-            header = read_eval_log(str(path), header_only=True)
+            header = read_header(str(path))
             samples = read_eval_log_sample_summaries(str(path))
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)
