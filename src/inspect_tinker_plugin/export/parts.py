@@ -126,7 +126,7 @@ FIRST_ROWS = 256
 FIRST_SECONDS = 1.0
 """The first part is completed when it reaches both, so that results can be seen early."""
 
-HELD_ROWS = 100
+HELD_ROWS = 1_000
 HELD_BYTES = 512 * 1024
 """Rows are written when there are as many of either in memory."""
 
