@@ -291,6 +291,16 @@ async def test_an_episode_that_was_cut_off_leaves_the_collector_nothing(ends: st
     assert not left & {"SampleRun", "EpisodeMachine", "TaskState", "QuietTranscript", "Mailbox"}
 
 
+def test_nor_where_a_tool_has_replaced_asyncios_tasks() -> None:
+    code = (
+        f"import pytest, nest_asyncio2; nest_asyncio2.apply(); raise SystemExit(pytest.main(["
+        f"'-qx', '-p', 'no:cacheprovider', {__file__!r}, '-k', 'leaves_the_collector_nothing']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stdout
+    assert "4 passed" in ran.stdout
+
+
 async def pays_one(result: EpisodeResult) -> float:
     return 1.0
 

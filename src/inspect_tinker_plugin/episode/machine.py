@@ -232,7 +232,13 @@ class EpisodeMachine:
         with anyio.CancelScope() as scope:
             self._scope = scope
             if self.state is not EpisodeState.CLOSED:
-                self._finish(await run.run())
+                try:
+                    self._finish(await run.run())
+                except asyncio.CancelledError as cancelled:
+                    # Its frames refer to it, where some tool of the process has had asyncio's
+                    # tasks replaced (nest_asyncio).
+                    cancelled.__traceback__ = None
+                    raise
 
     def _enter(self, state: EpisodeState) -> None:
         if self.state.before(state):

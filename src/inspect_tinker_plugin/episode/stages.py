@@ -360,6 +360,7 @@ class Solving:
             if exceeded is None:
                 cancelled.append(error)
                 raise
+            error.__traceback__ = None  # its frames may refer to it
             self._end_by_limit(exceeded)
         finally:
             # ends the working-limit monitor and everything that background() started
