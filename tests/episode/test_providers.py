@@ -191,7 +191,9 @@ async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
     sandbox_folder.alive.clear()
 
 
-@pytest.mark.parametrize("then", ["true", "exit 1", "exec sleep 60"], ids=["runs", "fails", "cut-off"])
+@pytest.mark.parametrize(
+    "then", ["true", "exit 1", "exec sleep 60"], ids=["runs", "fails", "cut-off"]
+)
 async def test_no_set_up_script_is_left_on_this_machine(then: str, tmp_path: Path) -> None:
     told = tmp_path / "where"
     sample = Sample(id=1, input="?", target="!", setup=f"#!/bin/sh\necho $0 > {told}\n{then}\n")
