@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import match
-from inspect_ai.solver import generate
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
+from inspect_ai.util import sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
@@ -191,9 +193,7 @@ async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
     sandbox_folder.alive.clear()
 
 
-@pytest.mark.parametrize(
-    "then", ["true", "exit 1", "exec sleep 60"], ids=["runs", "fails", "cut-off"]
-)
+@pytest.mark.parametrize("then", ["true", "exit 1", "sleep 61390"], ids=["runs", "fails", "cut"])
 async def test_no_set_up_script_is_left_on_this_machine(then: str, tmp_path: Path) -> None:
     told = tmp_path / "where"
     sample = Sample(id=1, input="?", target="!", setup=f"#!/bin/sh\necho $0 > {told}\n{then}\n")
@@ -203,10 +203,51 @@ async def test_no_set_up_script_is_left_on_this_machine(then: str, tmp_path: Pat
     async with asyncio.timeout(60):
         while not told.exists() or not told.read_text().strip():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        if not then.endswith("60"):
+        if not then.startswith("sleep"):
             await starting
         await episode.close()
         await asyncio.gather(starting, return_exceptions=True)
     script = Path(told.read_text().strip())
     assert script.parent == Path("/tmp")
     assert not script.exists()  # noqa: ASYNC240
+    await ended("61390")
+
+
+def runs(mark: str) -> bool:
+    found = psutil.process_iter(["cmdline"])
+    return any(mark in (each.info["cmdline"] or ()) for each in found)
+
+
+async def ended(*marks: str) -> None:
+    for _ in range(1500):
+        if not any(runs(mark) for mark in marks):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("a process is left")
+
+
+@solver
+def starts_processes(seen: dict[str, Any]) -> Solver:
+    """Have a command cut off by its time-out, and leave others behind."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        box = sandbox()
+        with pytest.raises(TimeoutError):
+            await box.exec(["sh", "-c", "trap '' TERM; sleep 61391 & sleep 61392; true"], timeout=1)
+        await box.exec(["sh", "-c", "sleep 61393 >/dev/null 2>&1 &"])
+        seen["during"] = [runs(mark) for mark in ("61391", "61393")]
+        return state
+
+    return solve
+
+
+async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() -> None:
+    seen: dict[str, Any] = {}
+    sample = Sample(id=1, input="?", target="!")
+    task = Task(dataset=[sample], solver=starts_processes(seen), sandbox="local")
+    async with asyncio.timeout(60):
+        result = await EpisodeRunner(task).episode(sample).start()
+    assert isinstance(result, EpisodeResult)
+    assert result.error is None
+    assert seen["during"] == [True, True], "as in an eval"
+    await ended("61391", "61392", "61393")

@@ -240,6 +240,49 @@ class SampleSandboxes:
 NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
 
 
+class OnThisMachine:
+    """What a ``local`` sandbox leaves outside its folder: its set-up script and processes.
+
+    Args:
+        script: The set-up script, which Inspect removes only when it has run well.
+    """
+
+    def __init__(self, script: bytes | None) -> None:
+        self._script = script
+        self._watched: list[SandboxEnvironment] = []
+        self._files: list[Path] = []
+        self._groups: set[int] = set()
+
+    def watch(self, environment: SandboxEnvironment) -> None:
+        """Note from now on what is written and started."""
+        execute, write = environment.exec, environment.write_file
+
+        async def exec(*args: Any, **kwargs: Any) -> Any:
+            started: set[int] = set()
+            try:
+                with internals.keep_processes(started):
+                    return await execute(*args, **kwargs)
+            finally:
+                self._groups |= started
+
+        async def write_file(file: str, contents: str | bytes) -> None:
+            if contents is self._script:
+                self._files.append(Path(file))
+            await write(file, contents)
+
+        self._watched.append(environment)
+        vars(environment).update(exec=exec, write_file=write_file)
+
+    def clean_up(self) -> None:
+        """End the processes and remove the script."""
+        for environment in self._watched:
+            for name in ("exec", "write_file"):  # which refer to the environment
+                vars(environment).pop(name, None)
+        internals.end_processes(self._groups)
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+
 class SandboxHolder:
     """Owns the sandboxes of one sample, from their start to their single release.
 
@@ -251,7 +294,7 @@ class SandboxHolder:
     Args:
         provider: Inspect's provider.
         patience: Seconds that a release may take.
-        script: The set-up script, if Inspect is going to write it to a file of this machine.
+        script: The set-up script that Inspect is going to write to a file and run.
     """
 
     def __init__(
@@ -260,8 +303,9 @@ class SandboxHolder:
         self.__name__ = provider.__name__  # Inspect names the provider in its errors
         self._provider = provider
         self._patience = patience
-        self._script = script
-        self._script_files: list[Path] = []
+        self._here = (
+            OnThisMachine(script) if provider.__name__ == "LocalSandboxEnvironment" else None
+        )
         self._arguments: tuple[str, Any] = ("", None)
         self._starting: asyncio.Task[dict[str, SandboxEnvironment]] | None = None
         self._released = False
@@ -281,20 +325,9 @@ class SandboxHolder:
             if variable.get(None) is not value:
                 variable.set(value)
         for environment in environments.values():
-            if self._script is not None:
-                self._note_script_files(environment)
+            if self._here is not None:
+                self._here.watch(environment)
         return environments
-
-    def _note_script_files(self, environment: SandboxEnvironment) -> None:
-        """Note where a script is written: on this machine nobody else removes one that failed."""
-        write = environment.write_file
-
-        async def write_file(file: str, contents: str | bytes) -> None:
-            if contents is self._script:
-                self._script_files.append(Path(file))
-            await write(file, contents)
-
-        vars(environment)["write_file"] = write_file
 
     async def sample_cleanup(self, *_: object) -> None:
         """Do nothing: ``release()`` cleans up."""
@@ -315,8 +348,8 @@ class SandboxHolder:
                 self._released = True
                 raise
             finally:
-                for file in self._script_files:
-                    file.unlink(missing_ok=True)
+                if self._here is not None:
+                    self._here.clean_up()
             self._released = True
 
     async def _release(self) -> None:
@@ -405,8 +438,7 @@ async def sample_sandboxes(
     async with places.place(bound):
         doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
-        script = setup if spec.type == "local" else None
-        holder = SandboxHolder(provider, patience=patience, script=script)
+        holder = SandboxHolder(provider, patience=patience, script=setup)
         provider_like: Any = holder
         try:
             with sample_setup(files, setup) as shared:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -15,6 +19,8 @@ from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
 __all__ = [
     "START_PATIENCE",
     "TRACE",
+    "end_processes",
+    "keep_processes",
     "limit_subprocesses",
     "share_limits_between_loops",
     "start_processes_uncut",
@@ -77,9 +83,16 @@ async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
     were not connected yet: they are connected in another task, which a loop that ends cancels as
     well. Only a second cancellation ends that wait, and nobody else sends one.
     """
+    kept = _kept.get()
+    if kept is not None:
+        kwargs["start_new_session"] = True
     starting = asyncio.ensure_future(_open_process(*args, **kwargs))
     try:
-        return await asyncio.shield(starting)
+        process = await asyncio.shield(starting)
+        if kept is not None:
+            kept.add(process.pid)
+            _end_at_once(process)
+        return process
     except asyncio.CancelledError:
         # Done by the loop: this task may be cancelled again, and leave.
         asyncio.get_running_loop().call_later(START_PATIENCE, starting.cancel)
@@ -90,6 +103,69 @@ async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
                 with suppress(Exception), anyio.move_on_after(START_PATIENCE):
                     await starting.result().aclose()
         raise
+
+
+_CLOSE_SECONDS = 2.5
+"""Seconds from a process's termination until its pipes are closed. Inspect kills it after two."""
+
+_kept: ContextVar[set[int] | None] = ContextVar("inspect_rl_processes", default=None)
+"""Process groups of what is started here; ``None`` where nobody keeps them."""
+
+
+@contextmanager
+def keep_processes(groups: set[int]) -> Iterator[None]:
+    """Give each process that Inspect starts here a group of its own, and keep the group's id.
+
+    A group is forgotten if nothing of it has outlived what was done here.
+    """
+    token = _kept.set(groups) if os.name == "posix" else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _kept.reset(token)
+        groups -= {group for group in groups if not _lives(os.killpg, group)}
+
+
+def end_processes(groups: set[int]) -> None:
+    """Kill what is left of groups that were kept; their commands have ended."""
+    for group in groups:
+        # With a process of that id, the number has been given to another group.
+        if not _lives(os.kill, group):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+    groups.clear()
+
+
+def _lives(send: Any, number: int) -> bool:
+    try:
+        send(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _end_at_once(process: Process) -> None:
+    """Let nobody wait for the children of a process that was cut off.
+
+    They may hold its output open, and Inspect waits for the end of that.
+    """
+    terminate = process.terminate
+
+    def close_pipes() -> None:
+        transport = getattr(process, "_transport", None)
+        for number in (0, 1, 2):
+            pipe = transport.get_pipe_transport(number) if transport else None
+            if pipe is not None:
+                pipe.close()
+
+    def terminate_at_once() -> None:
+        terminate()
+        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, close_pipes)
+
+    process.terminate = terminate_at_once  # type: ignore[method-assign]
 
 
 def _kill(started: asyncio.Task[Process]) -> None:
