@@ -96,13 +96,19 @@ async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
     except asyncio.CancelledError:
         # Done by the loop: this task may be cancelled again, and leave.
         asyncio.get_running_loop().call_later(START_PATIENCE, starting.cancel)
-        starting.add_done_callback(_kill)
+        starting.add_done_callback(_kill if kept is None else _kill_group)
         with anyio.CancelScope(shield=True):
             await asyncio.wait([starting])
             if not starting.cancelled() and starting.exception() is None:
                 with suppress(Exception), anyio.move_on_after(START_PATIENCE):
                     await starting.result().aclose()
         raise
+
+
+def _kill_group(started: asyncio.Task[Process]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(started.result().pid, signal.SIGKILL)
 
 
 _CLOSE_SECONDS = 2.5
