@@ -60,7 +60,8 @@ also be set by a variable, in the environment or in a `.env` file: `--limit` of
 `inspect rl export` is `INSPECT_RL_EXPORT_LIMIT`.
 
 Errors are one line on stderr. Exit codes: 0 done, 1 no useful result, 2 the
-command line is wrong, 3 done except for some samples, 130 stopped by Ctrl-C.
+command line is wrong, 3 done except for some samples, 130 stopped by Ctrl-C
+(143 by SIGTERM, 129 by SIGHUP, which do the same).
 
 This page is generated from the commands by `scripts/write_cli_reference.py`.
 """

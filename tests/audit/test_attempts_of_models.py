@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,18 @@ async def test_attempts_without_a_reward_recommend_nothing(task: str, tmp_path: 
     report = await run_audit(resolve_task(task).task, options)
     assert signal_lines(report.summary["signal"], "out") == ["1 attempt: none ended with a reward"]
     assert render(report.as_json())
+
+
+async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_path: Path) -> None:
+    """So that both can be moved or shared together, wherever the attempts were sampled."""
+    out = tmp_path / "out"
+    for folder, named in ((out / "attempts", "attempts/x.eval"), (tmp_path, "../x.eval")):
+        tried = [replace(attempt("plain", 0.0), log=str(folder / "x.eval"))] * 4
+        options = AuditOptions(out=out, attempts=tried, probes=["signal"])
+        report = await run_audit(resolve_task(task).task, options)
+        logs = {f.evidence["log"] for f in report.findings if "log" in f.evidence}
+        assert logs == {named}
+        assert str(tmp_path) not in json.dumps(report.as_json()["findings"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ctrl-C: exit code 130, and finished results are shown."""
+"""Ctrl-C: exit code 130, and finished results are shown; the same for SIGTERM, with 143."""
 
 from __future__ import annotations
 
@@ -36,10 +36,18 @@ def some():
 """
 
 
-def interrupted(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def interrupted(
+    folder: Path,
+    *args: str,
+    by: signal.Signals = signal.SIGINT,
+    ignoring: str = "",
+    tasks: str = TASKS,
+) -> subprocess.CompletedProcess[str]:
     """Run a command until its first slow sample has begun, and press Ctrl-C."""
-    (folder / "tasks.py").write_text(TASKS)
+    (folder / "tasks.py").write_text(tasks)
     command = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", *args]
+    if ignoring:
+        command = ["sh", "-c", f"trap '' {ignoring}; exec \"$@\"", "sh", *command]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -53,7 +61,7 @@ def interrupted(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     out, err = process.communicate(timeout=100)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
@@ -82,3 +90,82 @@ def test_a_bench_that_is_interrupted_says_so(tmp_path: Path) -> None:
     assert done.returncode == 130, done.stderr
     assert json.loads(done.stdout) == []
     assert "Interrupted after 0 of 2 sides." in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize("ignoring", ["", "INT"], ids=["in front", "in the background"])
+def test_a_signal_stops_as_ctrl_c_does(tmp_path: Path, by: signal.Signals, ignoring: str) -> None:
+    options = ("--limit", "3", "--group-size", "2", "--json")
+    done = interrupted(tmp_path, "rollout", "tasks.py", *options, by=by, ignoring=ignoring)
+    assert done.returncode == 128 + by, done.stderr
+    assert [json.loads(line)["sample_id"] for line in done.stdout.splitlines()] == ["quick"] * 2
+    assert "Interrupted after 2 of 6 rollouts." in done.stderr
+
+
+@pytest.mark.slow
+def test_an_ignored_signal_stays_ignored_and_a_repeated_one_changes_nothing() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from inspect_tinker_plugin.stopping import stopped_like_ctrl_c\n"
+        "with stopped_like_ctrl_c() as stopped:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    print('alive', stopped.by)\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)  # from `timeout`, once more\n"
+        "        print(stopped.by.name)\n"
+        "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)\n"
+    )
+    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["alive", "None", "SIGTERM", "True"]
+
+
+def containers() -> set[str]:
+    listed = ["docker", "ps", "-aq", "--no-trunc"]
+    return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
+
+
+BOXED = """
+import asyncio
+from pathlib import Path
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate, solver
+from inspect_ai.util import sandbox
+
+@solver
+def slow():
+    async def solve(state, generate):
+        name = (await sandbox().exec(["cat", "/etc/hostname"])).stdout.strip()
+        Path(f"box-{name}").touch()
+        Path("slow").touch()
+        await asyncio.sleep(300)
+    return solve
+
+@task
+def some():
+    compose = "compose.yaml"
+    return Task(dataset=[Sample(input="?", target="x")], solver=slow(), scorer=match(),
+                sandbox=("docker", compose))
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "check", "bench"])
+def test_a_signal_removes_the_containers_of_inspects_own_sandbox(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  default:\n    image: inspect-rl-test/python:1\n    init: true\n"
+        "    command: tail -f /dev/null\n    network_mode: none\n"
+    )
+    done = interrupted(tmp_path, command, "tasks.py", by=signal.SIGTERM, tasks=BOXED)
+    assert done.returncode == 143, done.stderr
+    boxes = [path.name.removeprefix("box-") for path in tmp_path.glob("box-*")]
+    assert boxes
+    assert not [each for each in containers() if each[:12] in boxes]

@@ -61,6 +61,16 @@ def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
     assert future.done()
 
 
+def test_a_signal_to_all_processes_interrupts_workers_too(tmp_path: Path) -> None:
+    """As a supervisor sends it to every process of a service."""
+    started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+    with worker_pool(1) as pool:
+        pool.submit(work, started, cleaned)
+        wait_until_there(started)
+        os.kill(int(started.read_text()), signal.SIGTERM)
+        wait_until_there(cleaned)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_worker_that_ends_just_now_is_no_error() -> None:
     process = multiprocessing.get_context("spawn").Process(target=int)

@@ -104,7 +104,7 @@ def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
             if k.startswith("sandbox/") and k.endswith("_s") and isinstance(v, int | float)
         ),
         failed=sample.error is not None or seen.get("error_cause") is not None,
-        log=str(path),
+        log=str(path.absolute()),
         epoch=sample.epoch,
         cut=seen.get("status") == RolloutStatus.CUT,
         metrics=metrics,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,11 +172,20 @@ async def _run_probe(name: str, probe: Probe, context: AuditContext) -> list[Fin
         for each in found:
             if not isinstance(each, Finding):
                 raise TypeError(f"it gave {each!r:.80}, not a Finding")
-        return found
+        return [_log_named_from(context.folder, each) for each in found]
     except Exception as error:
         # the boundary of one probe: the others must still run
         message = f"The probe {name!r} raised {type(error).__name__}: {error}"
         return [finding("probe-failed", message[:600], evidence={"probe": name})]
+
+
+def _log_named_from(folder: Path, each: Finding) -> Finding:
+    """Name a finding's log from the audit's folder, so that both can be moved together."""
+    log = each.evidence.get("log")
+    if not log or not os.path.isabs(str(log)):
+        return each
+    evidence = {**each.evidence, "log": os.path.relpath(log, folder)}
+    return replace(each, evidence=evidence)
 
 
 async def _wide(stage: Stage, chosen: Sequence[Sample], options: AuditOptions) -> int:

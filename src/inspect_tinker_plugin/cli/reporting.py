@@ -11,6 +11,8 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 import click
 
+from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
+
 EXIT_ERROR = 1
 """Nothing useful was produced."""
 
@@ -21,7 +23,7 @@ EXIT_PARTIAL = 3
 """There is a result, but some samples are missing from it."""
 
 EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C."""
+"""Stopped by Ctrl-C; by another signal, 128 and its number."""
 
 SHOWN_FAILURES = 10
 """Failed samples that a command names."""
@@ -30,7 +32,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def reported(command: Command) -> Command:
-    """Report the errors of a command's function; adds the option ``--traceback``."""
+    """Report the errors of a command's function; adds the option ``--traceback``.
+
+    SIGTERM and SIGHUP act as Ctrl-C, which removes sandboxes and shows what is finished.
+    """
 
     @click.option(
         "--traceback",
@@ -40,19 +45,32 @@ def reported(command: Command) -> Command:
     )
     @functools.wraps(command)
     def wrapper(*args: Any, traceback: bool, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            sys.exit(EXIT_INTERRUPTED)
-        except Exception as error:
-            if traceback:
+        with _signals_exit():
+            try:
+                return command(*args, **kwargs)
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
-            raise click.ClickException(_line(error)) from error
+            except KeyboardInterrupt:
+                click.echo("Interrupted.", err=True)
+                sys.exit(EXIT_INTERRUPTED)
+            except Exception as error:
+                if traceback:
+                    raise
+                raise click.ClickException(_line(error)) from error
 
     return wrapper  # type: ignore[return-value]  # same parameters but for --traceback
+
+
+@contextmanager
+def _signals_exit() -> Iterator[None]:
+    """Make signals act as Ctrl-C, and the exit code of an interruption name the signal."""
+    with stopped_like_ctrl_c() as stopped:
+        try:
+            yield
+        except SystemExit as end:
+            if end.code == EXIT_INTERRUPTED and stopped.by is not None:
+                sys.exit(128 + stopped.by)
+            raise
 
 
 def _line(error: Exception) -> str:

@@ -260,10 +260,13 @@ async def bounded(work: Coroutine[Any, Any, T], player: Player, *, timeout: floa
         if not run.done():
             raise StuckError(f"{problem}, nor when it was cancelled")
         raise ParityError(problem)
+    except asyncio.CancelledError:
+        # its sandboxes are removed before whoever cancelled this goes on
+        run.cancel()
+        await asyncio.wait({run}, timeout=GRACE)
+        raise
     finally:
         overrun.cancel()
-        if not run.done():
-            run.cancel()
 
 
 async def play(runner: EpisodeRunner, sample: Sample, player: Player) -> EpisodeResult:

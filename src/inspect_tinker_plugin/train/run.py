@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import shlex
-import signal
 import sys
 import time
 import warnings
@@ -28,6 +27,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.service import require_server
+from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.train.config import (
     ROLLOUT_LOGS,
     TEST_LOGS,
@@ -71,6 +71,7 @@ class TrainResult:
     """A command that samples from them."""
 
 
+@stopped_like_ctrl_c()
 def train(request: TrainRequest) -> TrainResult:
     """Train, and leave metrics, checkpoints, ``.eval`` logs and a report in ``log_dir``.
 
@@ -78,7 +79,7 @@ def train(request: TrainRequest) -> TrainResult:
 
     Raises:
         ConfigError: An option cannot be used; nothing was started.
-        InterruptedRun: Ctrl-C or SIGTERM. Everything that was started has ended.
+        InterruptedRun: Ctrl-C, SIGTERM or SIGHUP. Everything that was started has ended.
         LocalServerError: The local server did not start, or died.
     """
     check_request(request)
@@ -263,18 +264,17 @@ def _run(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
 
 async def _train(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
     training = asyncio.ensure_future(loop)
-    with _sigterm_cancels(training):
-        watching = asyncio.ensure_future(_watch(server))
-        try:
-            await asyncio.wait([training, watching], return_when=asyncio.FIRST_COMPLETED)
-            if watching.done() and not training.done():
-                watching.result()
-            await training
-        finally:
-            watching.cancel()
-            training.cancel()
-            await asyncio.gather(training, watching, return_exceptions=True)
-            set_rollout_executor(None)
+    watching = asyncio.ensure_future(_watch(server))
+    try:
+        await asyncio.wait([training, watching], return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not training.done():
+            watching.result()
+        await training
+    finally:
+        watching.cancel()
+        training.cancel()
+        await asyncio.gather(training, watching, return_exceptions=True)
+        set_rollout_executor(None)
 
 
 async def _watch(server: LocalServer | None) -> None:
@@ -283,21 +283,6 @@ async def _watch(server: LocalServer | None) -> None:
         await asyncio.sleep(_SERVER_CHECK)
         if server is not None:
             server.check()
-
-
-@contextmanager
-def _sigterm_cancels(training: asyncio.Future[None]) -> Iterator[None]:
-    """Make SIGTERM end the run as Ctrl-C does; asyncio itself handles Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGTERM, training.cancel)
-    except (NotImplementedError, RuntimeError, ValueError):  # no such signal, or not main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _finish_logs(log_dir: Path) -> None:

@@ -13,6 +13,8 @@ from importlib import import_module
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 
+from inspect_tinker_plugin.stopping import Stopped
+
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
 
@@ -53,6 +55,8 @@ def _end(processes: list[BaseProcess]) -> None:
 
 def _start_worker() -> None:
     """Prepare a worker; runs in it before the first rollout."""
+    # A supervisor that stops a service signals all of its processes, not only the trainer.
+    Stopped().install()
     # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
     parent = multiprocessing.parent_process()
