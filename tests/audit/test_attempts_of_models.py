@@ -242,7 +242,16 @@ def test_a_hosted_model_is_rolled_out(
         **server.environ,
     )
     assert lost.returncode == 1
-    assert "Model not found" in json.loads(lost.stdout.splitlines()[0])["error"]
+    assert f"there are no weights {weights}" in lost.stderr
+    assert not lost.stdout, "nothing was rolled out"
+    started = in_own_process(
+        *("train", task, "--model", model, "--renderer", "qwen3_instruct"),
+        *("--learning-rate", "1e-4", "--log-dir", tmp_path / "run"),
+        *(f"load_checkpoint_path={weights}", "--steps", "1"),
+        **server.environ,
+    )
+    assert started.returncode == 1
+    assert f"there are no weights {weights}" in started.stderr
 
 
 @pytest.mark.local
@@ -291,6 +300,7 @@ async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_pa
         (["--episodes", "3"], "--episodes needs --model or --local"),
         (["--renderer", "qwen3"], "--renderer needs --model or --local"),
         (["--local", "--base-url", "http://x"], "starts its own server"),
+        (["--local", "--max-tokens", "8192"], "--max-tokens 8,192 is too much"),
         (["--local", "--model", "/nowhere"], "not a model folder"),
         (["--model", "Qwen/Qwen3-8B"], "no TINKER_API_KEY"),
         (["--tokenizer", "x"], "--tokenizer needs --model or --local"),

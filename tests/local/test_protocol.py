@@ -134,6 +134,19 @@ def capabilities() -> tinker.types.GetServerCapabilitiesResponse:
     return tinker.RestClient().get_server_capabilities().result()
 
 
+@pytest.mark.parametrize("path", ["tinker://{run}/sampler_weights/no", "tinker://{run}/weights/x"])
+def test_weights_that_do_not_exist_are_refused_before_anything_is_sampled(
+    service: tinker.ServiceClient, trainer: TrainingClient, path: str
+) -> None:
+    there = trainer.save_weights_for_sampler("there").result().path
+    run = there.split("/")[2]
+    trainer.save_state("x").result()
+    with pytest.raises(tinker.NotFoundError, match="has no weights"):
+        service.create_sampling_client(model_path=path.format(run=run)).result()
+    service.create_sampling_client(model_path=there).result()
+    service.create_sampling_client(model_path=there.replace("sampler_weights/", "")).result()
+
+
 def test_old_sampler_weights_do_not_set_the_training_back(
     service: tinker.ServiceClient, trainer: TrainingClient
 ) -> None:

@@ -57,6 +57,14 @@ def request(log_dir: Path, **changes: Any) -> TrainRequest:
         ({"sandbox": "dokcer"}, r"unknown sandbox provider 'dokcer'.*Did you mean docker"),
         ({"test_split": "100%"}, "leaves none"),
         ({"test_task": f"{TOY}@leters"}, "has no task 'leters'"),
+        (
+            {"max_tokens": 1_000_000, "model": None},
+            "--max-tokens 1,000,000 is too much for the local model, which takes 8,192 tokens",
+        ),
+        (
+            {"overrides": ["kl_reference_config.base_model=x", "kl_penalty_coef=0.1"]},
+            "kl_reference_config.base_model must be the model that is trained",
+        ),
         ({"group_size": 1}, "--group-size 1 teaches nothing"),
         ({"test_samples": 3}, "--test-samples needs"),
         ({"test_task": f"{TOY}@letters"}, "test samples are also trained on"),

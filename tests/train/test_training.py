@@ -169,7 +169,7 @@ def test_a_stopped_run_leaves_nothing_behind(
     run.process.send_signal(stop)
     assert run.process.wait(60) == 128 + stop, run.terminal
     assert_gone(family, seconds=5)
-    assert f"--log-dir {tmp_path} continues" in run.terminal
+    assert f"--log-dir {tmp_path} starts again" in run.terminal
     assert (tmp_path / "report.html").stat().st_size > 1000
     assert 0 in logged_batches(tmp_path / "rollouts/train")
 

@@ -184,12 +184,18 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | N
     if not choices["local"]:
         yield choices["model"], choices["base_url"]
         return
-    from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
+    from inspect_tinker_plugin.local import (
+        LocalServer,
+        LocalSettings,
+        check_reply_length,
+        make_tiny_model,
+    )
     from inspect_tinker_plugin.local import settings as local
 
     if reason := local.missing():
         raise ConfigError(reason)
     model = choices["model"] or str(make_tiny_model(folder / "tiny-model"))
+    check_reply_length(model, choices["max_tokens"])
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)
     state = folder / "local-server"

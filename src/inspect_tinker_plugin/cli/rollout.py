@@ -186,6 +186,9 @@ def _read_run(choices: dict[str, Any]) -> None:
         raise click.UsageError(f"--local {folder}: that run was not trained with --local.")
     choices["tokenizer"] = choices["tokenizer"] or model
     choices["renderer"] = choices["renderer"] or renderer
+    from inspect_tinker_plugin.local import check_reply_length
+
+    check_reply_length(model, choices["max_tokens"])
 
 
 def _renderer(choices: dict[str, Any]) -> Renderer:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from inspect_tinker_plugin.local.imitation import Imitation, imitate
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER, TinyModel, make_tiny_model
+from inspect_tinker_plugin.local.model import (
+    TOKENIZER_FOLDER,
+    TinyModel,
+    check_reply_length,
+    context_length,
+    make_tiny_model,
+)
 from inspect_tinker_plugin.local.server import LocalServer, LocalServerError
 from inspect_tinker_plugin.local.settings import LocalSettings, missing
 
@@ -14,6 +20,8 @@ __all__ = [
     "LocalServerError",
     "LocalSettings",
     "TinyModel",
+    "check_reply_length",
+    "context_length",
     "imitate",
     "make_tiny_model",
     "missing",

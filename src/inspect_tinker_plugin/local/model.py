@@ -93,6 +93,29 @@ def _write(folder: Path, shape: TinyModel) -> None:
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def context_length(model: str | Path) -> int | None:
+    """Return how many tokens a model of this machine takes; ``None`` if its folder does not say."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_reply_length(model: str | Path, max_tokens: int) -> None:
+    """Refuse a length of replies that leaves no token for any prompt.
+
+    Raises:
+        ConfigError: The model takes fewer tokens.
+    """
+    context = context_length(model)
+    if context is not None and max_tokens >= context:
+        raise ConfigError(
+            f"--max-tokens {max_tokens:,} is too much for the local model, which takes "
+            f"{context:,} tokens, prompt and reply together"
+        )
+
+
 def make_once(
     path: str | Path,
     *,

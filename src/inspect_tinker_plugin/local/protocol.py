@@ -13,7 +13,8 @@ retrieve_future                   *protobuf* answers; failures as the SDK reads 
                                   request still running is answered before the SDK's timeout
 asample                           `sample_sequence_ids` added; options that would be
                                   ignored are refused
-create_model, …_sampling_session  another model than the one served is refused
+create_model, …_sampling_session  another model than the one served is refused, and weights
+                                  that do not exist
 load_weights with a session       becomes weights_info, create_model and load_weights, with
                                   an alias for the model id that the SDK expects
 client/config, samplers/…,        missing in SkyRL, answered here
@@ -85,6 +86,18 @@ class Records:
             query = "SELECT model_path FROM sampling_sessions WHERE sampling_session_id = ?"
             row = sql.execute(query, (sampler_id,)).fetchone()
         return None if row is None else (row[0] or "")
+
+    def has_weights(self, path: str) -> bool:
+        """Whether weights to sample from have this path."""
+        match = re.fullmatch(r"tinker://([^/]+)/(?:sampler_weights/)?([^/]+)", path)
+        if match is None:
+            return False
+        with self._write() as sql:
+            query = (
+                "SELECT 1 FROM checkpoints "
+                "WHERE model_id = ? AND checkpoint_id = ? AND checkpoint_type = 'SAMPLER'"
+            )
+            return sql.execute(query, match.groups()).fetchone() is not None
 
     def finish_session(self, session_id: str) -> list[str]:
         """Close a session; return the ids of its models that may still be loaded."""
@@ -205,7 +218,7 @@ class TinkerProtocol:
             "GET /healthz": self._healthz,
             "POST /client/config": self._client_config,
             "POST /create_model": self._checked_base_model,
-            "POST /create_sampling_session": self._checked_base_model,
+            "POST /create_sampling_session": self._create_sampling_session,
             "POST /forward_backward": self._forward_backward,
             "POST /asample": self._asample,
             "POST /retrieve_future": self._retrieve_future,
@@ -250,6 +263,13 @@ class TinkerProtocol:
         if base_model := body.get("base_model"):
             body["base_model"] = self._served(base_model)
         return await self._forward(request, request.scope["path"].removeprefix("/api/v1"), body)
+
+    async def _create_sampling_session(self, request: HttpRequest) -> HttpAnswer:
+        """Refuse weights that do not exist: SkyRL would refuse each request to sample."""
+        path = request.json.get("model_path")
+        if path is not None and not await asyncio.to_thread(self.records.has_weights, path):
+            return HttpAnswer.refuse(f"this local server has no weights {path} to sample from", 404)
+        return await self._checked_base_model(request)
 
     def _served(self, base_model: str) -> str:
         if Path(base_model).absolute() != Path(self.model):

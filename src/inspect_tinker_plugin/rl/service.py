@@ -84,6 +84,33 @@ def _why_unreachable(address: str) -> str | None:
     return None
 
 
+def require_weights(weights: str, *, base_url: str | None) -> None:
+    """Check that a server knows the training that made some weights.
+
+    Without this, weights that do not exist show when the first episode is sampled.
+
+    Args:
+        weights: Their path, ``tinker://...``.
+        base_url: The server's address.
+
+    Raises:
+        ConfigError: It does not know it. Whatever else goes wrong is left to their first use.
+    """
+    import tinker
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            rest = tinker.ServiceClient(base_url=base_url).create_rest_client()
+            rest.get_training_run_by_tinker_path(weights).result()
+    except tinker.NotFoundError as error:
+        raise ConfigError(
+            f"there are no weights {weights}: the server knows no training that made them"
+        ) from error
+    except (tinker.TinkerError, ValueError):
+        return
+
+
 def tinker_policy(
     model: str, *, base_url: str | None, max_tokens: int, temperature: float
 ) -> TokenCompleter:
@@ -103,6 +130,8 @@ def tinker_policy(
 
     require_server(base_url)
     weights = model.startswith("tinker://")
+    if weights:
+        require_weights(model, base_url=base_url)
     try:
         client = tinker.ServiceClient(base_url=base_url)
         sampler = client.create_sampling_client(

@@ -25,6 +25,7 @@ from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local import check_reply_length
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.recording import TRAINING_ID
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
@@ -116,6 +117,8 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
         reference = train.KLReferenceConfig(base_model=config.model_name)
         config = chz.replace(config, kl_reference_config=reference)
     _check(config)
+    if request.local:
+        _check_local(config)
     return config
 
 
@@ -172,6 +175,17 @@ def _check(config: Any) -> None:
             )
     if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         raise ConfigError("wandb_project needs a package that is not installed: pip install wandb")
+
+
+def _check_local(config: Any) -> None:
+    """Refuse what the local server, which has one model, cannot do."""
+    check_reply_length(config.model_name, config.max_tokens)
+    reference = config.kl_reference_config
+    if reference is not None and reference.base_model != config.model_name:
+        raise ConfigError(
+            f"kl_reference_config.base_model must be the model that is trained with --local "
+            f"({config.model_name}), not {reference.base_model}"
+        )
 
 
 def _fields(request: TrainRequest, model: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tinker_cookbook.supervised import train as supervised
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.rl.service import require_server
+from inspect_tinker_plugin.rl.service import require_server, require_weights
 from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.train.config import (
     ROLLOUT_LOGS,
@@ -107,10 +107,12 @@ def train(request: TrainRequest) -> TrainResult:
         request.say(f"continuing from the checkpoint of step {done}")
     if not request.local:
         require_server(config.base_url)
+        _require_weights(config, first=done is None)
     with ExitStack() as stack:
         server = _server(request, config, stack) if request.local else None
         if server is not None:
             config = chz.replace(config, base_url=server.url)
+            _require_weights(config, first=done is None)
         stack.callback(_finish_logs, log_dir)
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
@@ -126,6 +128,17 @@ def train(request: TrainRequest) -> TrainResult:
             executor = stack.enter_context(_executor(request))
             _run(_test(config, steps, executor), server)
     return _result(request, config)
+
+
+def _require_weights(config: Any, *, first: bool) -> None:
+    """Check that the weights exist that the run is told to start from, or to stay close to."""
+    reference = config.kl_reference_config
+    for weights in (
+        config.load_checkpoint_path if first else None,
+        None if reference is None else reference.load_checkpoint_path,
+    ):
+        if weights is not None:
+            require_weights(weights, base_url=config.base_url)
 
 
 def _result(request: TrainRequest, config: Any) -> TrainResult:

@@ -7,7 +7,6 @@ is where the training starts from; a folder that has it never imitates again.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tinker_cookbook.supervised import train as supervised
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
 from inspect_tinker_plugin.train.metrics import IMITATION, parse
 
@@ -73,7 +73,7 @@ class WarmStart:
             ),
         )
         dataset, _ = builder()
-        _check_rows(path, dataset, len(rows), _longest(config.model_name))
+        _check_rows(path, dataset, len(rows), context_length(config.model_name) or LONGEST)
         steps = epochs * len(dataset)
         return cls(
             path=str(folder),
@@ -126,15 +126,6 @@ def _check_rows(path: str, dataset: Any, rows: int, longest: int) -> None:
             )
         if not any(datum.loss_fn_inputs["weights"].data):
             raise ConfigError(f"{where} has no words that are marked to be learned")
-
-
-def _longest(model: str) -> int:
-    """Return the maximum length of a model of this machine; a default for others."""
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-        return int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return LONGEST
 
 
 def _digest(folder: Path) -> str:
