@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from inspect_tinker_plugin.wording import counted, part_of
+
 ROOT = Path(__file__).parents[1]
 PROSE = [
     *sorted((ROOT / "src").rglob("*.py")),
@@ -61,3 +63,38 @@ def test_no_page_or_module_uses_a_phrase_that_readers_stumble_on(name: str) -> N
 )
 def test_the_phrases_are_found(name: str, text: str) -> None:
     assert re.search(WRONG[name].replace(" ", r"\s+(?:#\s+)?"), text)
+
+
+NOUN = (
+    r"(?:turn|sample|episode|group|token|step|row|log|worker|message|file|call|task|reward|finding"
+    r"|rollout|attempt|epoch|error|member)s"
+)
+BARE = re.compile(rf"\{{[^{{}}]*\}} (?:of \{{[^{{}}]*\}} )?{NOUN}\b")
+INDEPENDENT = ("docker_pool", "local", "testing/faults")
+"""Parts that import nothing of the rest, and the test kit's own output."""
+
+
+def test_counts_are_written_with_their_nouns_in_one_place() -> None:
+    """Not as ``{n} turns``, which says "1 turns"."""
+    package = ROOT / "src" / "inspect_tinker_plugin"
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted(package.rglob("*.py"))
+        if not str(path.relative_to(package)).startswith(INDEPENDENT)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for match in BARE.finditer(line)
+        if 'f"' in line[: match.start()]
+    ]
+    assert not found, "use counted() or part_of():\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "1 turn"), (1.0, "1 turn"), (0, "0 turns"), (1.5, "1.5 turns")]
+)
+def test_a_count_agrees_with_its_noun(count: float, text: str) -> None:
+    assert counted(count, "turn") == text
+
+
+def test_a_part_agrees_with_the_noun_of_the_whole() -> None:
+    assert part_of(1, 1, "sample") == "1 of 1 sample"
+    assert part_of(1, 1200, "sample") == "1 of 1,200 samples"

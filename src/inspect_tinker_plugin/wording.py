@@ -6,9 +6,19 @@ import difflib
 from collections.abc import Iterable
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1,200 rollouts``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: float, noun: str) -> str:
+    """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1.5 turns``."""
+    number = int(count) if count == int(count) else count
+    return f"{number:,} {_of(number, noun)}"
+
+
+def part_of(part: int, whole: int, noun: str) -> str:
+    """Write a part of a count with its noun: ``1 of 1 sample``, ``3 of 8 samples``."""
+    return f"{part:,} of {counted(whole, noun)}"
+
+
+def _of(count: float, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:

@@ -35,7 +35,7 @@ def test_an_agent_is_measured_on_both_sides() -> None:
 def test_a_reader_gets_a_table() -> None:
     result = run(str(FOLDER / "word_problems.py"), "--episodes", "3", "--sample-id", "train")
     assert result.exit_code == 0, result.output
-    for seen in ("3 episodes, 1.0 turns each", "CPU/episode", "inspect eval", "time/environment"):
+    for seen in ("3 episodes, 1 turn each", "CPU/episode", "inspect eval", "time/environment"):
         assert seen in result.stdout, seen
 
 

@@ -77,5 +77,5 @@ def test_a_pipe_is_as_wide_as_columns_says_and_has_no_trailing_blanks(
 def test_the_table_of_a_bench_has_sixty_columns() -> None:
     cost = SideCost(side="inspect eval", episodes=1, cpu_s=12.3, wall_s=45.6, turns=3.0)
     text = as_text([cost, cost])
-    assert text.startswith("1 episode, 3.0 turns each")
+    assert text.startswith("1 episode, 3 turns each")
     assert max(len(line) for line in text.splitlines()) <= 60

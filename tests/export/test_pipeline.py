@@ -133,7 +133,7 @@ async def test_one_bad_sample_is_reported_and_the_others_are_written(tmp_path: P
 
 
 async def test_an_export_in_which_every_sample_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"none of 1 samples could be exported.*bad sample"):
+    with pytest.raises(ExportError, match=r"none of 1 sample could be exported.*bad sample"):
         await export(numbers(1, fail_at=1), tmp_path / "out")
     assert names(tmp_path) == []
 
@@ -222,7 +222,7 @@ async def test_a_finished_export_is_only_replaced_on_request(tmp_path: Path) -> 
 
 async def test_a_replacement_that_fails_leaves_the_finished_export(tmp_path: Path) -> None:
     await export(numbers(2), tmp_path / "out")
-    with pytest.raises(ExportError, match="none of 1 samples"):
+    with pytest.raises(ExportError, match="none of 1 sample"):
         await export(numbers(1, fail_at=1), tmp_path / "out", overwrite=True)
     assert ids(tmp_path / "out") == ["1", "2"]
     assert not (tmp_path / "out" / WORK).exists()

@@ -169,7 +169,7 @@ def test_a_script_that_is_too_short_shows_nothing(tasks: Path, tmp_path: Path) -
     result = run(f"{tasks}@agent", "--limit", "1", "--script", script)
     assert result.exit_code == 1
     assert "inconclusive" in result.output
-    assert "ran out after 1 turns" in result.output
+    assert "ran out after 1 turn" in result.output
 
 
 @pytest.mark.parametrize(

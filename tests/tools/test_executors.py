@@ -168,7 +168,7 @@ async def test_limited_bounds_the_number_of_calls_in_each_episode() -> None:
     executor = resolve_tool_executor("limited(calls=1)")
     for _ in range(2):
         result = await run(looping(add()), adding((1, 2), (3, 4)), executor)
-        assert tool_texts(result) == ["3", "unknown: The limit of 1 calls to add is reached."]
+        assert tool_texts(result) == ["3", "unknown: The limit of 1 call to add is reached."]
 
 
 async def test_scripted_answers_in_order_and_leaves_other_tools_alone() -> None:

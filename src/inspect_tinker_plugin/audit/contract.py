@@ -184,8 +184,3 @@ def per_sample(
         message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
         found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
     return found
-
-
-def share(part: int, whole: int) -> str:
-    """``3 of 8 samples``."""
-    return f"{part} of {whole} sample{'s'[: whole != 1]}"

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from inspect_tinker_plugin.audit.findings import Severity
 from inspect_tinker_plugin.audit.plan import plan_lines
+from inspect_tinker_plugin.wording import counted
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -175,7 +176,7 @@ def _signal(signal: Mapping[str, Any] | None) -> str:
     if not signal:
         return ""
     lines = [
-        ("attempts", f"{signal['attempts']} at {signal['samples']} samples"),
+        ("attempts", f"{signal['attempts']} at {counted(signal['samples'], 'sample')}"),
         ("mean reward", _number(signal["mean_reward"])),
         ("pass@k", ", ".join(f"{k}: {v:.2f}" for k, v in signal["pass_at"].items())),
         ("groups without a difference", f"{signal['flat_groups']} of {signal['groups']}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.wording import counted
 
 PRICES = ("prefill", "cached", "sample", "train", "sandbox_hour")
 """Keys of a price file: money per million tokens of each kind, and per hour of a sandbox."""
@@ -126,8 +127,9 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     one, whole = plan["per_episode"], plan["in_all"]
     kind = "counted" if plan["exact"] else "estimated from characters"
     lines = [
-        f"{plan['samples']:,} samples x {plan['group_size']} x {plan['epochs']} epochs = "
-        f"{plan['episodes']:,} episodes (tokens {kind})",
+        f"{counted(plan['samples'], 'sample')} x {plan['group_size']} x "
+        f"{counted(plan['epochs'], 'epoch')} = {counted(plan['episodes'], 'episode')} "
+        f"(tokens {kind})",
         f"{'':<18}{'per episode':>14}{'in all':>16}",
     ]
     for name, label in (

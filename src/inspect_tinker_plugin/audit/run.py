@@ -40,6 +40,7 @@ from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.plugins.manager import Plugins
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.tasks.samples import select_samples
+from inspect_tinker_plugin.wording import counted
 
 PAGE = "audit.html"
 DATA = "audit.json"
@@ -249,7 +250,7 @@ def _budget(stage: Stage, context: AuditContext) -> list[Finding]:
     if not stage.budget.refused:
         return []
     probes = ", ".join(context.figures.get("unfinished", [])) or "the honest policies"
-    message = f"{stage.budget.refused} episodes were not run for lack of budget ({probes})."
+    message = f"Not run for lack of budget: {counted(stage.budget.refused, 'episode')} ({probes})."
     return [finding("budget-spent", message)]
 
 

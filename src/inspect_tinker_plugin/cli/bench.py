@@ -115,7 +115,8 @@ def as_text(costs: list[SideCost]) -> str:
     """Return a line for each side, and one for each part of an episode's time; 60 columns."""
     ours = costs[0]
     turns = ours.turns or 0.0
-    lines = [f"{counted(ours.episodes, 'episode')}, {turns:.1f} turns each, milliseconds", ""]
+    each = counted(round(turns, 1), "turn")
+    lines = [f"{counted(ours.episodes, 'episode')}, {each} each, milliseconds", ""]
     lines.append(
         f"{'':<12}{'CPU/episode':>12}{'CPU/turn':>10}{'wall/episode':>14}{'wall/turn':>11}"
     )

@@ -18,7 +18,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.wording import counted, part_of
 
 if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
@@ -114,7 +114,9 @@ def _group_list(reports: Sequence[RolloutReport]) -> RenderableType:
         line = Text(f"{report.number}. ", "bold")
         line.append(f"reward {_number(report.reward)} ({_number(report.advantage, signed=True)})")
         line.append(f", {counted(report.turns, 'turn')}", "not bold")
-        line.append(f", {report.input_tokens:,} tokens read, {report.output_tokens:,} sampled")
+        line.append(
+            f", {counted(report.input_tokens, 'token')} read, {report.output_tokens:,} sampled"
+        )
         line.append(f"; {_clean(scores)}" if scores else "")
         line.append("; failed" if report.error else f"; {report.stop or ''}")
         lines.append(line)
@@ -327,7 +329,7 @@ def _with_log(each: Finding) -> Text:
 def _closing(summary: Mapping[str, Any], page: str) -> str:
     counts = ", ".join(f"{n} {severity}" for severity, n in summary["counts"].items() if n)
     return (
-        f"{counts or 'no findings'}; {summary['episodes']} episodes on "
-        f"{summary['samples_tried']} of {summary['samples']} samples. "
+        f"{counts or 'no findings'}; {counted(summary['episodes'], 'episode')} on "
+        f"{part_of(summary['samples_tried'], summary['samples'], 'sample')}. "
         f"Report: {summary['folder']}/{page}"
     )

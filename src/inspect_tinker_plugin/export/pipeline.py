@@ -30,6 +30,7 @@ from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
+from inspect_tinker_plugin.wording import counted
 
 logger = getLogger(__name__)
 
@@ -245,8 +246,9 @@ class _Export:
             self._folder.abandon()
             first = failures[0]
             raise ExportError(
-                f"task {self._resolved.task.name!r}: none of {len(failures)} samples could be "
-                f"exported; nothing was written. Sample {first.id!r}: {first.reason}"
+                f"task {self._resolved.task.name!r}: none of "
+                f"{counted(len(failures), 'sample')} could be exported; nothing was written. "
+                f"Sample {first.id!r}: {first.reason}"
             )
         files = self._folder.finish(
             self._resolved.task.name,

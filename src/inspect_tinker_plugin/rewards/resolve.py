@@ -28,6 +28,7 @@ from inspect_tinker_plugin.rewards.contract import (
     UnscoredError,
     checked_reward,
 )
+from inspect_tinker_plugin.wording import counted
 
 
 class RewardExpressionError(ExpressionError, RewardError):
@@ -141,8 +142,9 @@ class ResolvedGroupReward(_Resolved):
         answer = await self._call(tuple(members))
         listed = isinstance(answer, Sequence) and not isinstance(answer, str | bytes)
         if not listed or len(answer) != len(members):
-            what = f"{len(answer)} rewards" if listed else f"{answer!r:.80}"
-            raise self._error(f"gave {what} for {len(members)} members, not a reward each")
+            what = counted(len(answer), "reward") if listed else f"{answer!r:.80}"
+            of = counted(len(members), "member")
+            raise self._error(f"gave {what} for {of}, not a reward each")
         rewards = [None if each is None else self._checked(each) for each in answer]
         for index, (member, reward) in enumerate(zip(members, rewards, strict=True)):
             if member.failed and reward is not None:

@@ -37,6 +37,7 @@ from inspect_tinker_plugin.rl.ending import (
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
+from inspect_tinker_plugin.wording import counted
 
 CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""
@@ -136,7 +137,8 @@ class InspectEnv(Env):
                     return observed.prompt, observed.stop
                 self._rules.stop = StopReason.MAX_TOKENS
                 observed = await self._end(
-                    f"the first prompt has {observed.prompt.length} tokens, over {budget}"
+                    f"the first prompt has {counted(observed.prompt.length, 'token')}, "
+                    f"over {budget}"
                 )
             ending = await self._conclude(observed)
             final = self._final_step(ending)

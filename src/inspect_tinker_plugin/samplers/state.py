@@ -25,6 +25,7 @@ from typing import Any
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sampler
+from inspect_tinker_plugin.wording import counted
 
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""
@@ -148,8 +149,8 @@ class SamplerState:
             head = lines[0]
         elif lines and "samples" in lines[0]:
             raise ConfigError(
-                f"{self._file} is of {lines[0]['samples']} samples, and there are {self._size}; "
-                "choose another log_dir, or the same samples"
+                f"{self._file} is of {counted(lines[0]['samples'], 'sample')}, and there "
+                f"are {self._size}; choose another log_dir, or the same samples"
             )
         else:
             head = {

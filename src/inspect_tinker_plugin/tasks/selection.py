@@ -14,6 +14,7 @@ from inspect_ai.log import EvalSample
 from pydantic import BaseModel
 
 from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +181,8 @@ def held_out_hashes(counts: Mapping[str, int], share: str, *, seed: int = 0) -> 
         taken += counts[each]
     if taken == size:
         raise ConfigError(
-            f"a test split of {share} holds out all {size} samples: many have the same "
-            "content; give a smaller share, or a --test-task"
+            f"a test split of {share} holds out all of {counted(size, 'sample')}: many have "
+            "the same content; give a smaller share, or a --test-task"
         )
     return frozenset(held)
 
@@ -212,7 +213,9 @@ def held_out(share: str, size: int) -> int:
         ) from None
     count = max(1, count)
     if count >= size:
-        raise ConfigError(f"a test split of {share} leaves none of the {size} samples to train on")
+        raise ConfigError(
+            f"a test split of {share} leaves none of {counted(size, 'sample')} to train on"
+        )
     return count
 
 

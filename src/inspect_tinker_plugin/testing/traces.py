@@ -21,6 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.scripted.replies import Player
+from inspect_tinker_plugin.wording import counted
 
 Json = Any
 """A JSON value."""
@@ -237,7 +238,7 @@ def script_faults(players: Mapping[str, Player]) -> list[str]:
     for name, player in players.items():
         if player.exhausted:
             played = len(player.requests) - max(1, player.refusals)
-            faults.append(f"the script of {name!r} ran out after {played} turns")
+            faults.append(f"the script of {name!r} ran out after {counted(played, 'turn')}")
         if player.unused:
             faults.append(f"the script of {name!r} has {player.unused} unused replies")
     return faults

@@ -22,6 +22,7 @@ from inspect_tinker_plugin.tools.contract import (
     ToolInvocation,
     carry_out,
 )
+from inspect_tinker_plugin.wording import counted
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class LimitedExecutor:
             counts = invocation.scope.episode.setdefault((self, "calls"), {})
             counts[invocation.tool] = counts.get(invocation.tool, 0) + 1
             if counts[invocation.tool] > self.calls:
-                raise ToolError(f"The limit of {self.calls} calls to {invocation.tool} is reached.")
+                calls = counted(self.calls, "call")
+                raise ToolError(f"The limit of {calls} to {invocation.tool} is reached.")
         async with asyncio.timeout(self.timeout):
             result = await carry_out(self.inner, invocation)
         if self.output is not None and isinstance(result, str):

@@ -19,6 +19,7 @@ from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
 from inspect_tinker_plugin.train.warm_start import WarmStart
+from inspect_tinker_plugin.wording import counted
 
 _SAMPLES = 4
 _SELECTING = ("limit", "sample_id", "sample_ids", "sample_shuffle")
@@ -66,8 +67,9 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     builder = config.dataset_builder
     lines = [
-        f"{steps} steps of {builder.batch_size} groups of {builder.group_size} episodes, replies "
-        f"of at most {config.max_tokens:,} tokens, learning rate {config.learning_rate:g}",
+        f"{counted(steps, 'step')} of {counted(builder.batch_size, 'group')} of "
+        f"{counted(builder.group_size, 'episode')}, replies of at most "
+        f"{counted(config.max_tokens, 'token')}, learning rate {config.learning_rate:g}",
         *_planned(cost, steps, builder, prices, config.max_tokens),
     ]
     return DryRun(lines, missing_key(request))

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.wording import counted, part_of
+
 METRICS = "metrics.jsonl"
 IMITATION = "imitation"
 """Folder of the imitation before a training, in the run's folder."""
@@ -114,7 +116,7 @@ def step_problems(row: Mapping[str, Any]) -> list[str]:
     # each rollout has one stop reason; the cookbook averages each over those that have it
     if {name for name in row if name.startswith(_STOP)} == {_STOP + CUT}:
         tokens = number(row, "env/all/ac_tokens_per_turn")
-        at = "the token limit" if tokens is None else f"{tokens:.0f} tokens"
+        at = "the token limit" if tokens is None else counted(round(tokens), "token")
         problems.append(f"100% of replies were cut at {at} (max_tokens)")
     return problems
 
@@ -136,11 +138,11 @@ def run_problems(
         problems.append("No group had different rewards in any step: nothing was learned.")
     elif silent:
         problems.append(
-            f"No group had different rewards in {silent} of {len(shares)} steps: nothing was "
-            "learned in them."
+            f"No group had different rewards in {part_of(silent, len(shares), 'step')}: nothing "
+            "was learned in them."
         )
     cut = sum(stop == CUT for stop in stops)
     if cut and cut * 2 >= len(stops):
-        at = f"{max_tokens} tokens" if max_tokens else "the token limit"
+        at = counted(max_tokens, "token") if isinstance(max_tokens, int) else "the token limit"
         problems.append(f"{cut / len(stops):.0%} of replies were cut at {at}: raise max_tokens.")
     return problems

@@ -153,7 +153,7 @@ class Progress:
         lines = []
         for problem, steps in found.items():
             if steps == 1 or steps % _REMIND == 0:
-                again = f" ({steps} steps in a row)" if steps > 1 else ""
+                again = f" ({counted(steps, 'step')} in a row)" if steps > 1 else ""
                 lines.append(f"         ! {problem}{again}")
         return lines
 

@@ -19,6 +19,7 @@ from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
 from inspect_tinker_plugin.train.metrics import IMITATION, parse
+from inspect_tinker_plugin.wording import counted
 
 LONGEST = 32_768
 """Maximum tokens of a conversation, where the model's folder does not say it."""
@@ -121,8 +122,8 @@ def _check_rows(path: str, dataset: Any, rows: int, longest: int) -> None:
         tokens = datum.model_input.length + 1
         if tokens > longest:
             raise ConfigError(
-                f"{where} has {tokens:,} tokens, more than the model takes ({longest:,}); export "
-                "with --max-length"
+                f"{where} has {counted(tokens, 'token')}, more than the model takes ({longest:,}); "
+                "export with --max-length"
             )
         if not any(datum.loss_fn_inputs["weights"].data):
             raise ConfigError(f"{where} has no words that are marked to be learned")

@@ -20,11 +20,12 @@ from inspect_tinker_plugin.audit.answers import (
     targets,
 )
 from inspect_tinker_plugin.audit.codes import CODES
-from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.wording import part_of
 
 _FEW = 3
 _FILLER = "Let me think about this step by step, and look at it from every side. " * 300
@@ -94,7 +95,7 @@ class AnswerChecks:
             if full and 2 * len(full) >= len(records):
                 severity = self._how_bad(audit, code, samples)
                 meaning = _MEANINGS.get(policy, CODES[code].meaning)
-                message = f"{meaning} Seen on {share(len(full), len(records))}."
+                message = f"{meaning} Seen on {part_of(len(full), len(records), 'sample')}."
                 found.append(finding(code, message, severity=severity, evidence=full[0].evidence()))
         return found
 
@@ -134,7 +135,8 @@ class AnswerChecks:
             padded += records if name in _PADDING else []
             less = [r for r in records if r.reward is not None and not reference.is_full(r.reward)]
             if less and code is not None and not any(f.code == code for f in found):
-                message = f"{CODES[code].meaning} ({name}: {share(len(less), len(records))})"
+                on = part_of(len(less), len(records), "sample")
+                message = f"{CODES[code].meaning} ({name}: {on})"
                 severity = _strictness(audit, code, less[0])
                 found.append(finding(code, message, severity=severity, evidence=less[0].evidence()))
         return found + _padding(audit, padded)
@@ -168,7 +170,7 @@ class AnswerChecks:
             text = texts[policy.partition(":")[2]]
             message = (
                 f"The reply {text!r:.90} earns {paid[0].reward:g} on "
-                f"{share(len(paid), len(records))}, where 'I do not know.' earns less."
+                f"{part_of(len(paid), len(records), 'sample')}, where 'I do not know.' earns less."
             )
             evidence = paid[0].evidence(samples=[r.sample for r in paid])
             found.append(finding(code, message, severity=severity, evidence=evidence))

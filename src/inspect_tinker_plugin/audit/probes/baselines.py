@@ -17,7 +17,6 @@ from inspect_tinker_plugin.audit.contract import (
     AuditContext,
     finding,
     per_sample,
-    share,
 )
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
@@ -25,6 +24,7 @@ from inspect_tinker_plugin.audit.reference import NULL
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
+from inspect_tinker_plugin.wording import part_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -124,7 +124,7 @@ class Baselines:
                 continue
             message = (
                 f"The answer {answer!r}, whatever is asked, earns the full reward on "
-                f"{share(len(full), len(records))}."
+                f"{part_of(len(full), len(records), 'sample')}."
             )
             found.append(
                 finding(
@@ -198,7 +198,8 @@ def _general(
     severity: Severity,
 ) -> Finding:
     message = (
-        f"{CODES[code].meaning} It earned the full reward on {share(len(full), len(records))}."
+        f"{CODES[code].meaning} It earned the full reward on "
+        f"{part_of(len(full), len(records), 'sample')}."
     )
     return finding(
         code,
@@ -227,7 +228,8 @@ def _partial(audit: AuditContext, code: str, records: list[EpisodeRecord]) -> li
     severity = Severity.MEDIUM if mean >= audit.reference.full / 2 else Severity.LOW
     message = (
         f"{CODES[code].meaning} It earned {mean:.2f} on average on "
-        f"{share(len(some), len(records))}, the full reward being {audit.reference.full:g}."
+        f"{part_of(len(some), len(records), 'sample')}, the full reward being "
+        f"{audit.reference.full:g}."
     )
     evidence = some[0].evidence(samples=[record.sample for record in some])
     return [finding(code, message, severity=severity, evidence=evidence)]
@@ -240,7 +242,7 @@ def _no_answers(audit: AuditContext) -> list[Finding]:
     if not full or 2 * len(full) < len(records) or len(full) < min(2, len(audit.samples)):
         return []
     message = (
-        f"'I do not know.' earns the full reward on {share(len(full), len(records))} "
+        f"'I do not know.' earns the full reward on {part_of(len(full), len(records), 'sample')} "
         f"(policy {NULL})."
     )
     evidence = full[0].evidence(samples=[record.sample for record in full][:50])

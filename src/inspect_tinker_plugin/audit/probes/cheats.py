@@ -22,12 +22,13 @@ from inspect_ai.solver import TaskState
 from inspect_tinker_plugin.audit import moves
 from inspect_tinker_plugin.audit.answers import FORMS, UNKNOWING, always, right_answer, targets
 from inspect_tinker_plugin.audit.codes import CODES
-from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import files_named
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.wording import part_of
 
 _FEW = 2
 _OWN_FILE = re.compile(
@@ -238,7 +239,7 @@ def _success(
     what = f" It changed {', '.join(changed[:4])}." if changed else ""
     message = (
         f"{CODES[code].meaning} {record.policy.partition(':')[2]!r} earned {record.reward:g} on "
-        f"{share(len(paid), tried)}, {how}.{what}"
+        f"{part_of(len(paid), tried, 'sample')}, {how}.{what}"
     )
     return finding(
         code,

@@ -13,9 +13,10 @@ from typing import Any
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.audit.answers import choice_texts, words
-from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample, share
+from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.tasks.selection import content_hash, sample_content
+from inspect_tinker_plugin.wording import counted, part_of
 
 _LISTED = 20
 
@@ -36,7 +37,7 @@ def copies(samples: Sequence[Sample]) -> list[Finding]:
     found = []
     ids = Counter(str(sample.id) for sample in samples)
     twice: Evidence = {
-        id: (f"{n} samples have the id {id!r}.", {}) for id, n in ids.items() if n > 1
+        id: (f"{counted(n, 'sample')} have the id {id!r}.", {}) for id, n in ids.items() if n > 1
     }
     found += per_sample("duplicate-id", twice)
     by_content: dict[str, list[Sample]] = defaultdict(list)
@@ -57,7 +58,7 @@ def copies(samples: Sequence[Sample]) -> list[Finding]:
         found.append(
             finding(
                 "duplicate-samples",
-                f"{share(extra, len(samples))} are copies of others: {shown}.",
+                f"{part_of(extra, len(samples), 'sample')} are copies of others: {shown}.",
                 sample=equal[0][1].id,
                 severity=None if same else Severity.LOW,
                 evidence={"groups": [[s.id for s in group] for group in equal[:_LISTED]]},
@@ -132,8 +133,8 @@ def near(audit: AuditContext) -> list[Finding]:
     ids = [[samples[a].id, samples[b].id] for a, b in pairs]
     touched = {position for pair in pairs for position in pair}
     message = (
-        f"{share(len(touched), len(samples))} have a near-duplicate, such as {ids[0][0]!r} and "
-        f"{ids[0][1]!r}."
+        f"{part_of(len(touched), len(samples), 'sample')} have a near-duplicate, such as "
+        f"{ids[0][0]!r} and {ids[0][1]!r}."
     )
     return [
         finding("near-duplicates", message, sample=ids[0][1], evidence={"pairs": ids[:_LISTED]})

@@ -10,6 +10,7 @@ from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.contract import AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding
 from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_of
+from inspect_tinker_plugin.wording import counted
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Cost:
         one = plan["per_episode"]
         kind = "counted" if cost.exact else "estimated from scripted episodes"
         message = (
-            f"Per episode ({kind}): {one['turns']:g} turns, {one['prefilled']:,.0f} tokens "
-            f"prefilled, {one['cached']:,.0f} cached, {one['sampled']:,.0f} sampled, "
+            f"Per episode ({kind}): {counted(round(one['turns'], 3), 'turn')}, "
+            f"{counted(round(one['prefilled']), 'token')} prefilled, "
+            f"{one['cached']:,.0f} cached, {one['sampled']:,.0f} sampled, "
             f"{one['trained']:,.0f} trained, {one['sandbox_seconds']:g} s of sandbox."
         )
         if "money_in_all" in plan:

@@ -15,13 +15,13 @@ from inspect_tinker_plugin.audit.contract import (
     AuditContext,
     finding,
     per_sample,
-    share,
 )
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.baselines import first_tool
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.reference import SCRIPT, Gold, gold_play
 from inspect_tinker_plugin.audit.stage import Play
+from inspect_tinker_plugin.wording import counted, part_of
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
 """Scorers of Inspect that compare the reply with the target, which therefore is the answer."""
@@ -108,7 +108,8 @@ def _limits(
     if not stopped:
         return []
     record = stopped[0]
-    message = f"{doing} runs into the task's {record.limit} limit (seen on {len(stopped)} samples)."
+    seen = counted(len(stopped), "sample")
+    message = f"{doing} runs into the task's {record.limit} limit (seen on {seen})."
     return [
         finding(
             "limit-too-small",
@@ -135,8 +136,8 @@ def _failing(audit: AuditContext) -> list[Finding]:
             {
                 id: (
                     f"The right answer {_said(by_id[id], audit)!r:.120} earns "
-                    f"{record.reward:g}; {len(scored) - len(nothing)} of {len(scored)} samples pay "
-                    "for theirs.",
+                    f"{record.reward:g}; "
+                    f"{part_of(len(scored) - len(nothing), len(scored), 'sample')} pay for theirs.",
                     record.evidence(),
                 )
                 for id, record in nothing.items()
@@ -150,7 +151,7 @@ def _failing(audit: AuditContext) -> list[Finding]:
             finding(
                 "gold-below-full",
                 f"The right answer earns less than {reference.full:g} on "
-                f"{share(len(below), len(scored))}; the least is {least:g}.",
+                f"{part_of(len(below), len(scored), 'sample')}; the least is {least:g}.",
                 sample=below[0].sample if len(below) == 1 else None,
                 severity=Severity.LOW if len(below) == len(scored) else None,
                 evidence=below[0].evidence(samples=[r.sample for r in below][:50]),
@@ -176,15 +177,15 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
         said = str(records[0].notes.get("solution", ""))
         return finding(
             "gold-fails",
-            f"The solution script {name} earns nothing on all {len(records)} samples tried. "
+            f"The solution script {name} earns nothing on {counted(len(records), 'sample')} tried. "
             f"It said: {said.strip()[-200:] or 'nothing'}",
             sample=records[0].sample if len(records) == 1 else None,
             evidence=records[0].evidence(output=said, samples=[r.sample for r in records][:50]),
         )
     likely = target_is_answer(audit)
     message = (
-        f"The target as the answer earns nothing on all {len(records)} samples tried, in "
-        f"{len(FORMS)} forms."
+        f"The target as the answer earns nothing on {counted(len(records), 'sample')} tried, in "
+        f"{counted(len(FORMS), 'form')}."
     )
     if not likely:
         message += " The target may not be the answer; if so, name the answer with --gold."
@@ -211,7 +212,7 @@ def _inverted(audit: AuditContext) -> list[Finding]:
     record, null = pairs[0]
     message = (
         f"The right answer earns {record.reward:g} where 'I do not know.' earns {null.reward:g}, "
-        f"on {share(len(pairs), len(audit.reference.gold))}."
+        f"on {part_of(len(pairs), len(audit.reference.gold), 'sample')}."
     )
     severity = Severity.HIGH if _compares(audit) or (null.reward or 0) > TINY else Severity.MEDIUM
     return [finding("inverted-reward", message, severity=severity, evidence=record.evidence())]

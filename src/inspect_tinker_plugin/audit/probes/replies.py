@@ -12,11 +12,12 @@ from inspect_ai.model import ModelOutput
 from inspect_tinker_plugin.audit import moves
 from inspect_tinker_plugin.audit.answers import always
 from inspect_tinker_plugin.audit.codes import CODES
-from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.wording import part_of
 
 _FEW = 2
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(|\b(?:named|called|function)\s+`?(\w+)`?\s*\(")
@@ -190,7 +191,8 @@ def _pays(audit: AuditContext, record: EpisodeRecord, honest: EpisodeRecord | No
 def _success(code: str, name: str, paid: list[EpisodeRecord], tried: int) -> Finding:
     record = paid[0]
     message = (
-        f"{CODES[code].meaning} {name!r} earned {record.reward:g} on {share(len(paid), tried)}, "
+        f"{CODES[code].meaning} {name!r} earned {record.reward:g} on "
+        f"{part_of(len(paid), tried, 'sample')}, "
         "where a function that returns nothing earned less."
     )
     severity = Severity.HIGH if 2 * len(paid) >= tried else Severity.MEDIUM

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.audit.answers import choice_texts, holds, targets
-from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample, share
+from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.copies import copies, near, one_line, overlap, question
 from inspect_tinker_plugin.audit.records import EpisodeRecord
+from inspect_tinker_plugin.wording import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
@@ -78,7 +79,8 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
         )
     silent = [r for r in null.values() if r.turns == 0 and r.error is None]
     if silent:
-        message = f"The solver asked the model nothing on {share(len(silent), len(null))}."
+        on = part_of(len(silent), len(null), "sample")
+        message = f"The solver asked the model nothing on {on}."
         found.append(
             finding(
                 "no-model-call",
@@ -143,7 +145,7 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
         return []  # as may happen by chance
     if rate < 0.6 and not (rate >= 2 / max(fair, 2) and often > expected + 4 * spread):
         return []
-    message = f"{text!r:.60} is right on {often} of {len(known)} samples ({rate:.0%})."
+    message = f"{text!r:.60} is right on {part_of(often, len(known), 'sample')} ({rate:.0%})."
     severity = Severity.HIGH if rate >= 0.95 else Severity.MEDIUM
     return [finding("target-imbalance", message, severity=severity, evidence={"target": text})]
 
@@ -203,7 +205,8 @@ def _leaks(audit: AuditContext) -> list[Finding]:
         if by_nature and severity is not Severity.HIGH:
             id = next(iter(some))
             message = (
-                f"Targets are in the input of {share(len(some), len(wanted))}, as in reading tasks."
+                f"Targets are in the input of {part_of(len(some), len(wanted), 'sample')}, as in "
+                "reading tasks."
             )
             found.append(
                 finding(
@@ -282,7 +285,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
             and len(inputs) > 1
             and len({str(by_id[r.sample].target) for r in group}) > 1
         ):
-            message = f"{share(len(group), len(null))} show the model the same prompt."
+            message = f"{part_of(len(group), len(null), 'sample')} show the model the same prompt."
             ids = [record.sample for record in group]
             found.append(
                 finding("same-prompt", message, evidence=group[0].evidence(samples=ids[:50]))
@@ -296,7 +299,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
     most = audit.options.prompt_tokens if audit.options else None
     if most is not None:
         long: Evidence = {
-            s.id: (f"The prompt has about {tokens:,} tokens, over {most:,}.", {})
+            s.id: (f"The prompt has about {counted(tokens, 'token')}, over {most:,}.", {})
             for s in audit.samples
             if s.id is not None and (tokens := _tokens(s, null.get(s.id))) > most
         }
@@ -340,5 +343,6 @@ def _epochs(audit: AuditContext) -> list[Finding]:
     names = [str(getattr(reducer, "__name__", "custom")) for reducer in reducers]
     if not audit.task.epochs or audit.task.epochs < 2:
         return []
-    message = f"The task runs {audit.task.epochs} epochs, reduced by {', '.join(names) or 'mean'}."
+    epochs = counted(audit.task.epochs or 1, "epoch")
+    message = f"The task runs {epochs}, reduced by {', '.join(names) or 'mean'}."
     return [finding("epochs-reduced", message)]

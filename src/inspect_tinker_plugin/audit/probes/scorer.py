@@ -21,6 +21,7 @@ from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import shifted_clock
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
+from inspect_tinker_plugin.wording import counted
 
 TIMES = 5
 """How often one state is scored, and one policy is played."""
@@ -256,7 +257,7 @@ def _values(audit: AuditContext) -> list[Finding]:
         # do not do: if there are tools, that says little
         paid = abs(value) > TINY and (not record.tools or audit.reference.is_full(value))
         grave = paid or (audit.reference.gold and target_is_answer(audit))
-        message = f"{tried} episodes of {len(policies)} policies all earned {value:g}."
+        message = f"{counted(tried, 'episode')} of {len(policies)} policies all earned {value:g}."
         severity = Severity.HIGH if grave else Severity.LOW
         if not grave:
             message += " No right answer is known, so there may be one that earns more."

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
-from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding, share
+from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.wording import part_of
 
 KEEP = "samples.txt"
 """File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples
@@ -131,7 +132,8 @@ def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[ModelAttempt])
         return []
     record = next(each for each in attempts if each.group == flat[0])
     message = (
-        f"{len(flat)} of {len(groups)} groups have one reward for all attempts: they teach nothing."
+        f"{part_of(len(flat), len(groups), 'group')} with one reward for all attempts: nothing is "
+        "learned from them."
     )
     severity = Severity.HIGH if len(flat) == len(groups) and len(groups) > 1 else None
     return [finding("no-signal", message, severity=severity, evidence=_evidence(record))]
@@ -148,7 +150,7 @@ def _extremes(
         if not ids:
             continue
         record = next(each for each in attempts if each.sample == ids[0])
-        message = f"{share(len(ids), len(several))}: {', '.join(map(str, ids[:10]))}"
+        message = f"{part_of(len(ids), len(several), 'sample')}: {', '.join(map(str, ids[:10]))}"
         message += ", …" if len(ids) > 10 else ""
         found.append(
             finding(
@@ -165,11 +167,11 @@ def _endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
     found = []
     cut = [each for each in attempts if "max_tokens" in each.stop or each.stop == "token limit"]
     if len(cut) > _CUT * len(attempts):
-        message = f"{len(cut)} of {len(attempts)} episodes end at a token limit."
+        message = f"Cut at a token limit: {part_of(len(cut), len(attempts), 'episode')}."
         found.append(finding("cut-replies", message, evidence=_evidence(cut[0])))
     failed = [each for each in attempts if each.failed]
     if failed:
-        message = f"{len(failed)} of {len(attempts)} episodes failed."
+        message = f"{part_of(len(failed), len(attempts), 'episode')} failed."
         severity = None if len(failed) > _CUT * len(attempts) else Severity.LOW
         found.append(
             finding("failed-episodes", message, severity=severity, evidence=_evidence(failed[0]))
