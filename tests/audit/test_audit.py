@@ -314,8 +314,8 @@ async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> No
     assert found["no-signal"]["severity"] == "medium"
     assert (tmp_path / "out" / "samples.txt").read_text() == "mixed\n"
     evidence = found["solved-by-none"]["evidence"]
-    log = str(tmp_path / "out" / evidence["log"])
-    shown = await read_eval_log_sample_async(log, id="hard", epoch=evidence["epoch"])
+    path = str(tmp_path / "out" / evidence["log"])
+    shown = await read_eval_log_sample_async(path, id="hard", epoch=evidence["epoch"])
     assert shown.output.completion == "pear"
 
 
