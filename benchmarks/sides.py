@@ -125,6 +125,9 @@ async def cpu_ms(work: Callable[[], Awaitable[Any]], units: int) -> float:
 # one turn
 
 GROUPS = 8
+BATCHES = 4
+"""Batches per round: enough for most garbage collections to fall into every round."""
+EPISODES = BATCHES * GROUPS * GROUP
 
 
 def one_turn_task(samples: int) -> Task:
@@ -159,17 +162,19 @@ def one_turn_ours(**options: Any) -> Side:
     )
 
     async def work() -> None:
-        await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
+        for _ in range(BATCHES):
+            await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
 
-    return lambda: cpu_ms(work, GROUPS * GROUP)
+    return lambda: cpu_ms(work, EPISODES)
 
 
 def one_turn_by_hand() -> Side:
     async def work() -> None:
-        groups = [Builder(lambda: HandWritten(RENDERER)) for _ in range(GROUPS)]
-        await _roll(groups, lambda: Policy([spoken(ANSWER)]))
+        for _ in range(BATCHES):
+            groups = [Builder(lambda: HandWritten(RENDERER)) for _ in range(GROUPS)]
+            await _roll(groups, lambda: Policy([spoken(ANSWER)]))
 
-    return lambda: cpu_ms(work, GROUPS * GROUP)
+    return lambda: cpu_ms(work, EPISODES)
 
 
 def one_turn_bridge(source: Path) -> Side:
@@ -182,9 +187,10 @@ def one_turn_bridge(source: Path) -> Side:
     )
 
     async def work() -> None:
-        await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
+        for _ in range(BATCHES):
+            await _roll(dataset.get_batch(0), lambda: Policy([spoken(ANSWER)]))
 
-    return lambda: cpu_ms(work, GROUPS * GROUP)
+    return lambda: cpu_ms(work, EPISODES)
 
 
 async def evaluated(task: Task, script: Any, *, logs: bool) -> None:
@@ -206,9 +212,8 @@ def _said(text: str) -> ModelOutput:
 
 
 def one_turn_eval(*, logs: bool) -> Side:
-    samples = GROUPS * GROUP
     return lambda: cpu_ms(
-        lambda: evaluated(one_turn_task(samples), lambda _: _said(ANSWER), logs=logs), samples
+        lambda: evaluated(one_turn_task(EPISODES), lambda _: _said(ANSWER), logs=logs), EPISODES
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import pickle
@@ -27,6 +28,8 @@ os.environ.setdefault("INSPECT_DISPLAY", "none")
 
 ROOT = Path(__file__).parents[1]
 OURS = "ours"
+EARLY = "early"
+"""Ours, in the first turns of the same episodes."""
 
 Sides = Mapping[str, Callable[[], Awaitable[float]]]
 
@@ -74,7 +77,7 @@ def one_turn_logged(bridge: Path | None) -> Sides:
         started = time.process_time()
         await logged()
         await asyncio.to_thread(assemble_pending, folder.name)
-        return (time.process_time() - started) / (sides.GROUPS * sides.GROUP) * 1000
+        return (time.process_time() - started) / sides.EPISODES * 1000
 
     return {OURS: ours, "eval, logs": sides.one_turn_eval(logs=True)}
 
@@ -96,7 +99,7 @@ def late_turn(bridge: Path | None) -> Sides:
     work = ToolWork(64, 500)
     return {
         OURS: work.late_turn_of_rollout(work.ours),
-        "early": work.early_turn_of_rollout(work.ours),
+        EARLY: work.early_turn_of_rollout(work.ours),
         "by hand": work.late_turn_of_rollout(work.by_hand),
         "eval": work.late_turn_of_eval(),
     }
@@ -181,7 +184,7 @@ LINES = {
     "late-turn": Line(
         "late turn of 64, 500-token results",
         late_turn,
-        {"": 2.0, "early": 1.15, "eval": 0.65},
+        {"": 2.0, EARLY: 1.15, "eval": 0.65},
         rounds=3,
     ),
     "react": Line("react agent, one turn", react_turn, {"": 1.8, "eval": 0.4}),
@@ -220,10 +223,13 @@ LINES = {
 
 async def measure(line: Line, bridge: Path | None, rounds: int) -> dict[str, list[float]]:
     """All rounds of a line, in this process; a round before them warms up."""
+    pythons_own = gc.get_threshold()
     sides = line.sides(bridge)
+    tuned = gc.get_threshold()  # by our datasets, and in processes that have some
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(rounds + 1):
         for name, side in sides.items():
+            gc.set_threshold(*(tuned if name in (OURS, EARLY) else pythons_own))
             figure = await side()
             if round_:
                 figures[name].append(figure)

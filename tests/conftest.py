@@ -84,6 +84,9 @@ def heeded_signals() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def unfrozen() -> Iterator[None]:
-    """Let the collector work as usual: commands that run in this process would tune it."""
-    with patch("inspect_tinker_plugin.memory.freeze_memory", lambda: None):
+    """Let the collector work as usual: commands and datasets of this process would tune it."""
+    with (
+        patch("inspect_tinker_plugin.memory.freeze_memory", lambda: None),
+        patch("inspect_tinker_plugin.memory.collect_rarely", lambda: None),
+    ):
         yield

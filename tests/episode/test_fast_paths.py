@@ -317,6 +317,31 @@ def test_loaded_objects_are_excluded_from_collections() -> None:
     assert out.stdout.split() == ["True", "True"]
 
 
+def test_a_dataset_makes_collections_rare_where_nobody_has_tuned_them() -> None:
+    code = (
+        "import gc, os\n"
+        "from tests.rl.policies import renderer\n"
+        "from tests.rl.tasks import arithmetic\n"
+        "def left(thresholds, slow=''):\n"
+        "    gc.set_threshold(*thresholds)\n"
+        f"    os.environ[{SLOW!r}] = slow\n"
+        "    arithmetic(1).as_rl_dataset(renderer())\n"
+        "    return gc.get_threshold()[0]\n"
+        "untouched = 700, 10, 10\n"  # as in Python 3.12 and older
+        "print(left(untouched), left((50_000, 9, 9)), left(untouched, 'collections'))\n"
+        "gc.disable()\n"
+        "print(left(untouched))\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert out.stdout.split() == ["100000", "50000", "700", "700"]
+
+
 # traces
 
 

@@ -67,6 +67,9 @@ class FastPath(StrEnum):
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
 
+    COLLECTIONS = "collections"
+    """Garbage is collected after 100,000 new objects in a process with Python's own thresholds."""
+
     STARTS = "starts"
     """Starting a few episodes at a time, so that a thousand do not stop the event loop."""
 

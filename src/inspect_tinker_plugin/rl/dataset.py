@@ -12,6 +12,8 @@ from inspect_ai import Task
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
+from inspect_tinker_plugin import memory
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
@@ -62,6 +64,8 @@ class InspectRLDataset(RLDataset):
         """The samples of an epoch, before shuffling."""
         self._order = order or Passes(len(samples), handle.options)
         self._ahead: Ahead | None = None
+        if taken(FastPath.COLLECTIONS):
+            memory.collect_rarely()
 
     @property
     def options(self) -> DatasetOptions:
