@@ -30,7 +30,7 @@ from inspect_tinker_plugin.audit import (
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.options import read_budget
 from inspect_tinker_plugin.audit.page import render
-from inspect_tinker_plugin.audit.probes.cheats import judged_places
+from inspect_tinker_plugin.audit.probes.leaks import judged_places
 from inspect_tinker_plugin.audit.probes.signal import pass_at
 from inspect_tinker_plugin.audit.records import FINISHED, JOURNAL
 from inspect_tinker_plugin.cli.audit import audit as command

@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
+from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 from inspect_ai.util import sandbox
 
 from inspect_tinker_plugin.audit.answers import made_up
+from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
@@ -346,3 +349,44 @@ def forge_results(files: Sequence[str], text: str) -> str:
 def quoted(text: str) -> str:
     """Return a text as one word of a shell command."""
     return "'" + text.replace("'", "'\\''") + "'"
+
+
+# playing them
+
+
+def through_tools(script: str, finish: PolicyReply) -> PolicyReply:
+    """Run a script with the task's tool, then answer; without such a tool only answer."""
+
+    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
+        if not notes.get("acted"):
+            output = act(script, request)
+            if output is not None:
+                notes["acted"] = TOOLS
+                return output
+        elif "output" not in notes and notes["acted"] == TOOLS:
+            results = [message.text for message in request.messages if message.role == "tool"]
+            notes["output"] = results[-1][:4000] if results else ""
+        return finish(request, notes)
+
+    return reply
+
+
+def from_outside(script: str) -> Move:
+    """Run a script in the sandbox after the solver, unless a tool has run it."""
+
+    async def move(state: TaskState, notes: Notes) -> None:
+        if notes.get("acted") != TOOLS:
+            notes["acted"] = EXEC
+            notes["output"] = notes.get("output", "") + (await run_in_sandbox(script))[:4000]
+
+    return move
+
+
+def play(policy: str, sample: Sample, script: str, finish: PolicyReply) -> Play:
+    """Return an episode in which a script is run in either way, before the answer is given."""
+    return Play(
+        policy=policy,
+        sample=sample,
+        reply=through_tools(script, finish),
+        after=from_outside(script),
+    )
