@@ -70,6 +70,9 @@ class FastPath(StrEnum):
     COLLECTIONS = "collections"
     """Garbage is collected after 100,000 new objects in a process with Python's own thresholds."""
 
+    LOG_FILES = "log_files"
+    """Records condensed as JSON values, and logs written without Inspect's recorder."""
+
     STARTS = "starts"
     """Starting a few episodes at a time, so that a thousand do not stop the event loop."""
 

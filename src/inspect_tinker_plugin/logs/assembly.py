@@ -23,7 +23,9 @@ from inspect_ai.log import (
     write_eval_log,
 )
 
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.log_files import Header, read_header
+from inspect_tinker_plugin.logs.eval_file import can_write, write_eval_file
 from inspect_tinker_plugin.logs.parts import read_part, write_part
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
@@ -276,6 +278,9 @@ def _spec(run: LogRun) -> EvalSpec:
 
 
 def _write(log: EvalLog, path: Path) -> None:
+    if taken(FastPath.LOG_FILES) and can_write(log):
+        write_eval_file(log, path)
+        return
     try:
         write_eval_log(log, path, format="eval")
     except RuntimeError:
