@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
 from inspect_ai.log import transcript
 from inspect_ai.model import ModelOutput
-from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.fast_paths import (
@@ -234,6 +236,62 @@ def twice() -> Solver:
         return await generate(await generate(state))
 
     return solve
+
+
+@solver
+def looking(seen: list[ModelEvent]) -> Solver:
+    """Looks at its transcript while its call waits."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        first = asyncio.create_task(generate(state))
+        await asyncio.sleep(0.05)
+        seen.extend(each for each in transcript().events if isinstance(each, ModelEvent))
+        return await first
+
+    return solve
+
+
+async def test_who_looks_while_a_call_waits_sees_it_pending_and_later_its_reply() -> None:
+    seen: list[ModelEvent] = []
+    task = Task(dataset=[Sample(id=1, input="?")], solver=looking(seen))
+    episode = EpisodeRunner(task).episode(task.dataset[0])
+    await episode.start()
+    await asyncio.sleep(0.1)
+    [event] = seen
+    assert event.pending
+    assert [message.text for message in event.input] == ["?"]
+    assert event in episode.events
+
+    await episode.reply(ModelOutput.from_content("m", "so"))
+    assert event.pending is None
+    assert event.output.completion == "so"
+    assert [each for each in episode.events if isinstance(each, ModelEvent)] == [event]
+
+
+async def test_an_episode_that_waits_for_the_policy_takes_little_memory() -> None:
+    task = Task(
+        dataset=[Sample(id=i, input=f"{i}?") for i in range(101)], solver=generate(), scorer=match()
+    )
+    builders = as_rl_dataset(task, renderer(), batch_size=len(task.dataset)).get_batch(0)
+    kept = []
+
+    async def park(builder: EnvGroupBuilder) -> None:
+        [env] = await builder.make_envs()
+        await env.initial_observation()
+        kept.append(env)
+
+    await park(builders[0])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for builder in builders[1:]:
+            await park(builder)
+        growth, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for builder in builders:
+        await builder.cleanup()
+    assert growth / len(builders[1:]) < 38_000
 
 
 @pytest.fixture

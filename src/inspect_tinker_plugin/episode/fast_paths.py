@@ -31,12 +31,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
 import anyio
 from inspect_ai.event import Event, ModelEvent
+from inspect_ai.log import transcript
 from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
 from inspect_ai.tool import ToolChoice, ToolInfo
 
@@ -109,7 +110,7 @@ class QuietTranscript(internals.Transcript):
     """
 
     def __init__(self, on_read: Callable[[], None]) -> None:
-        self._recorded: list[Event] | None = []
+        self._recorded: list[Event | QuietCall] | None = []
         self._on_read = on_read
 
     def _event(self, event: Event) -> None:
@@ -122,10 +123,17 @@ class QuietTranscript(internals.Transcript):
         if self._recorded is None:
             super()._event_updated(event)
 
+    def begin(self, call: QuietCall) -> None:
+        """Record a model call, whose event is made when somebody looks at it."""
+        if self._recorded is None:
+            super()._event(call.event)
+        else:
+            self._recorded.append(call)
+
     @property
     def recorded(self) -> Sequence[Event]:
         """The recorded events; looking at them does not count as reading."""
-        return self._events if self._recorded is None else self._recorded
+        return self._events if self._recorded is None else _events_of(self._recorded)
 
     def __getattr__(self, name: str) -> Any:
         """Become an ordinary transcript, as soon as it is used for more than adding events."""
@@ -134,10 +142,14 @@ class QuietTranscript(internals.Transcript):
             raise AttributeError(name)
         self._recorded = None
         super().__init__(log_model_api=False)
-        for event in recorded:
+        for event in _events_of(recorded):
             super()._event(event)
         self._on_read()
         return getattr(self, name)
+
+
+def _events_of(recorded: Sequence[Event | QuietCall]) -> list[Event]:
+    return [each.event if isinstance(each, QuietCall) else each for each in recorded]
 
 
 _in_episode: ContextVar[bool] = ContextVar("inspect_rl_in_episode", default=False)
@@ -175,10 +187,6 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
-Completion = Callable[[ModelOutput | Exception, None], None]
-"""Completes the event of a call with its reply or error."""
-
-
 async def model_call(
     model: Model,
     *,
@@ -208,31 +216,28 @@ async def model_call(
     await parts.wait_generate_dispatch(model, None)
     parts._check_limits_before_dispatch()
     model.verify_model_apis()
-    record = model._record_model_interaction if keep_events else partial(_record_quietly, model)
-    complete, event = record(
-        input=messages, tools=tools, tool_choice=tool_choice, config=config, cache=None
-    )
-    assert isinstance(event, ModelEvent)
+    record = _LoggedCall if keep_events else QuietCall
+    call = record(model, messages, tools, tool_choice, config)
     started = parts.sample_clock()
     try:
         output = await model.api.generate(
             input=messages, tools=tools, tool_choice=tool_choice, config=config
         )
     except Exception as error:
-        complete(error, None)
+        call.complete(error)
         raise
     except anyio.get_cancelled_exc_class():
-        if event.pending:
-            complete(RuntimeError("model call cancelled"), None)
+        if call.event.pending:
+            call.complete(RuntimeError("model call cancelled"))
         raise
     assert isinstance(output, ModelOutput)
     if parts.usage_input_tokens is not None and output.input_context_tokens is None:
         output.input_context_tokens = parts.usage_input_tokens(output.usage)
     output.time = parts.sample_clock() - started
     for choice in output.choices:
-        for call in choice.message.tool_calls or []:
-            call.view = parts.tool_call_view(call, definitions)
-    complete(output, None)
+        for asked in choice.message.tool_calls or []:
+            asked.view = parts.tool_call_view(asked, definitions)
+    call.complete(output)
     if output.usage:
         parts.record_and_check_model_usage(model, output.usage, role=model.role, output=output)
     parts.record_sample_model_fallback(output)
@@ -242,7 +247,7 @@ async def model_call(
         parts.set_active_sample_total_turns(parts.turn_count() or 0)
     if not output.empty and output.stop_reason == "content_filter":
         parts.report_refusal(output.completion)
-    return output, event
+    return output, call.event
 
 
 _TEMPLATE = ModelEvent(
@@ -250,22 +255,87 @@ _TEMPLATE = ModelEvent(
 )
 
 
-def _record_quietly(model: Model, **fields: Any) -> tuple[Completion, ModelEvent]:
-    """Record a call without checking or copying what comes from Inspect itself."""
-    event = copy(_TEMPLATE)
-    # Inspect sets the time
-    event.__dict__.update(
-        fields,
-        model=str(model),
-        role=model.role,
-        input=list(fields["input"]),
-        pending=True,
-        uuid=uuid4().hex,
-        span_id=None,
-    )
-    internals.record_event(event)
+class _LoggedCall:
+    """A model call that is recorded as Inspect does."""
 
-    def complete(result: ModelOutput | Exception, call: None) -> None:
+    __slots__ = ("_complete", "event")
+
+    def __init__(
+        self,
+        model: Model,
+        messages: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> None:
+        self._complete, event = model._record_model_interaction(
+            input=messages, tools=tools, tool_choice=tool_choice, config=config, cache=None
+        )
+        assert isinstance(event, ModelEvent)
+        self.event = event
+
+    def complete(self, result: ModelOutput | Exception) -> None:
+        self._complete(result, None)
+
+
+class QuietCall:
+    """A model call whose event is made when the call has ended, or when somebody looks at it.
+
+    Waiting for the policy it needs a tenth of the memory of an event.
+
+    Args:
+        model: The policy.
+        messages: The conversation.
+        tools: The descriptions of the tools.
+        tool_choice: Which of them it may call.
+        config: The merged options.
+    """
+
+    __slots__ = ("_config", "_event", "_messages", "_model", "_tool_choice", "_tools")
+
+    def __init__(
+        self,
+        model: Model,
+        messages: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> None:
+        self._model = model
+        self._messages = list(messages)
+        self._tools = tools
+        self._tool_choice = tool_choice
+        self._config = config
+        self._event: ModelEvent | None = None
+        running = transcript()
+        if isinstance(running, QuietTranscript):
+            running.begin(self)
+        else:
+            running._event(self.event)
+
+    @property
+    def event(self) -> ModelEvent:
+        """Its event, made without checking or copying what comes from Inspect itself."""
+        if self._event is None:
+            self._event = copy(_TEMPLATE)
+            # Inspect sets the time
+            self._event.__dict__.update(
+                model=str(self._model),
+                role=self._model.role,
+                input=self._messages,
+                tools=self._tools,
+                tool_choice=self._tool_choice,
+                config=self._config,
+                cache=None,
+                pending=True,
+                uuid=uuid4().hex,
+                span_id=None,
+            )
+        return self._event
+
+    def complete(self, result: ModelOutput | Exception) -> None:
+        """Complete its event with the reply or error."""
+        event = self.event
         if isinstance(result, ModelOutput):
             event.output = result
         else:
@@ -273,5 +343,3 @@ def _record_quietly(model: Model, **fields: Any) -> tuple[Completion, ModelEvent
             assert parts is not None
             event.error = parts.exception_message(result)
         event.pending = None
-
-    return complete, event

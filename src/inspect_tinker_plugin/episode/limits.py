@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.solver import TaskState
-from inspect_ai.util import time_limit, turn_limit, working_limit
+from inspect_ai.util import Limit, time_limit, turn_limit, working_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -44,12 +43,14 @@ class SampleLimits:
             cost=first(options.cost_limit, task.cost_limit),
         )
 
-    def enforce(self, state: TaskState, stack: ExitStack) -> None:
-        """Enter the scopes of all limits; message and token limits are those of the state."""
-        for limit in (
+    def scopes(self, state: TaskState) -> tuple[Limit, Limit, Limit, Limit, Limit, Limit]:
+        """Make the scopes of all limits, to be entered in this order.
+
+        Message, token and cost limits are those of the state.
+        """
+        return (
             *internals.state_limits(state),
             turn_limit(self.turn),
             time_limit(self.time),
             working_limit(self.working),
-        ):
-            stack.enter_context(limit)
+        )

@@ -20,7 +20,7 @@ class PolicyDoneError(RuntimeError):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Parked:
     request: TurnRequest
     answer: asyncio.Future[Reply]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from copy import copy
 from functools import cache
 from logging import getLogger
-from typing import Any
+from typing import Any, TypeVar
 
 from inspect_ai.event import SampleLimitEvent
 from inspect_ai.model import (
@@ -93,13 +92,13 @@ class RoleBook(dict[str, Any]):
     Args:
         roles: Models by role.
         task: Name of the task.
-        told: Roles that a warning was given for; shared by the episodes of the task.
     """
 
-    def __init__(self, roles: Mapping[str, Any], *, task: str, told: set[str]) -> None:
+    def __init__(self, roles: Mapping[str, Any], *, task: str) -> None:
         super().__init__(roles)
         self._task = task
-        self._told = told
+        self._told: set[str] = set()
+        """Roles that a warning was given for."""
 
     def __bool__(self) -> bool:
         """Return true even when empty: Inspect would replace an empty mapping by a plain dict."""
@@ -178,8 +177,13 @@ class PolicyAPI(ModelAPI):
         self._max_turns = max_turns
         self.asked = 0
         self.answered = 0
-        self.usage = ModelUsage()
+        self._usage: ModelUsage | None = None
         self.truncated = False
+
+    @property
+    def usage(self) -> ModelUsage:
+        """What its replies have used, added up."""
+        return ModelUsage() if self._usage is None else self._usage
 
     async def generate(
         self,
@@ -217,7 +221,7 @@ class PolicyAPI(ModelAPI):
         self.answered += 1
         self.truncated = reply.stop_reason == "max_tokens"
         if reply.usage is not None:
-            self.usage = self.usage + reply.usage
+            self._usage = self.usage + reply.usage
         return reply
 
     def _check_turns(self) -> None:
@@ -277,6 +281,8 @@ class MergedConfigs:
         self._last = asked.model_copy(deep=True), merged
 
 
+T = TypeVar("T")
+
 NO_PLACE = object()
 """What a call holds that needs no place in a pool of connections."""
 
@@ -306,9 +312,13 @@ class PolicyModel(Model):
         if known is None:
             known = super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
             self.merged.keep(asked, known)
-        return known.model_copy()
+        # Without a log and anybody who looks at the call, nothing writes to it.
+        shared = self.fast and not self.keep_events and not internals.somebody_watches_model_calls()
+        return known if shared else known.model_copy()
 
-    async def generate(
+    # Plain functions: each coroutine on the way to a parked call is kept by every waiting episode.
+
+    def generate(
         self,
         input: str | list[ChatMessage],
         tools: Sequence[Tool | ToolDef | ToolInfo | ToolSource] | ToolSource = (),
@@ -316,7 +326,7 @@ class PolicyModel(Model):
         config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's own signature
         cache: object = False,
         on_stream: Callable[[StreamEvent], Awaitable[None]] | None = None,
-    ) -> ModelOutput:
+    ) -> Coroutine[Any, Any, ModelOutput]:
         """Generate without the cache, or have ``side_models`` answer.
 
         Raises:
@@ -324,6 +334,22 @@ class PolicyModel(Model):
         """
         asked = asked_model.get()
         rule = find(self.side_models, asked) if asked is not None and is_side(asked) else None
+        if rule is not None or _untrained.get():
+            return self._generate_aside(
+                rule, asked, input, tools, tool_choice, config, on_stream=on_stream
+            )
+        return super().generate(input, tools, tool_choice, config, cache=False, on_stream=on_stream)
+
+    async def _generate_aside(
+        self,
+        rule: SideModel | None,
+        asked: str | None,
+        input: str | list[ChatMessage],
+        tools: Sequence[Tool | ToolDef | ToolInfo | ToolSource] | ToolSource,
+        tool_choice: ToolChoice | None,
+        config: GenerateConfig,
+        on_stream: Callable[[StreamEvent], Awaitable[None]] | None,
+    ) -> ModelOutput:
         if rule is not None:
             self._count_side(rule.how)
             if rule.how == "refuse":
@@ -351,12 +377,12 @@ class PolicyModel(Model):
             return nullcontext(NO_PLACE)
         return super()._connection_concurrency(config)
 
-    async def _generate(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
         """Make one call, on the fast path when it holds no place in the pool."""
         if kwargs.get("connection") is not NO_PLACE or kwargs.get("on_stream") is not None:
-            return await super()._generate(*args, **kwargs)
+            return super()._generate(*args, **kwargs)
         messages, definitions, tools, tool_choice = kwargs["prepared"]
-        return await model_call(
+        return model_call(
             self,
             keep_events=self.keep_events,
             messages=messages,
@@ -377,6 +403,14 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
     return PolicyModel(api, GenerateConfig()), api
 
 
+def _copied(template: T) -> T:
+    """Copy an object; unlike ``copy.copy()``, its attributes take no dictionary of their own."""
+    made = object.__new__(type(template))
+    for name, value in vars(template).items():
+        setattr(made, name, value)
+    return made
+
+
 def policy_model(
     mailbox: Mailbox,
     *,
@@ -387,7 +421,7 @@ def policy_model(
 ) -> tuple[PolicyModel, PolicyAPI]:
     """Make the policy of one episode, and the provider behind it that keeps the counts."""
     template, api_template = _templates()
-    model, api = copy(template), copy(api_template)
+    model, api = _copied(template), _copied(api_template)
     api.attach(mailbox, max_turns=max_turns)
     model.api, model.merged, model.metrics = api, merged, {}
     model.side_models = side_models or {}

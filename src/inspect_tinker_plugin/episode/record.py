@@ -149,7 +149,7 @@ def episode_error(
 logger = getLogger(__name__)
 
 
-@dataclass
+@dataclass(slots=True)
 class SampleRecord:
     """What set-up, solver and scorers of one sample share: its state, limit, error and metrics."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from contextvars import copy_context
 from datetime import UTC, datetime
 from logging import getLogger
@@ -113,11 +112,17 @@ class SampleRun:
         active, generate = self._setup.enter_context()
         self._begun = True
         try:
-            async with AsyncExitStack() as stack:
-                if await self._set_up(stack, active):
+            async with self._setup:
+                if await self._set_up(active):
                     try:
                         self._solving = Solving(record, active, generate, self._spans)
-                        await self._solve()
+                        self._phase = Cause.SOLVER
+                        self._entering(EpisodeState.RUNNING)
+                        try:
+                            await self._solving.run()
+                        finally:
+                            self._mailbox.close()
+                            self._entering(EpisodeState.STOPPING)
                         await self._score()
                     except asyncio.CancelledError:
                         self._cancelled_in = self._phase
@@ -212,13 +217,13 @@ class SampleRun:
             started_at=self._started_at,
         )
 
-    async def _set_up(self, stack: AsyncExitStack, active: internals.ActiveSample) -> bool:
+    async def _set_up(self, active: internals.ActiveSample) -> bool:
         """Set the sample up; ``False`` when the episode was stopped in the meantime."""
         if self._stopped is None:
             with anyio.CancelScope() as scope:
                 self._setting_up = scope
                 await self._setup.materialize_input()
-                await self._setup.open_sandboxes(stack, active)
+                await self._setup.open_sandboxes(active)
             self._setting_up = None
         if self._stopped is None:
             return True
@@ -227,16 +232,6 @@ class SampleRun:
         )
         self._record.fail(stopped, self._setup.phase)
         return False
-
-    async def _solve(self) -> None:
-        assert self._solving is not None
-        self._phase = Cause.SOLVER
-        self._entering(EpisodeState.RUNNING)
-        try:
-            await self._solving.run()
-        finally:
-            self._mailbox.close()
-            self._entering(EpisodeState.STOPPING)
 
     async def _score(self) -> None:
         self._phase = Cause.SCORER

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from copy import deepcopy
 from logging import getLogger
+from types import TracebackType
+from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -65,6 +67,8 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyMo
 class Preparing:
     """Sets one sample up, step by step; ``doing`` and ``phase`` describe the current step.
 
+    It is entered around everything that the episode does, and releases what was set up.
+
     Attributes:
         doing: What it waits for, in words.
         phase: The cause that a failure is attributed to.
@@ -79,6 +83,21 @@ class Preparing:
         self.transcript: internals.Transcript | None = None
         self._record = record
         self._model = model
+        self._opened: AsyncExitStack | None = None
+
+    async def __aenter__(self) -> Self:
+        """Set nothing up yet."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        """Release the sandboxes, if there are any."""
+        opened, self._opened = self._opened, None
+        return None if opened is None else await opened.__aexit__(exc_type, exc_val, exc_tb)
 
     def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
         """Bind the sample to the context variables that Inspect reads."""
@@ -142,13 +161,14 @@ class Preparing:
                 SampleInitEvent(sample=sample, state=internals.state_jsonable(record.state))
             )
 
-    async def open_sandboxes(self, stack: AsyncExitStack, active: internals.ActiveSample) -> None:
-        """Start the sample's sandboxes, which the stack releases."""
+    async def open_sandboxes(self, active: internals.ActiveSample) -> None:
+        """Start the sample's sandboxes."""
         record, task = self._record, self._record.task
         self.phase, self.doing = Cause.SANDBOX, "finding its sandbox"
         spec = await task.sandbox_of(record.sample)
         if spec is None:
             return
+        self._opened = stack = AsyncExitStack()
         stack.enter_context(use_agent_bridges())
         self.recorder = stack.enter_context(record_sandbox_metrics())
         record.sandboxes = await stack.enter_async_context(
@@ -322,8 +342,9 @@ class Solving:
     async def _run_under_limits(self) -> None:
         record = self._record
         cancelled: list[BaseException] = []
-        with ExitStack() as stack:
-            record.task.limits.enforce(record.state, stack)
+        message, token, cost, turn, clock, working = record.task.limits.scopes(record.state)
+        # entered one by one: a stack of them takes a kilobyte of every waiting episode
+        with message, token, cost, turn, clock, working:
             try:
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._solve, group, cancelled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
@@ -89,9 +89,9 @@ class PreparedTask:
         if not self.first_calls:
             _load_for_episodes()
         self.reads_events = False
-        self._roles_told: set[str] = set()
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
+        self._role_book = RoleBook(self.model_roles, task=self.name)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
         if self.limits.cost is not None:
             _require_prices(task.name, self.model_roles)
@@ -101,7 +101,7 @@ class PreparedTask:
         """Bind the model, roles, approval and ``generate`` to the current context."""
         internals.enter_task_context(
             model,
-            RoleBook(self.model_roles, task=self.name, told=self._roles_told),
+            self._role_book,
             self.config,
             self.task,
         )
@@ -114,13 +114,14 @@ class PreparedTask:
     def generate_with(self, model: PolicyModel) -> Generate:
         """Make the ``generate`` function that solvers receive."""
 
-        async def generate(
+        # no coroutine of its own, which each waiting episode would keep
+        def generate(
             state: TaskState,
             tool_calls: Literal["loop", "single", "none"] = "loop",
             **kwargs: Any,
-        ) -> TaskState:
+        ) -> Coroutine[Any, Any, TaskState]:
             kwargs.pop("cache", None)
-            return await internals.task_generate(
+            return internals.task_generate(
                 model=model,
                 state=state,
                 tool_calls=tool_calls,

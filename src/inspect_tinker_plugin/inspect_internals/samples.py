@@ -167,6 +167,17 @@ def enter_task_context(
     init_task_context(model, model_roles, config, task.approval, task.review, **known)
 
 
+@cache
+def _compact_sample() -> type[ActiveSample]:
+    """Return a running sample with slots: so many attributes take four times that in a dict."""
+    parameters: dict[str, Any] = dict.fromkeys(inspect.signature(ActiveSample).parameters)
+    try:
+        names = tuple(vars(ActiveSample(**parameters)))
+    except Exception:  # a release that looks at what it is given
+        return ActiveSample
+    return type("ActiveSample", (ActiveSample,), {"__slots__": names})
+
+
 def running_sample(
     *,
     task: str,
@@ -184,7 +195,7 @@ def running_sample(
     ``eval()`` in the process, and the session is most of a sample's start-up cost.
     """
     assert sample.id is not None
-    active = ActiveSample(
+    active = _compact_sample()(
         task=task,
         log_location="",
         model=model,

@@ -99,7 +99,7 @@ class EpisodeHooks:
     ) -> None:
         self._executor = executor
         self._scope = scope
-        self._observers = observers or Observers()
+        self._observers = Observers() if observers is None else observers
         self._id = uuid.uuid4().hex if self._observers else ""
 
     async def start(self, episode: Episode) -> Outcome:

@@ -121,7 +121,7 @@ def end_with_rollout(episode: Episode) -> None:
     episode.at_end(_Untie(weakref.ref(rollout), tie))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _EndAfter:
     episode: weakref.ref[Episode]
 
@@ -136,7 +136,7 @@ class _EndAfter:
             episode.halt(ROLLOUT_ENDED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Untie:
     rollout: weakref.ref[asyncio.Task[Any]]
     tie: _EndAfter

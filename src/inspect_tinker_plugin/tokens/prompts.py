@@ -12,7 +12,6 @@ once and kept (:class:`PromptCache`).
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -228,19 +227,20 @@ class PromptCache:
 
     def __init__(self, size: int = 8) -> None:
         self._size = size
-        self._prompts: OrderedDict[bytes, list[tinker.ModelInputChunk]] = OrderedDict()
+        self._prompts: dict[bytes, list[tinker.ModelInputChunk]] = {}
 
     def get(self, key: bytes) -> list[tinker.ModelInputChunk] | None:
         """Return the chunks of a prompt, if it was rendered before."""
-        if key in self._prompts:
-            self._prompts.move_to_end(key)
-        return self._prompts.get(key)
+        chunks = self._prompts.pop(key, None)
+        if chunks is not None:
+            self._prompts[key] = chunks
+        return chunks
 
     def put(self, key: bytes, chunks: list[tinker.ModelInputChunk]) -> None:
         """Keep the chunks of a prompt."""
         self._prompts[key] = chunks
         if len(self._prompts) > self._size:
-            self._prompts.popitem(last=False)
+            del self._prompts[next(iter(self._prompts))]
 
     def __len__(self) -> int:
         return len(self._prompts)
