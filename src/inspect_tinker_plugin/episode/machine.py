@@ -72,6 +72,11 @@ class EpisodeMachine:
         return self._task
 
     @property
+    def released(self) -> bool:
+        """Whether it has begun, and nothing of it runs any more."""
+        return self._task is not None and self._task.done()
+
+    @property
     def name(self) -> str:
         """Task, sample and epoch, for messages."""
         return f"task {self.prepared.name!r}, sample {self.sample.id!r}, epoch {self.epoch}"

@@ -96,6 +96,11 @@ class Episode:
         return self._machine.task is not None
 
     @property
+    def released(self) -> bool:
+        """Whether it has begun, and nothing of it runs any more."""
+        return self._machine.released
+
+    @property
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The episode's sandboxes by name, once they have started."""
         return self._machine.sandboxes

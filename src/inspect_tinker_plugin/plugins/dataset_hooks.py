@@ -102,6 +102,11 @@ class EpisodeHooks:
         self._observers = Observers() if observers is None else observers
         self._id = uuid.uuid4().hex if self._observers else ""
 
+    @property
+    def observed(self) -> bool:
+        """Whether anybody is told of what happens."""
+        return bool(self._observers)
+
     async def start(self, episode: Episode) -> Outcome:
         """Start an episode whose tool calls the executor carries out."""
         await self._observers.started(

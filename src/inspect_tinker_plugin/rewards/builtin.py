@@ -84,6 +84,14 @@ class Product(_OfParts):
         return math.prod(values)
 
 
+def only_reads_scores(aggregator: object) -> bool:
+    """Whether an aggregator runs nothing that somebody else has written."""
+    return type(aggregator) is ScoreReward or (
+        type(aggregator) in (Mean, Minimum, Maximum, Product)
+        and not getattr(aggregator, "parts", ())
+    )
+
+
 @dataclass(frozen=True)
 class First:
     """The first score, in the order of the task's scorers; the others are not looked at."""

@@ -10,7 +10,7 @@ from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import RewardError
 from inspect_tinker_plugin.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
-from inspect_tinker_plugin.rewards.builtin import ScoreReward, Term
+from inspect_tinker_plugin.rewards.builtin import ScoreReward, Term, only_reads_scores
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     DEFAULT_TIMEOUT,
@@ -68,6 +68,11 @@ class _Resolved:
         """The expression, or the name of the object or function."""
         return self.spec if isinstance(self.spec, str) else object_name(self.spec)
 
+    @property
+    def at_once(self) -> bool:
+        """Whether it answers without waiting for anything, and so needs no bound."""
+        return only_reads_scores(self.aggregator)
+
     @classmethod
     def of(cls, spec: Any, timeout: float | None, plugins: Plugins | None = None) -> Self:
         """Resolve an expression, an object or a function."""
@@ -92,6 +97,8 @@ class _Resolved:
     async def _call(self, argument: Any) -> Any:
         """Call the aggregator; its exceptions become one of the two typed errors."""
         try:
+            if self.at_once:
+                return await self.aggregator(argument)
             return await call_function(self.aggregator, argument, timeout=self.timeout)
         except (UnscoredError, AggregatorError):
             raise

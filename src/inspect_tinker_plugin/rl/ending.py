@@ -29,7 +29,12 @@ from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.errors import Cause, EpisodeError, ErrorPolicy
-from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
+from inspect_tinker_plugin.rewards import (
+    AggregatorError,
+    ResolvedReward,
+    Reward,
+    UnscoredError,
+)
 
 
 class TurnRules:
@@ -213,6 +218,11 @@ class RewardRules:
     errors: ErrorPolicy
     _told: list[str] = field(default_factory=list, repr=False, compare=False)
     """Whether the warning about failures inside a sandbox was given; once per dataset."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether :meth:`ending` waits for nothing."""
+        return isinstance(self.aggregator, ResolvedReward) and self.aggregator.at_once
 
     async def ending(self, result: EpisodeResult) -> Ending:
         """Apply the aggregator, or the error policy if the episode failed."""

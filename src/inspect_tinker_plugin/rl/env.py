@@ -223,10 +223,22 @@ class InspectEnv(Env):
             EpisodeError: It failed and ``on_error`` says to raise.
             EpisodeClosedError: It was closed before it was scored.
         """
-        if self._conclusion is None:
-            result = await self._episode.stop(ROLLOUT_ENDED)
-            return await self._conclude(result)
-        return _rewarded(await self._concluded(self._conclusion))
+        if self._conclusion is not None:
+            return _rewarded(await self._concluded(self._conclusion))
+        if self.ending is not None:
+            return _rewarded(self.ending)
+        result = await self._episode.stop(ROLLOUT_ENDED)
+        return await self._conclude(result)
+
+    @property
+    def settled(self) -> bool:
+        """Whether :meth:`settle` returns or raises without waiting."""
+        return self.ending is not None and (self._conclusion is None or self._conclusion.done())
+
+    @property
+    def released(self) -> bool:
+        """Whether :meth:`close` has nothing to wait for."""
+        return self._episode.released and (self._conclusion is None or self._conclusion.done())
 
     def unpaid(self, trajectory: Trajectory) -> float:
         """Return the part of a settled episode's step rewards that the trainer has not received.
@@ -321,8 +333,13 @@ class InspectEnv(Env):
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
         """
-        if self._conclusion is None:
+        if self.ending is None and self._conclusion is None:
+            if self._outcomes.at_once and not self._hooks.observed:
+                return _rewarded(await self._score(result))  # which cannot be cancelled on its way
             self._conclusion = asyncio.ensure_future(self._score(result))
+        if self._conclusion is None:
+            assert self.ending is not None
+            return _rewarded(self.ending)
         return _rewarded(await self._concluded(self._conclusion))
 
     async def _score(self, result: EpisodeResult) -> Ending:
@@ -382,7 +399,7 @@ class InspectEnv(Env):
         try:
             yield
         except asyncio.CancelledError:
-            if self._conclusion is None:
+            if self._conclusion is None and self.ending is None:
                 self._rules.stop = StopReason.ROLLOUT_TIMEOUT
                 self._episode.halt("the rollout was cancelled")
             raise

@@ -155,11 +155,11 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
         envs = [env for env in env_group if isinstance(env, InspectEnv)]
-        settled = await asyncio.gather(*[env.settle() for env in envs], return_exceptions=True)
-        for outcome in settled:
+        waiting = [env.settle() for env in envs if not env.settled]
+        for outcome in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-        endings = [outcome for outcome in settled if isinstance(outcome, Ending)]
+        endings = [await env.settle() for env in envs]
         finals = await self._final_rewards(endings)
         result: list[tuple[float, Metrics]] = []
         for env, ending, final, trajectory in zip(
@@ -206,7 +206,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
     async def _release(self) -> None:
         envs, self._envs = self._envs, []
-        results = await asyncio.gather(*[env.close() for env in envs], return_exceptions=True)
+        closing = [env.close() for env in envs if not env.released]
+        results = await asyncio.gather(*closing, return_exceptions=True)
         if self._recording is not None:
             await self._recording.write()
         for env in envs:

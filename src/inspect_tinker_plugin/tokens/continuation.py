@@ -126,6 +126,7 @@ class Turns:
         self._roots: dict[str, Place] = {}
         self._by_name: dict[str, list[Turn]] = {}
         self._by_wording: dict[str, list[Turn]] = {}
+        self._not_by_wording: list[Turn] = []
 
     def find(self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
         """Look a request up.
@@ -155,6 +156,7 @@ class Turns:
             places += [*place.following.values(), *(turn.behind for turn in place.asked)]
             place.following, place.asked = {}, []
         self._roots, self._by_name, self._by_wording = {}, {}, {}
+        self._not_by_wording = []
 
     def _newest_reply(
         self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
@@ -233,8 +235,8 @@ class Turns:
         """Set the reply of a turn."""
         turn.reply = reply
         self._name(turn, reply.message)
-        if not reply.message.tool_calls and (wording := spoken_letters(reply.message)):
-            self._by_wording.setdefault(wording, []).append(turn)
+        if not reply.message.tool_calls:
+            self._not_by_wording.append(turn)
 
     def _name(self, turn: Turn, reply: ChatMessage) -> None:
         for name in _names(reply):
@@ -254,17 +256,23 @@ class Turns:
             if not isinstance(message, ChatMessageAssistant):
                 continue
             candidates = self._named_in(message)
-            if not candidates and (wording := spoken_letters(message)):
+            if not candidates:
                 candidates = [
-                    turn
-                    for turn in self._by_wording.get(wording, ())
-                    if is_reply(turn, message, dialect)
+                    turn for turn in self._worded_as(message) if is_reply(turn, message, dialect)
                 ]
             taken = set(map(id, found.values()))
             turn = next((turn for turn in candidates if id(turn) not in taken), None)
             if turn is not None:
                 found[index] = turn
         return found
+
+    def _worded_as(self, message: ChatMessageAssistant) -> Sequence[Turn]:
+        """Return the turns whose reply, without calls, has the words of a message."""
+        for turn in self._not_by_wording:
+            if turn.reply is not None and (wording := spoken_letters(turn.reply.message)):
+                self._by_wording.setdefault(wording, []).append(turn)
+        self._not_by_wording = []
+        return self._by_wording.get(spoken_letters(message), ())
 
     def _named_in(self, message: ChatMessage) -> Sequence[Turn]:
         """Return the turns whose reply has the name that a message has.

@@ -180,7 +180,7 @@ class EpisodeTokens:
         self._turns.answer(
             turn,
             Reply(
-                message=reply.message.model_copy(deep=True),
+                message=_copied(reply.message),
                 key=message_key(reply.message),
                 rendering=reply.rendering,
                 continues=reply.continues,
@@ -415,6 +415,12 @@ class EpisodeTokens:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
             ) from error
+
+
+def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
+    """Copy a parsed reply: only content in parts and calls could be changed in place."""
+    plain = isinstance(reply.content, str) and not reply.tool_calls
+    return reply.model_copy(deep=not plain)
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:

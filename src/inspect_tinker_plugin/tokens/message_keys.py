@@ -105,15 +105,17 @@ class Seen:
 
     def __init__(self, messages: Sequence[ChatMessage] = ()) -> None:
         self.keys: list[MessageKey] = []
-        self._columns: list[list[Any]] | None = _columns(())
-        self.add(messages)
+        self._columns: list[list[Any]] | None = []
+        """Empty before the first messages; ``None`` when keys alone can decide."""
+        if messages:
+            self.add(messages)
 
     def add(self, messages: Sequence[ChatMessage]) -> None:
         """Append messages to the snapshot."""
         self.keys.extend(map(message_key, messages))
         more = _columns(messages)
-        if self._columns is None or more is None:
-            self._columns = None
+        if not self._columns or more is None:
+            self._columns = more if self._columns == [] else None
             return
         for column, added in zip(self._columns, more, strict=True):
             column.extend(added)
@@ -121,7 +123,7 @@ class Seen:
     def begins(self, messages: Sequence[ChatMessage], count: int) -> bool:
         """Return whether the first ``count`` messages equal the first ones of the snapshot."""
         head = messages[:count]
-        now = None if self._columns is None else _columns(head)
+        now = _columns(head) if self._columns else None
         if now is not None and self._columns is not None:
             columns = zip(self._columns, now, strict=True)
             if all(before[: len(column)] == column for before, column in columns):

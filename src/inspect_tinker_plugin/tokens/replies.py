@@ -182,7 +182,11 @@ class ReplyParser:
         call_ids = _own_ids(rendering, calls)
         return ParsedReply(
             message=ChatMessageAssistant(
-                content=content, tool_calls=calls or None, source="generate", model=self._model
+                id=uuid4().hex[:22],  # as long as Inspect's own, which take longer to make
+                content=content,
+                tool_calls=calls or None,
+                source="generate",
+                model=self._model,
             ),
             rendering=_replayable(rendering),
             call_ids=call_ids,
