@@ -298,3 +298,27 @@ def test_a_part_with_a_changed_byte_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "part").write_bytes(whole[:at] + b"no" + whole[at + 2 :])
     with pytest.raises(ValueError, match="damaged"):
         read_part(tmp_path / "part")
+
+
+def test_half_pairs_in_model_calls_are_spelt_out(tmp_path: Path) -> None:
+    """Inspect cannot condense such calls: its own evals fail to write their log."""
+    text = HOSTILE["half a pair"]
+    told = ChatMessageUser(content=text)
+    call = ModelEvent(
+        model="rl/policy",
+        input=[told],
+        tools=[],
+        tool_choice="auto",
+        config=GenerateConfig(),
+        output=ModelOutput.from_content("rl/policy", text),
+    )
+    sample = EvalSample(id=1, epoch=1, input="?", target="", messages=[told], events=[call])
+    write_part(tmp_path / "part", [sample])
+    written(read_part(tmp_path / "part"), tmp_path / "log.eval")
+    [back] = (
+        apart(read_eval_log, str(tmp_path / "log.eval"), resolve_attachments="full").samples or []
+    )
+    assert back.messages[0].text == "\\ud83d and \\udc00"
+    [event] = back.events
+    assert isinstance(event, ModelEvent)
+    assert event.input[0].text == event.output.completion == back.messages[0].text

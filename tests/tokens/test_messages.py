@@ -167,6 +167,23 @@ def test_a_tool_result_keeps_name_and_call_id() -> None:
     }
 
 
+def test_half_surrogate_pairs_are_spelt_out() -> None:
+    """A tool may return one, and a tokenizer takes none."""
+    text = "a\ud83db 😀"
+    messages = [
+        ChatMessageSystem(content=text),
+        ChatMessageUser(content=[ContentText(text=text)]),
+        ChatMessageAssistant(
+            content="", tool_calls=[ToolCall(id="1", function="bash", arguments={"cmd": text})]
+        ),
+        ChatMessageTool(content=text, tool_call_id="1", function="bash"),
+        ChatMessageTool(
+            content="", tool_call_id="1", function="bash", error=ToolCallError("unknown", text)
+        ),
+    ]
+    assert prompt_text("qwen3_instruct", messages).count("a\\ud83db") == len(messages)
+
+
 def test_reasoning_becomes_thinking() -> None:
     message = renderer_message(
         ChatMessageAssistant(content=[ContentReasoning(reasoning="hm"), ContentText(text="Yes.")]),

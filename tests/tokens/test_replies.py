@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from tests.tokens.conversations import BASH, Rollout, bash, opening
 from tests.tokens.formats import renderer, tokenizer
 
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+
+CALLING = {
+    "qwen3_instruct": '<tool_call>\n{"name": "bash", "arguments": {"cmd": VALUE}}\n</tool_call>',
+    "qwen3_5": "<tool_call>\n<function=bash>\n<parameter=cmd>\nVALUE\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "deepseekv3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>bash<｜tool▁sep｜>{"cmd": VALUE}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+"""A call in the format of each renderer."""
 
 
 def sampled(text: str, *, name: str = "qwen3_instruct", **options: Any) -> ModelOutput:
@@ -118,6 +128,37 @@ async def test_a_call_without_arguments_leaves_the_complaint_to_inspect() -> Non
     message = await answered(output)
     assert message.error is not None
     assert "validation errors parsing tool input arguments" in message.error.message
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 6000, "[" * 100_000, "[" * 3000 + "]" * 3000, '{"x":' * 3000 + "1" + "}" * 3000],
+    ids=["digits", "open lists", "lists", "objects"],
+)
+async def test_what_pythons_json_reader_gives_up_on_is_a_call_unparsed(
+    value: str, name: str
+) -> None:
+    """Not an error of the episode, which a policy could bring about at will."""
+    text = CALLING[name].replace("VALUE", value)
+    output = sampled(f"Look.\n\n{text}", name=name)
+    call = only_call(output)
+    if call.parse_error is None:  # a format whose values are plain text
+        assert call.arguments == {"cmd": value}
+        return
+    assert call.function in ("bash", "unknown")
+    assert "Look." in output.message.text
+    answer = await answered(output)
+    assert answer.error is not None
+
+
+@pytest.mark.parametrize(
+    "where", ['{"cmd": "a\\ud83db"}', '{"c\\ud83d": 1}', '{"cmd": ["\\udfff"]}']
+)
+def test_half_surrogate_pairs_are_spelt_out(where: str) -> None:
+    """No shell, file, tokenizer or log could take them; JSON can name them."""
+    call = only_call(sampled(f'<tool_call>{{"name": "bash", "arguments": {where}}}</tool_call>'))
+    assert json.dumps(call.arguments).replace("\\\\", "\\") == where
 
 
 def test_a_call_that_did_not_parse_is_still_what_the_model_wrote() -> None:

@@ -26,10 +26,11 @@ from inspect_ai.event import (
 )
 from inspect_ai.log import EvalSample, condense_sample
 from inspect_ai.model import ChatMessage
-from pydantic_core import from_json, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
+from inspect_tinker_plugin.surrogates import all_spelt_out
 
 logger = getLogger(__name__)
 
@@ -60,8 +61,16 @@ def condensed(record: EvalSample) -> dict[str, Any]:
             return _Condensing(names.mm3_hash).fields(record)
         except Exception as reason:  # whatever it is: Inspect copes with it, or says what is wrong
             logger.debug("a record is left to Inspect: %r", reason)
-    fields: dict[str, Any] = from_json(internals.to_json_safe(condense_sample(record), indent=None))
+    fields: dict[str, Any] = from_json(internals.to_json_safe(_by_inspect(record), indent=None))
     return fields
+
+
+def _by_inspect(record: EvalSample) -> EvalSample:
+    try:
+        return condense_sample(record)
+    except PydanticSerializationError:  # half surrogate pairs in messages to the model
+        plain = to_jsonable_python(record, exclude_none=True, fallback=lambda _: None)
+        return condense_sample(EvalSample.model_validate(all_spelt_out(plain)))
 
 
 class _Condensing:

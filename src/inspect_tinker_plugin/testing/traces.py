@@ -21,6 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.scripted.replies import Player
+from inspect_tinker_plugin.surrogates import all_spelt_out
 from inspect_tinker_plugin.wording import counted
 
 Json = Any
@@ -109,18 +110,8 @@ def jsonable(value: Any) -> Json:
     plain = to_jsonable_python(
         value, exclude_none=True, inf_nan_mode="constants", fallback=lambda _: None
     )
-    return _spelt_out(json.loads(json.dumps(plain)))
-
-
-def _spelt_out(value: Json) -> Json:
-    """Replace half surrogate pairs, which no log can hold, as Inspect does."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, list):
-        return [_spelt_out(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _spelt_out(item) for key, item in value.items()}
-    return value
+    spelt: Json = all_spelt_out(json.loads(json.dumps(plain)))
+    return spelt
 
 
 def dump_message(message: ChatMessage, names: Names) -> Json:

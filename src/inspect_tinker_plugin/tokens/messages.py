@@ -29,6 +29,7 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
 from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.surrogates import spelt_out
 from inspect_tinker_plugin.tokens.message_keys import arguments_json
 
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
@@ -130,7 +131,7 @@ def renderer_tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererT
     return RendererToolCall(
         id=call_ids.get(call.id, call.id),
         function=RendererToolCall.FunctionBody(
-            name=call.function, arguments=arguments_json(call.arguments)
+            name=spelt_out(call.function), arguments=spelt_out(arguments_json(call.arguments))
         ),
     )
 
@@ -140,7 +141,7 @@ def _tool_message(
 ) -> Message:
     if message.error is not None:
         # What Inspect's own providers tell the model.
-        content: str | list[ContentPart] = f"Error: {message.error.message}"
+        content: str | list[ContentPart] = spelt_out(f"Error: {message.error.message}")
     else:
         content = _content(message, images=images, reasoning=False)
     converted = Message(role="tool", content=content)
@@ -161,7 +162,7 @@ def _plain_text(message: ChatMessage) -> str:
 def _content(message: ChatMessage, *, images: bool, reasoning: bool) -> str | list[ContentPart]:
     """Convert content; text alone becomes one string, which every renderer understands."""
     if isinstance(message.content, str):
-        return message.content
+        return spelt_out(message.content)
     parts = [
         part
         for content in message.content
@@ -174,7 +175,7 @@ def _content(message: ChatMessage, *, images: bool, reasoning: bool) -> str | li
 
 def _part(content: Content, role: str, *, images: bool, reasoning: bool) -> ContentPart | None:
     if isinstance(content, ContentText):
-        return TextPart(type="text", text=content.text)
+        return TextPart(type="text", text=spelt_out(content.text))
     if isinstance(content, ContentReasoning):
         # Only the model's own turns carry reasoning; Inspect's providers skip it elsewhere.
         return _thinking(content) if reasoning else None
@@ -193,7 +194,7 @@ def _part(content: Content, role: str, *, images: bool, reasoning: bool) -> Cont
 
 def _thinking(content: ContentReasoning) -> ThinkingPart | None:
     text = (content.summary or "") if content.redacted else content.reasoning
-    return ThinkingPart(type="thinking", thinking=text) if text else None
+    return ThinkingPart(type="thinking", thinking=spelt_out(text)) if text else None
 
 
 def image_reference(image: str) -> str:

@@ -18,6 +18,7 @@ from inspect_ai.tool import ToolCall, ToolInfo
 from tinker_cookbook.renderers import (
     ContentPart,
     Message,
+    ParseTermination,
     Renderer,
     TextPart,
     UnparsedToolCall,
@@ -27,9 +28,12 @@ from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.inspect_internals import parse_tool_call, tool_parse_error_message
+from inspect_tinker_plugin.surrogates import all_spelt_out, spelt_out
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_OPENER = re.compile(r"<[^<>\s]{0,12}?(?:tool|function|commentary)[^<>]*>|$")
+"""What begins the tool calls of a reply, or else its end."""
 _TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
 
 
@@ -40,19 +44,37 @@ def read_calls(
 ) -> list[ToolCall]:
     """Return the calls of a reply; those that did not parse come last, with ``parse_error``.
 
+    Half surrogate pairs are spelt out: no shell, file or log could take them.
+
     Their ids are new, whatever the reply says: models number their calls from zero in every
     reply, and a program that keeps its own history is recognised by these ids alone.
     """
-    calls = [
-        parse_tool_call(_new_id(), call.function.name, call.function.arguments, list(tools))
-        for call in parsed
-    ]
+    calls = [_called(call.function.name, call.function.arguments, tools) for call in parsed]
     calls.extend(_read_unparsed(call, tools) for call in unparsed)
+    for call in calls:
+        call.function = spelt_out(call.function)
+        call.arguments = all_spelt_out(call.arguments)
+        if call.parse_error is not None:
+            call.parse_error = spelt_out(call.parse_error)
     return calls
 
 
 def _new_id() -> str:
     return f"call_{uuid4().hex[:16]}"
+
+
+def _called(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
+    """Return a call as Inspect's own providers would."""
+    try:
+        return parse_tool_call(_new_id(), name, arguments, list(tools))
+    except (ValueError, RecursionError) as error:
+        # a number of thousands of digits, for instance: Inspect expects a JSONDecodeError only
+        return ToolCall(
+            id=_new_id(),
+            function=name,
+            arguments={},
+            parse_error=tool_parse_error_message(arguments or "", error),
+        )
 
 
 def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCall:
@@ -68,17 +90,17 @@ def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCal
     name = (named[1] or named[2]) if named else "unknown"
     try:
         value = json.loads(inner)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     closed = not call.error.startswith(UNTERMINATED_TOOL_BLOCK_ERROR)
     if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
         arguments = value.get("arguments")
         given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
-        return parse_tool_call(_new_id(), value["name"], given, list(tools))
+        return _called(value["name"], given, tools)
     if named and (at := _ARGUMENTS.search(inner)):
         raw = inner[at.end() :].strip()
         raw = raw[:-1].rstrip() if raw.endswith("}") else raw
-        attempt = parse_tool_call(_new_id(), name, raw, list(tools))
+        attempt = _called(name, raw, tools)
         if attempt.parse_error:
             return attempt
     error = call.error.removeprefix("Invalid JSON: ")
@@ -251,11 +273,32 @@ class ReplyParser:
             # A reply without a stop token is parsed as if it had one: renderers return the
             # raw text otherwise, with the reasoning as a part of the answer.
             end = self._stop_ids[0] if stop is None else stop
-            message, _ = self._renderer.parse_response([*body, end])
+            message, _ = self._read(body, [end])
             return message, stop is not None
-        message, termination = self._renderer.parse_response(body)
+        message, termination = self._read(body, [])
         text = str(self._tokenizer.decode(body))
         return message, termination.is_clean or any(stop in text for stop in self._stop_texts)
+
+    def _read(self, body: list[int], end: list[int]) -> tuple[Message, ParseTermination]:
+        """Let the renderer parse; what makes Python's JSON reader give up is a call unparsed.
+
+        Renderers expect only ``JSONDecodeError`` of it. Numbers with thousands of digits and lists
+        thousands deep raise others, and no policy may end its episode with them.
+        """
+        try:
+            return self._renderer.parse_response([*body, *end])
+        except (ValueError, RecursionError) as error:
+            if not _raised_by_json(error):
+                raise
+            text = str(self._tokenizer.decode(body))
+            opener = _OPENER.search(text)
+            assert opener is not None
+            at = opener.start() if opener[0] else 0
+            before = body[: self._first_with(body, opener[0]) - 1] if at else []
+            message, termination = self._renderer.parse_response([*before, *end])
+            raw = UnparsedToolCall(raw_text=text[at:], error=str(error))
+            message["unparsed_tool_calls"] = [raw]
+            return message, termination
 
     def _contents(
         self, rendering: Message, body: list[int], tools: Sequence[ToolInfo], *, truncated: bool
@@ -275,6 +318,13 @@ class ReplyParser:
             parts = _open_thinking(parts, begun=self.opens_thinking)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
+
+
+def _raised_by_json(error: Exception) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("json")
 
 
 def _knowing_its_end(renderer: Renderer) -> Renderer:
