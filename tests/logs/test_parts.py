@@ -314,10 +314,17 @@ def test_half_pairs_in_model_calls_are_spelt_out(tmp_path: Path) -> None:
     )
     sample = EvalSample(id=1, epoch=1, input="?", target="", messages=[told], events=[call])
     write_part(tmp_path / "part", [sample])
-    written(read_part(tmp_path / "part"), tmp_path / "log.eval")
-    [back] = (
-        apart(read_eval_log, str(tmp_path / "log.eval"), resolve_attachments="full").samples or []
+    spec = EvalSpec(
+        created="2026-01-01T00:00:00+00:00",
+        task="task",
+        dataset=EvalDataset(),
+        model="rl/policy",
+        config=EvalConfig(),
     )
+    log = EvalLog(eval=spec, samples=[*read_part(tmp_path / "part")], status="success")
+    path = tmp_path / "log.eval"
+    apart(write_eval_log, log, str(path))
+    [back] = apart(read_eval_log, str(path), resolve_attachments="full").samples or []
     assert back.messages[0].text == "\\ud83d and \\udc00"
     [event] = back.events
     assert isinstance(event, ModelEvent)
