@@ -170,7 +170,7 @@ def test_a_tool_result_keeps_name_and_call_id() -> None:
 def test_half_surrogate_pairs_are_spelt_out() -> None:
     """A tool may return one, and a tokenizer takes none."""
     text = "a\ud83db 😀"
-    messages = [
+    messages: list[ChatMessage] = [
         ChatMessageSystem(content=text),
         ChatMessageUser(content=[ContentText(text=text)]),
         ChatMessageAssistant(
