@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from inspect_tinker_plugin.docker_pool import executor
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
-from inspect_tinker_plugin.errors import SandboxStartError
+from inspect_tinker_plugin.errors import SandboxError, SandboxStartError
 
 pytestmark = pytest.mark.docker
 
@@ -36,6 +37,32 @@ async def test_no_signal_stops_the_executor(
     await sandbox.exec(["sh", "-c", f"(sleep 0.3; kill -{signal} 1) >/dev/null 2>&1 &"])
     await asyncio.sleep(0.8)
     await _still_fast(sandbox)
+
+
+async def test_a_command_may_be_silent_for_as_long_as_it_runs(
+    sandbox: DockerPoolSandboxEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a timeout: the executor answers for it."""
+    monkeypatch.setattr(executor, "_SILENCE_SECONDS", 0.5)
+    silent = [sandbox.exec(["sh", "-c", f"sleep {n}; echo {n}"]) for n in (4, 3)]
+    assert [result.stdout for result in await asyncio.gather(*silent)] == ["4\n", "3\n"]
+    assert (await sandbox.exec(["sh", "-c", "echo a; sleep 3; echo b"])).stdout == "a\nb\n"
+
+
+async def test_an_executor_that_does_not_answer_is_noticed_without_a_timeout(
+    sandbox: DockerPoolSandboxEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import docker
+
+    monkeypatch.setattr(executor, "_SILENCE_SECONDS", 0.5)
+    name = (await sandbox.exec(["cat", "/etc/hostname"])).stdout.strip()
+    client = docker.from_env()
+    running = asyncio.ensure_future(sandbox.exec(["sleep", "100"]))
+    await asyncio.sleep(0.2)
+    await asyncio.to_thread(client.containers.get(name).pause)
+    with pytest.raises(SandboxError):
+        await asyncio.wait_for(running, 30)
+    client.close()
 
 
 async def test_killing_every_process_spares_the_executor_and_the_command(

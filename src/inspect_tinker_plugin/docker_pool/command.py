@@ -169,7 +169,10 @@ class Call:
     end: End | None = None
     changed: anyio.Event | None = None
     loop: object = None
-    heard: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
+    """When it began, or when the executor was last asked whether it is there."""
+    asked: bool = False
+    """Whether the executor has been asked."""
     open: bool = False
     """Whether output is taken as it comes, and input given, while the command runs."""
     rest: bytearray = field(default_factory=bytearray)

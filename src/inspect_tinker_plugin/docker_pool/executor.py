@@ -335,10 +335,10 @@ class Executor:
         now = time.monotonic()
         if limit is not None and now > limit:
             raise ExecutorSilent
-        if limit is None and now - max(self._heard, call.heard) > _SILENCE_SECONDS:
-            if call.heard > self._heard:
+        if limit is None and now - max(self._heard, call.since) > _SILENCE_SECONDS:
+            if call.asked and call.since > self._heard:
                 raise ExecutorSilent
-            call.heard = now
+            call.since, call.asked = now, True
             self._send(_Request.PING, 0)
 
     def _patience(self, limit: float | None) -> float:
