@@ -36,14 +36,17 @@ logger = getLogger(__name__)
 T = TypeVar("T")
 
 
-def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
+def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> bool:
     """Write a finished group into the staging folder of its batch.
+
+    Returns:
+        Whether the batch has every group now.
 
     Raises:
         OSError: It cannot be written.
     """
     records = [eval_sample(rollout, slot) for rollout in rollouts]
-    run.add_part(slot, lambda path: write_part(path, records))
+    return run.add_part(slot, lambda path: write_part(path, records))
 
 
 def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:

@@ -32,6 +32,9 @@ _TRIES = 10
 _VISIT = re.compile(r"(?:batch-(\d+)|group-\d+-\d+)\.(\d+)")
 _PART = re.compile(r"(\d+)-of-(\d+)\.part")
 
+_first_open: dict[tuple[str, str], int] = {}
+"""The first attempt at each batch of a run that this process has not seen closed."""
+
 
 @dataclass(frozen=True)
 class GroupSlot:
@@ -136,10 +139,13 @@ class LogRun:
         """Return an unused path in the run's folder, to write to before a rename."""
         return self.folder / f"{uuid.uuid4().hex}.writing"
 
-    def add_part(self, slot: GroupSlot, write: Callable[[Path], None]) -> None:
+    def add_part(self, slot: GroupSlot, write: Callable[[Path], None]) -> bool:
         """Write a group's part and rename it to its place.
 
         If the group has a part already (the batch is run again), this opens another attempt.
+
+        Returns:
+            Whether its attempt has every group now.
 
         Raises:
             OSError: It cannot be written, or a later run has finished this one: its worker has
@@ -153,6 +159,7 @@ class LogRun:
                 place = self._place(slot)
                 place.parent.mkdir(exist_ok=True)
                 os.replace(temporary, place)
+                return len(os.listdir(place.parent)) == (slot.groups if slot.step_known else 1)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -191,15 +198,19 @@ class LogRun:
                 self.folder.parent.rmdir()
 
     def _place(self, slot: GroupSlot) -> Path:
-        number = 0
         if slot.step_known:
             visit, part = f"batch-{slot.batch:06d}", f"{slot.index:05d}-of-{slot.groups:05d}.part"
         else:
             visit, part = f"group-{slot.batch:06d}-{slot.index:05d}", "00000-of-00001.part"
+        folder = self.folder
+        number = _first_open.get((self.run_id, visit), 0)
+        while (folder / "closed" / f"{visit}.{number}").exists():
+            number += 1
+        _first_open[self.run_id, visit] = number
         while True:
             name = f"{visit}.{number}"
-            place = self.folder / name / part
-            if not place.exists() and not (self.folder / "closed" / name).exists():
+            place = folder / name / part
+            if not place.exists() and not (folder / "closed" / name).exists():
                 return place
             number += 1
 

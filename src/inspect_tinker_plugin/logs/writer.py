@@ -28,6 +28,9 @@ logger = getLogger(__name__)
 _owned: dict[str, FileLock] = {}
 _left: deque[LogRun] = deque()
 _warned: set[Path] = set()
+_behind: set[LogRun] = set()
+"""Runs with complete batches whose logs could not be written; it is tried again for each group."""
+
 _guard = threading.Lock()
 
 
@@ -121,8 +124,9 @@ def _assemble_all(folder: Path) -> list[Path]:
 
 def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
     try:
-        stage(run, slot, rollouts)
-        _submit(1, _assemble_complete, run)
+        complete = stage(run, slot, rollouts)
+        if complete or run in _behind:
+            _submit(1, _assemble_complete, run)
     except Exception as error:
         _warn_once(run.log_dir, error)
 
@@ -130,7 +134,9 @@ def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> N
 def _assemble_complete(run: LogRun) -> None:
     try:
         assemble(run, complete_only=True)
+        _behind.discard(run)
     except Exception as error:
+        _behind.add(run)
         _warn_once(run.log_dir, error)
 
 
