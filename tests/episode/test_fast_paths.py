@@ -19,15 +19,18 @@ from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
 from inspect_ai.log import transcript
-from inspect_ai.model import ModelOutput
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.util import collect, span, store, subtask
+from shortuuid import get_alphabet, uuid
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode import quick_events
 from inspect_tinker_plugin.episode.fast_paths import (
     SLOW,
     FastPath,
@@ -39,6 +42,7 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import scripted_model
 from inspect_tinker_plugin.testing.cases import load_corpus
 from inspect_tinker_plugin.testing.sides import run_rollout_side
 from inspect_tinker_plugin.testing.traces import compare_traces
@@ -108,7 +112,7 @@ def timeless(value: Any, names: dict[str, str]) -> Any:
             if "time" not in key
             and "traceback" not in key  # it names the lines of whoever raised
             and not key.startswith(("working", "completed"))
-            and not (of_time and key == "value")
+            and not (of_time and key in ("value", "replaced"))
         }
     if isinstance(value, list):
         return [timeless(each, names) for each in value]
@@ -139,6 +143,76 @@ async def test_the_events_of_a_log_are_the_same_with_the_path_and_without(last: 
         slow = await log()
     assert any(event["event"] == "model" for event in fast[0])
     assert fast == slow
+
+
+JUDGED = ModelOutput.from_content("scripted", "so")
+JUDGED.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+
+
+@solver
+def eventful(fails: bool) -> Solver:
+    """Adds events of its own, changes store and state, and asks another model."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async with span("mine", type="agent"):
+            store().set("kept", [1])
+            transcript().info({"note": "x" * 200})
+            await collect(subtask_of(1), subtask_of(2))
+        await scripted_model(lambda _: JUDGED).generate("?")
+        state.metadata["added"] = {"so": True}
+        state.messages.insert(0, ChatMessageSystem(content="first"))
+        if fails:
+            raise ValueError("it fails")
+        return await generate(state)
+
+    return solve
+
+
+@subtask
+async def subtask_of(number: int) -> int:
+    store().set("of a subtask", number)
+    return number
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["", "reads"])
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+async def test_spans_states_and_scores_are_the_same_with_the_path_and_without(
+    fails: bool, reads: bool
+) -> None:
+    async def log() -> Any:
+        task = Task(
+            dataset=[Sample(id=1, input=[ChatMessageUser(content="1+1?")], target=["two"])],
+            solver=[eventful(fails), generate()],
+            scorer=[match(), *([what_happened()] if reads else [])],
+        )
+        episode = EpisodeRunner(task, keep_log=True).episode(task.dataset[0])
+        if not isinstance(await episode.start(), EpisodeResult):
+            await episode.reply(ModelOutput.from_content("rl/policy", "two"))
+            await episode.reply(ModelOutput.from_content("rl/policy", "two"))
+        record = episode.build_log()
+        assert record is not None
+        events = [event.model_dump(mode="json") for event in record.events]
+        assert all(event["working_start"] >= 0 for event in events)
+        assert sorted(event["timestamp"] for event in events) == [e["timestamp"] for e in events]
+        assert len({event["uuid"] for event in events}) == len(events)
+        inside = {event["id"]: event["name"] for event in events if event["event"] == "span_begin"}
+        where = [inside.get(event["span_id"]) for event in events]
+        return timeless(events, {}), where, record.attachments, record.timelines
+
+    fast = await log()
+    with without(FastPath.LOG_EVENTS):
+        slow = await log()
+    kinds = {event["event"] for event in fast[0]}
+    assert kinds >= {"sample_init", "span_begin", "store", "info", "model", "subtask"}
+    assert kinds >= ({"error"} if fails else {"state", "score"})
+    assert fast == slow
+
+
+def test_ids_of_events_look_like_inspects() -> None:
+    ids = {quick_events.unique_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert {len(each) for each in ids} == {len(uuid())}
+    assert set("".join(ids)) == set(get_alphabet())
 
 
 # who reads the transcript finds it

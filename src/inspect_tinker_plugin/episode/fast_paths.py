@@ -71,6 +71,9 @@ class FastPath(StrEnum):
     COLLECTIONS = "collections"
     """Garbage is collected after 100,000 new objects in a process with Python's own thresholds."""
 
+    LOG_EVENTS = "log_events"
+    """The events of spans, solvers, tools and scores for a log, made without Inspect's checks."""
+
     LOG_FILES = "log_files"
     """Records condensed as JSON values, and logs written without Inspect's recorder."""
 

@@ -37,6 +37,14 @@ from inspect_tinker_plugin.episode.fast_paths import (
     taken,
 )
 from inspect_tinker_plugin.episode.model import PolicyModel
+from inspect_tinker_plugin.episode.quick_events import (
+    LoggedTranscript,
+    QuickSolver,
+    can_be_quick,
+    quick_span,
+    sample_init_event,
+    score_event,
+)
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
@@ -133,6 +141,9 @@ class Preparing:
 
     def _make_transcript(self) -> internals.Transcript:
         record = self._record
+        if record.keep_log and can_be_quick():
+            internals.record_solver_events_with(QuickSolver, lambda name: quick_span(name, "tool"))
+            return LoggedTranscript()
         if record.keep_log or record.task.reads_events:
             return internals.Transcript(log_model_api=False)
         if taken(FastPath.SOLVER_EVENTS):
@@ -157,8 +168,9 @@ class Preparing:
                 if record.sample.files
                 else None
             )
+            make = sample_init_event if can_be_quick() else SampleInitEvent
             internals.record_event(
-                SampleInitEvent(sample=sample, state=internals.state_jsonable(record.state))
+                make(sample=sample, state=internals.state_jsonable(record.state))
             )
 
     async def open_sandboxes(self, active: internals.ActiveSample) -> None:
@@ -202,12 +214,15 @@ class EpisodeTranscript:
 
     def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
         """Group the events of one part of the episode."""
-        return span(name, type=kind) if self._keep else nullcontext()
+        if not self._keep:
+            return nullcontext()
+        return quick_span(name, kind) if can_be_quick() else span(name, type=kind)
 
     def score(self, score: Score, *, name: str, sample: Sample) -> None:
         """Record a score."""
         if self._keep:
-            internals.record_event(ScoreEvent(score=score, target=sample.target, scorer=name))
+            make = score_event if can_be_quick() else ScoreEvent
+            internals.record_event(make(score=score, target=sample.target, scorer=name))
 
 
 class Scoring:

@@ -32,6 +32,7 @@ __all__ = [
     "knows_model_calls",
     "leave_out_solver_events",
     "parse_tool_call",
+    "record_solver_events_with",
     "role_falls_back_on_active_model",
     "route_tool_calls",
     "somebody_watches_model_calls",
@@ -112,7 +113,15 @@ def somebody_watches_model_calls() -> bool:
     )
 
 
-_no_solver_events: ContextVar[bool] = ContextVar("inspect_rl_no_solver_events", default=False)
+SolverRecorder = Callable[[Any, TaskState, str | None], Any]
+"""Takes the place of ``solver_transcript``: a solver, its state and its name."""
+
+ToolRecorder = Callable[[str], AbstractAsyncContextManager[Any]]
+"""Takes the place of the span around a tool with this name."""
+
+_recorders: ContextVar[tuple[SolverRecorder, ToolRecorder] | None] = ContextVar(
+    "inspect_rl_solver_events", default=None
+)
 
 
 class _Unrecorded(AbstractAsyncContextManager["_Unrecorded"]):
@@ -125,11 +134,24 @@ class _Unrecorded(AbstractAsyncContextManager["_Unrecorded"]):
         """Compare nothing."""
 
 
+def _unrecorded(solver: Any, state: TaskState, name: str | None = None) -> _Unrecorded:
+    if name is None:
+        registry_unqualified_name(solver)
+    return _Unrecorded()
+
+
 def leave_out_solver_events() -> None:
     """Record neither spans nor changes of the solvers and tools that run in this context.
 
-    Inspect looks both functions up each time that it needs them. A solver that could not be
-    recorded, for want of a name, still fails.
+    A solver that could not be recorded, for want of a name, still fails.
+    """
+    record_solver_events_with(_unrecorded, lambda _: nullcontext())
+
+
+def record_solver_events_with(of_solver: SolverRecorder, of_tool: ToolRecorder) -> None:
+    """Have the solvers and tools that run in this context recorded in another way.
+
+    Inspect looks both of its functions up each time that it needs them.
     """
     parts = optional_names("solver_transcript", "span")
     if parts is None:
@@ -138,20 +160,19 @@ def leave_out_solver_events() -> None:
     if module.solver_transcript is parts.solver_transcript:
 
         def solver_transcript(solver: Any, state: TaskState, name: str | None = None) -> Any:
-            if not _no_solver_events.get():
-                return parts.solver_transcript(solver, state, name)
-            if name is None:
-                registry_unqualified_name(solver)
-            return _Unrecorded()
+            recorders = _recorders.get()
+            record = parts.solver_transcript if recorders is None else recorders[0]
+            return record(solver, state, name)
 
         def span_of(name: str, *, type: str | None = None, **others: Any) -> Any:
-            if _no_solver_events.get() and type == "tool":
-                return nullcontext()
+            recorders = _recorders.get()
+            if recorders is not None and type == "tool" and not others:
+                return recorders[1](name)
             return parts.span(name=name, type=type, **others)
 
         module.solver_transcript = solver_transcript  # type: ignore[attr-defined]
         sys.modules["inspect_ai.model._call_tools"].span = span_of  # type: ignore[attr-defined]
-    _no_solver_events.set(True)
+    _recorders.set((of_solver, of_tool))
 
 
 ToolRouter = Callable[[Any, ToolCall], Any]

@@ -180,11 +180,14 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai._sentinel._context:active_sentinel": "whether a monitor watches the model calls",
     "inspect_ai._util.error:exception_message": "error of a model call's event",
     "inspect_ai._util.hash:mm3_hash": "keys of the long texts in a log",
+    "inspect_ai._util.json:json_changes": "what a solver changed, for a log",
+    "inspect_ai._util.registry:registry_log_name": "a solver's name in a log",
     "inspect_ai._util.working:sample_clock": "how long a model call took",
     "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
     "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",
     "inspect_ai.log._refusal:report_refusal": "counts refusals as eval() does",
     "inspect_ai.log._samples:set_active_sample_total_turns": "turns of the running sample",
+    "inspect_ai.log._transcript:track_store_changes": "changes of the store in a span, for a log",
     "inspect_ai.model._call_tools:tool_call_view": "views of the tool calls in a reply",
     "inspect_ai.model._call_tools:span": "spans around tools, which only a log needs",
     "inspect_ai.model._model:_check_limits_before_dispatch": (
@@ -199,6 +202,9 @@ OPTIONAL_NAMES: dict[str, str] = {
     ),
     "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
     "inspect_ai.util._limit:turn_count": "turns so far",
+    "inspect_ai.util._span:_current_span_id": "the span that an event for a log belongs to",
+    "inspect_ai.util._span:_span_id_provider": "whether somebody else chooses the ids of spans",
+    "inspect_ai.util._span:current_span_id": "the span that an event for a log belongs to",
 }
 """Names of fast paths: a release that lacks one, or uses others, takes the long way."""
 

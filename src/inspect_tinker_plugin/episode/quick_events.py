@@ -1,0 +1,188 @@
+"""Events for a log, without what Inspect checks of its own values and sets up to find events again.
+
+An event is a copy of a template: the fields are Inspect's, in the types that it gives them, and
+times, ids and spans come from where Inspect takes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Token
+from copy import copy
+from typing import Any, TypeVar
+
+from inspect_ai.dataset import Sample
+from inspect_ai.event import (
+    Event,
+    ModelEvent,
+    SampleInitEvent,
+    ScoreEvent,
+    SpanBeginEvent,
+    SpanEndEvent,
+    StateEvent,
+    Timeline,
+)
+from inspect_ai.scorer import Score
+from inspect_ai.solver import TaskState
+from inspect_ai.util import span
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, taken
+
+_Event = TypeVar("_Event", bound=Event)
+
+_ALPHABET = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_LETTERS = bytes(_ALPHABET[number % len(_ALPHABET)] for number in range(256))
+
+_NAMES = (
+    "_current_span_id",
+    "_span_id_provider",
+    "current_span_id",
+    "json_changes",
+    "registry_log_name",
+    "track_store_changes",
+)
+
+_SPAN_BEGIN = SpanBeginEvent(id="", name="")
+_SPAN_END = SpanEndEvent(id="")
+_STATE = StateEvent(changes=[])
+_SCORE = ScoreEvent(score=Score(value=0))
+_INIT = SampleInitEvent(sample=Sample(input=""), state={})
+
+_now = SpanBeginEvent.model_fields["timestamp"].default_factory
+_working_time = SpanBeginEvent.model_fields["working_start"].default_factory
+
+
+def can_be_quick() -> bool:
+    """Whether events are made here, in this release of Inspect and with this path turned on."""
+    return (
+        taken(FastPath.LOG_EVENTS)
+        and internals.optional_names(*_NAMES) is not None
+        and _now is not None
+        and _working_time is not None
+    )
+
+
+def unique_id() -> str:
+    """Return an id of an event, as long and in the letters of Inspect's."""
+    return os.urandom(22).translate(_LETTERS).decode("ascii")
+
+
+def sample_init_event(sample: Sample, state: Any) -> SampleInitEvent:
+    """Make the first event of a sample."""
+    return _like(_INIT, sample=sample, state=state)
+
+
+def score_event(score: Score, *, target: Any, scorer: str) -> ScoreEvent:
+    """Make the event of a score."""
+    return _like(_SCORE, score=score, target=target, scorer=scorer)
+
+
+def _like(template: _Event, **fields: Any) -> _Event:
+    event = copy(template)
+    names: Any = internals.optional_names(*_NAMES)
+    values: Any = event.__dict__
+    values.update(
+        fields,
+        uuid=unique_id(),
+        span_id=names.current_span_id(),
+        timestamp=_now(),  # type: ignore[call-arg,misc] # looked at by can_be_quick()
+        working_start=_working_time(),  # type: ignore[call-arg,misc] # the same
+    )
+    return event
+
+
+class LoggedTranscript(QuietTranscript):
+    """A transcript that only adds events, until somebody uses more of it."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing)
+
+    def _event(self, event: Event) -> None:
+        _without_call(event)
+        super()._event(event)
+
+    def _event_updated(self, event: Event) -> None:
+        _without_call(event)
+        super()._event_updated(event)
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events so far."""
+        return super().events if self._recorded is None else self.recorded
+
+    @property
+    def timelines(self) -> Sequence[Timeline]:
+        """The timelines that a task has added."""
+        return super().timelines if self._recorded is None else ()
+
+    @property
+    def attachments(self) -> dict[str, str]:
+        """Long texts of the events; there are none as long as events are only added."""
+        return super().attachments if self._recorded is None else {}
+
+
+def _without_call(event: Event) -> None:
+    """Leave out what was sent to a model's provider, as ``log_model_api=False`` does."""
+    if isinstance(event, ModelEvent) and event.call is not None and not event.call.error:
+        event.call = None
+
+
+def _nothing() -> None:
+    """Do nothing about a reader: the events are all there."""
+
+
+def quick_span(name: str, kind: str | None = None) -> AbstractAsyncContextManager[Any]:
+    """Group the events of one part of an episode, as Inspect's ``span`` does."""
+    names: Any = internals.optional_names(*_NAMES)
+    if names._span_id_provider.get() is not None or "agent" in (kind, name):
+        return span(name, type=kind)
+    return _Span(name, kind or name)
+
+
+class _Span(AbstractAsyncContextManager["_Span"]):
+    _token: Token[Any]
+
+    def __init__(self, name: str, kind: str) -> None:
+        self._names: Any = internals.optional_names(*_NAMES)
+        self._name, self._kind, self._id = name, kind, unique_id()
+
+    async def __aenter__(self) -> _Span:
+        parent = self._names.current_span_id()
+        self._token = self._names._current_span_id.set(self._id)
+        internals.record_event(
+            _like(_SPAN_BEGIN, id=self._id, parent_id=parent, type=self._kind, name=self._name)
+        )
+        self._store_changes = self._names.track_store_changes()
+        self._store_changes.__enter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            self._store_changes.__exit__(*error)
+        finally:
+            internals.record_event(_like(_SPAN_END, id=self._id))
+            with suppress(ValueError):  # an abandoned one may be ended in another context
+                self._names._current_span_id.reset(self._token)
+
+
+class QuickSolver(_Span):
+    """Records a solver, and what it changed in the state."""
+
+    def __init__(self, solver: Any, state: TaskState, name: str | None = None) -> None:
+        names: Any = internals.optional_names(*_NAMES)
+        super().__init__(names.registry_log_name(name or solver), "solver")
+        self._state = state
+
+    async def __aenter__(self) -> QuickSolver:
+        await super().__aenter__()
+        self._before = internals.state_jsonable(self._state)
+        return self
+
+    def complete(self, after_state: TaskState) -> None:
+        """Record the changes."""
+        changes = self._names.json_changes(self._before, internals.state_jsonable(after_state))
+        if changes:
+            internals.record_event(_like(_STATE, changes=changes))
