@@ -29,7 +29,7 @@ from inspect_tinker_plugin.rl.order import Sampled
 from inspect_tinker_plugin.samplers import Curriculum, GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.samplers.state import SamplerState
 from inspect_tinker_plugin.testing import scripted_model
-from inspect_tinker_plugin.train.workers import worker_pool
+from inspect_tinker_plugin.workers import worker_pool
 
 
 def pool(size: int) -> SamplePool:

@@ -32,7 +32,8 @@ from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
-    from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
+    from inspect_tinker_plugin.export.pipeline import ExportReport
+    from inspect_tinker_plugin.export.rows import ExportOptions
 
 _OF_LOGS: list[Any] = [
     click.option(
@@ -112,7 +113,7 @@ _OF_LOGS: list[Any] = [
 ]
 """Options that go with --from-logs only."""
 
-_OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args"}
+_OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args", "workers"}
 """Options that go without --from-logs only, beside those of a dataset."""
 
 
@@ -162,7 +163,15 @@ def _parse_split(text: str | None) -> tuple[str, str] | None:
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="Maximum number of samples to prepare in parallel.",
+    help="Maximum number of samples to prepare in parallel, by all workers.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Prepare samples in N processes, each of which loads the task.",
 )
 @dataset_options("export", hints={"time_limit": "until its first model call"})
 @_log_options
@@ -285,7 +294,7 @@ def _options_of_logs(choices: dict[str, Any]) -> LogExportOptions:
 
 
 def _options(choices: dict[str, Any]) -> ExportOptions:
-    from inspect_tinker_plugin.export.pipeline import ExportOptions
+    from inspect_tinker_plugin.export.rows import ExportOptions
     from inspect_tinker_plugin.options import DatasetOptions
 
     solver_name, solver_args = choices["solver"], parse_args(choices["solver_args"])
@@ -299,6 +308,7 @@ def _options(choices: dict[str, Any]) -> ExportOptions:
         sandbox=options.sandbox,
         episode=options,
         max_samples=choices["max_samples"],
+        workers=choices["workers"],
         overwrite=choices["overwrite"],
     )
 

@@ -1,4 +1,4 @@
-"""One export from beginning to end: samples are prepared concurrently and written in order."""
+"""One export from beginning to end: rows are made of samples and written in their order."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ import asyncio
 import hashlib
 import json
 import random
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.dataset import Sample
-from inspect_ai.util import SandboxEnvironmentType
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.episode.types import SolverLike
-from inspect_tinker_plugin.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.columns import row_of
-from inspect_tinker_plugin.export.first_turn import FirstTurns
+from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
-from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row, prompt_schema
+from inspect_tinker_plugin.export.layouts import prompt_schema
 from inspect_tinker_plugin.export.parts import Failure
-from inspect_tinker_plugin.export.schema import FORMATS, Format, Row
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.export.rows import ExportOptions, Rows, WorkerError, WorkerRows
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
@@ -39,46 +32,6 @@ LAYOUT = 2
 
 _ABOUT = """Prompts and answers of an Inspect task, written by `inspect rl export`. A prompt is what
 the task's solver sends to the model first; `info` and `tools` hold JSON."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """How a task is exported."""
-
-    format: Format = "parquet"
-    """File format."""
-
-    layout: Layout = "chat"
-    """Columns: those of this project, or those that a trainer reads."""
-
-    selection: Selection = field(default_factory=Selection)
-    """Which samples."""
-
-    solver: SolverLike | None = None
-    """Replaces the task's solver."""
-
-    solver_name: str | None = None
-    """Name and arguments of ``solver``, as text; an export continues only with the same."""
-
-    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
-    """Replaces the task's sandbox."""
-
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    """Limits and model roles of the episodes."""
-
-    max_samples: int = 16
-    """Samples prepared at once."""
-
-    overwrite: bool = False
-    """Start a new export, whatever export the folder holds."""
-
-    def __post_init__(self) -> None:
-        if self.max_samples < 1:
-            raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
-        if self.format not in FORMATS:
-            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 @dataclass(frozen=True)
@@ -168,12 +121,11 @@ class _Export:
         self._options = options
         chosen = replace(options.selection, sample_shuffle=folder.journal.seed)
         self._samples = select_samples(resolved.task, chosen)
-        self._turns = FirstTurns(
-            resolved.task,
-            options=options.episode,
-            solver=options.solver,
-            sandbox=options.sandbox,
-        )
+        self._rows: Rows | WorkerRows
+        if options.workers > 1:
+            self._rows = WorkerRows(resolved, options)
+        else:
+            self._rows = Rows(resolved.task, options)
         folder.check_continuity(
             len(self._samples),
             self._digest,
@@ -189,7 +141,7 @@ class _Export:
         total = len(self._samples)
         on_progress(ExportProgress(continued, total, failed))
         try:
-            async with aclosing(self._results(continued)) as results:
+            async with aclosing(self._rows.of(self._samples, continued)) as results:
                 async for result in results:
                     if isinstance(result, Failure):
                         failed += 1
@@ -204,39 +156,14 @@ class _Export:
         except asyncio.CancelledError:
             self._folder.add(part, self._digest)  # so that the next run continues from here
             raise
+        except WorkerError as error:
+            self._folder.add(part, self._digest)
+            raise ExportError(
+                f"{error}. {part.stop:,} of {counted(total, 'sample')} are done and kept; run the "
+                "same command again to continue, with any number of workers."
+            ) from error
         self._folder.add(part, self._digest)
         return self._finish(continued)
-
-    async def _results(self, start: int) -> AsyncGenerator[Row | Failure, None]:
-        """Yield the results of all samples in their order; several are in preparation at once."""
-        places = asyncio.Semaphore(self._options.max_samples)
-        window = 4 * self._options.max_samples
-        pending: deque[asyncio.Task[Row | Failure]] = deque()
-        following = start
-        try:
-            while pending or following < len(self._samples):
-                while len(pending) < window and following < len(self._samples):
-                    sample = self._samples[following]
-                    pending.append(asyncio.create_task(self._result(following, sample, places)))
-                    following += 1
-                yield await pending[0]
-                pending.popleft()
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-
-    async def _result(self, index: int, sample: Sample, places: asyncio.Semaphore) -> Row | Failure:
-        async with places:
-            try:
-                turn = await self._turns.of(sample)
-                row = row_of(self._resolved.task.name, sample, turn.request, turn.state)
-                return prompt_row(self._options.layout, row, index)
-            except ExportError as error:
-                return Failure(str(sample.id), str(error))
-            except Exception as error:  # whatever the reason, the other samples can be written
-                logger.debug("sample %r could not be exported", sample.id, exc_info=error)
-                return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
 
     def _finish(self, continued: int) -> ExportReport:
         parts = self._folder.journal.parts

@@ -78,6 +78,9 @@ class ResolvedTask:
     ref: TaskRef | None
     """``None`` for a task that cannot be named (built in place, or by a local function)."""
 
+    named: bool = False
+    """Whether the task was made from the reference, so that it cannot have been changed since."""
+
 
 def resolve_task(
     task: Task | Callable[..., Task] | str | TaskRef,
@@ -105,14 +108,14 @@ def resolve_task(
                 f"a {type(task).__name__} has its arguments already."
             )
         if isinstance(task, TaskRef):
-            return ResolvedTask(task.resolve(), task)
+            return ResolvedTask(task.resolve(), task, named=True)
         return ResolvedTask(task, task_reference(task))
     if isinstance(task, str):
         ref = TaskRef.parse(task, task_args)
         live = ref.resolve()
         # A bare name is known to this process only; its file is known to every one.
         lasting = "/" in ref.spec
-        return ResolvedTask(live, ref if lasting else task_reference(live))
+        return ResolvedTask(live, ref if lasting else task_reference(live), named=lasting)
     if callable(task):
         live = call_task_function(task, task_args or {})
         return ResolvedTask(live, task_reference(live))

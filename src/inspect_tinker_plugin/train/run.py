@@ -208,7 +208,7 @@ def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer
 
 def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
     if request.workers is not None:
-        from inspect_tinker_plugin.train.workers import worker_pool
+        from inspect_tinker_plugin.workers import worker_pool
 
         return worker_pool(request.workers)
     if request.ray is not None:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.train.workers import _end, worker_pool
+from inspect_tinker_plugin.workers import GRACE, _end, worker_pool
 
 
 async def _work(started: Path, cleaned: Path) -> None:
@@ -61,6 +62,30 @@ def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
     assert future.done()
 
 
+def test_calls_that_were_sent_ahead_are_not_begun_any_more(tmp_path: Path) -> None:
+    with worker_pool(1) as pool:
+        pool.submit(work, tmp_path / "first", tmp_path / "cleaned")
+        pool.submit(work, tmp_path / "second", tmp_path / "second-cleaned")
+        wait_until_there(tmp_path / "first")
+        left = time.monotonic()
+    assert time.monotonic() - left < GRACE
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "first"]
+
+
+def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with worker_pool(1) as pool:
+        pid = pool.submit(os.getpid).result(60)
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.5)
+        assert pool.submit(os.getpid).result(60) == pid
+        os.kill(pid, signal.SIGTERM)
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(time.sleep, 60).result(60)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_signal_to_all_processes_interrupts_workers_too(tmp_path: Path) -> None:
     """As a supervisor sends it to every process of a service."""
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
@@ -87,8 +112,8 @@ def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) ->
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from inspect_tinker_plugin.train.workers import _end, worker_pool\n"
-        "from tests.train.test_workers import work\n"
+        "from inspect_tinker_plugin.workers import _end, worker_pool\n"
+        "from tests.test_workers import work\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        pool.submit(work, Path(sys.argv[1]), Path(sys.argv[2])).result()\n"

@@ -1,0 +1,174 @@
+"""Processes that work for this one and always end with it, and how things are sent to them."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from importlib import import_module
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+import cloudpickle
+
+from inspect_tinker_plugin.stopping import Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GRACE = 15.0
+"""Seconds that a worker has to close its episodes before it is killed."""
+
+ROLLOUTS = "inspect_tinker_plugin.rl.group"
+"""What a worker loads that runs groups of rollouts."""
+
+
+@contextmanager
+def worker_pool(workers: int, *, loading: str = ROLLOUTS) -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor, such as the cookbook's ``set_rollout_executor`` takes.
+
+    Leaving the block interrupts running calls, as Ctrl-C would: episodes are cancelled and
+    release their sandboxes. A worker whose parent was killed does the same by itself. Workers that
+    wait for a call ignore Ctrl-C, which a terminal sends to all processes: they end with the block.
+
+    Args:
+        workers: Processes; each runs one call at a time.
+        loading: A module that the calls need; loaded when a worker starts.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = _Pool(workers, mp_context=context, initializer=_start_worker, initargs=(loading,))
+    try:
+        yield pool
+    finally:
+        processes: list[BaseProcess] = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end(processes)
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return super().submit(_call, fn, *args, **kwargs)
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """Interrupt the processes that are busy, and kill those that do not end in time."""
+    for process in processes:
+        process.join(0.2)
+        if process.is_alive() and process.pid is not None:
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(process.pid, signal.SIGINT)
+    for process in processes:
+        process.join(GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _start_worker(loading: str) -> None:
+    """Prepare a worker; runs in it before the first call."""
+    # A supervisor that stops a service signals all of its processes, not only the parent.
+    _stopped.install()
+    # An idle worker that exits by itself removes its containers first and must be given time.
+    Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), name="watch-parent", daemon=True).start()
+    try:
+        # The first call would load it; an interruption during that would print a traceback.
+        import_module(loading)
+    except KeyboardInterrupt:
+        os._exit(1)
+    signal.signal(signal.SIGINT, _signal_between_calls)
+
+
+_stopped = Stopped()
+"""Which signal has stopped this worker, other than Ctrl-C."""
+
+_interrupted = False
+"""Whether a call of this worker was interrupted; those already on their way are refused then."""
+
+
+def _signal_between_calls(number: int, frame: FrameType | None) -> None:
+    if _stopped.by is not None:
+        sys.exit(128 + _stopped.by)
+
+
+def _call(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Make a call, which signals interrupt."""
+    global _interrupted
+    if _interrupted:
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return work(*args, **kwargs)
+    except KeyboardInterrupt:
+        _interrupted = True
+        raise
+    finally:
+        signal.signal(signal.SIGINT, _signal_between_calls)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    _stopped.by = signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(GRACE)
+    os._exit(1)
+
+
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+
+
+def dump(value: object) -> bytes:
+    """Pickle by value; ``pickle.loads`` reads it.
+
+    Raises:
+        Exception: Something inside belongs to this process (an open file, a lock); each kind
+            of object raises its own kind of error.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Replaces the globals that a closure reads by their counterparts in the other process.
+
+    An agent is a function inside a function, which ``cloudpickle`` sends with the globals
+    that it reads. Inspect's own are among them: a context variable is looked up again by
+    module and name; weak containers (the sessions of an MCP server, say) start empty.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ContextVar):
+            home = _home(obj)
+            if home is not None:
+                return _look_up, home
+        if type(obj) in _WEAK:
+            return type(obj), ()
+        return super().reducer_override(obj)
+
+
+def _home(variable: ContextVar[Any]) -> tuple[str, str] | None:
+    """Find the module of a context variable, and its name there."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name == "__main__":  # a worker has another one
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is variable:
+                return module_name, name
+    return None
+
+
+def _look_up(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
