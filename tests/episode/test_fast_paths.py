@@ -208,6 +208,48 @@ async def test_spans_states_and_scores_are_the_same_with_the_path_and_without(
     assert fast == slow
 
 
+async def test_a_logged_call_shows_its_messages_as_they_were() -> None:
+    @solver
+    def rewriting() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            for number in range(3):
+                state = await generate(state)
+                for message in state.messages:
+                    message.content = f"{message.text} ({number})"
+                    if message.role == "system":
+                        message.metadata = {
+                            "seen": [*(message.metadata or {"seen": []})["seen"], 1]
+                        }
+            return state
+
+        return solve
+
+    async def log() -> Any:
+        sample = Sample(id=1, input=[ChatMessageSystem(content="s"), ChatMessageUser(content="?")])
+        task = Task(dataset=[sample], solver=rewriting())
+        episode = EpisodeRunner(task, keep_log=True).episode(task.dataset[0])
+        await episode.start()
+        for answer in ("one", "two", "three"):
+            await episode.reply(ModelOutput.from_content("rl/policy", answer))
+        record = episode.build_log()
+        assert record is not None
+        calls = [event for event in record.events if isinstance(event, ModelEvent)]
+        copied = internals.optional_names("_snapshot_message")
+        if copied is not None and copied._snapshot_message is not None:  # later releases copy
+            first, second, third = ([message.text for message in call.input] for call in calls)
+            assert first == ["s", "?"]
+            assert second == ["s (0)", "? (0)", "one (0)"]
+            assert third == ["s (0) (1)", "? (0) (1)", "one (0) (1)", "two (1)"]
+            assert [call.output.message.text for call in calls] == ["one", "two", "three"]
+        assert [call.output.completion for call in calls] == ["one", "two", "three"]
+        return timeless([event.model_dump(mode="json") for event in record.events], {})
+
+    fast = await log()
+    with without(FastPath.LOG_EVENTS):
+        slow = await log()
+    assert fast == slow
+
+
 def test_ids_of_events_look_like_inspects() -> None:
     ids = {quick_events.unique_id() for _ in range(1000)}
     assert len(ids) == 1000

@@ -32,7 +32,7 @@ from contextvars import ContextVar
 from copy import copy
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import anyio
@@ -72,7 +72,7 @@ class FastPath(StrEnum):
     """Garbage is collected after 100,000 new objects in a process with Python's own thresholds."""
 
     LOG_EVENTS = "log_events"
-    """The events of spans, solvers, tools and scores for a log, made without Inspect's checks."""
+    """Events for a log (spans, solvers, the policy's calls, scores) without Inspect's checks."""
 
     LOG_FILES = "log_files"
     """Records condensed as JSON values, and logs written without Inspect's recorder."""
@@ -190,10 +190,27 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
+class CallRecord(Protocol):
+    """A model call that is being recorded."""
+
+    @property
+    def event(self) -> ModelEvent:
+        """Its event."""
+
+    def complete(self, result: ModelOutput | Exception) -> None:
+        """Complete its event with the reply or error."""
+
+
+CallRecorder = Callable[
+    [Model, list[ChatMessage], list[ToolInfo], ToolChoice, GenerateConfig], CallRecord
+]
+"""Begins to record a call of the policy."""
+
+
 async def model_call(
     model: Model,
     *,
-    keep_events: bool,
+    record: CallRecorder,
     messages: list[ChatMessage],
     definitions: Sequence[Any],
     tools: list[ToolInfo],
@@ -204,7 +221,7 @@ async def model_call(
 
     Args:
         model: The policy.
-        keep_events: Whether its events are for a log, and recorded as Inspect does.
+        record: Records the call.
         messages: The conversation.
         definitions: Inspect's definitions of the tools, for the views of calls.
         tools: The descriptions of the tools.
@@ -219,7 +236,6 @@ async def model_call(
     await parts.wait_generate_dispatch(model, None)
     parts._check_limits_before_dispatch()
     model.verify_model_apis()
-    record = _LoggedCall if keep_events else QuietCall
     call = record(model, messages, tools, tool_choice, config)
     started = parts.sample_clock()
     try:
@@ -258,8 +274,8 @@ _TEMPLATE = ModelEvent(
 )
 
 
-class _LoggedCall:
-    """A model call that is recorded as Inspect does."""
+class LoggedCall:
+    """A model call that is recorded as Inspect does, for a log."""
 
     __slots__ = ("_complete", "event")
 
@@ -278,6 +294,7 @@ class _LoggedCall:
         self.event = event
 
     def complete(self, result: ModelOutput | Exception) -> None:
+        """Complete its event with the reply or error."""
         self._complete(result, None)
 
 

@@ -39,6 +39,7 @@ from inspect_tinker_plugin.episode.provider import (
     POLICY_NAME,
     POLICY_PROVIDER,
 )
+from inspect_tinker_plugin.episode.quick_events import call_recorder
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
@@ -384,7 +385,7 @@ class PolicyModel(Model):
         messages, definitions, tools, tool_choice = kwargs["prepared"]
         return model_call(
             self,
-            keep_events=self.keep_events,
+            record=call_recorder(keep_events=self.keep_events),
             messages=messages,
             definitions=definitions,
             tools=tools,

@@ -24,12 +24,23 @@ from inspect_ai.event import (
     StateEvent,
     Timeline,
 )
+from inspect_ai.log import transcript
+from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
 from inspect_ai.scorer import Score
 from inspect_ai.solver import TaskState
+from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_ai.util import span
+from pydantic import BaseModel
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, taken
+from inspect_tinker_plugin.episode.fast_paths import (
+    CallRecorder,
+    FastPath,
+    LoggedCall,
+    QuietCall,
+    QuietTranscript,
+    taken,
+)
 
 _Event = TypeVar("_Event", bound=Event)
 
@@ -45,10 +56,17 @@ _NAMES = (
     "track_store_changes",
 )
 
+_CALL_NAMES = ("_requested_model", "_snapshot_message", "exception_message", "format_traceback")
+
 _SPAN_BEGIN = SpanBeginEvent(id="", name="")
 _SPAN_END = SpanEndEvent(id="")
 _STATE = StateEvent(changes=[])
 _SCORE = ScoreEvent(score=Score(value=0))
+_NO_OUTPUT = ModelOutput.from_content("", "")
+_CALL = ModelEvent(
+    model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
+)
+_UNCHANGING = frozenset({str, int, float, bool, type(None)})
 _INIT = SampleInitEvent(sample=Sample(input=""), state={})
 
 _now = SpanBeginEvent.model_fields["timestamp"].default_factory
@@ -95,10 +113,15 @@ def _like(template: _Event, **fields: Any) -> _Event:
 
 
 class LoggedTranscript(QuietTranscript):
-    """A transcript that only adds events, until somebody uses more of it."""
+    """A transcript that only adds events, until somebody uses more of it.
+
+    Attributes:
+        copies: The messages of model calls, each with its latest copy, by the id of the object.
+    """
 
     def __init__(self) -> None:
         super().__init__(_nothing)
+        self.copies: dict[int, tuple[ChatMessage, ChatMessage]] = {}
 
     def _event(self, event: Event) -> None:
         _without_call(event)
@@ -186,3 +209,97 @@ class QuickSolver(_Span):
         changes = self._names.json_changes(self._before, internals.state_jsonable(after_state))
         if changes:
             internals.record_event(_like(_STATE, changes=changes))
+
+
+def call_recorder(*, keep_events: bool) -> CallRecorder:
+    """Return what records the policy's calls.
+
+    Args:
+        keep_events: Whether all of an event is wanted: for a log, or a task that reads it.
+    """
+    if not keep_events:
+        return QuietCall
+    names = internals.optional_names(*_CALL_NAMES)
+    if names is None or None in vars(names).values():
+        return LoggedCall
+    return _QuickCall if isinstance(transcript(), LoggedTranscript) else LoggedCall
+
+
+class _QuickCall:
+    """A model call that is recorded as Inspect does, with cheaper copies of most messages."""
+
+    __slots__ = ("_names", "_running", "event")
+
+    def __init__(
+        self,
+        model: Model,
+        messages: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> None:
+        names, running = internals.optional_names(*_CALL_NAMES), transcript()
+        assert names is not None
+        assert isinstance(running, LoggedTranscript)
+        self._names, self._running = names, running
+        name = str(model)
+        self.event = _like(
+            _CALL,
+            model=name,
+            role=model.role,
+            requested_model=names._requested_model.get(),
+            input=[self._copied(message) for message in messages],
+            tools=list(tools),
+            tool_choice=tool_choice,
+            config=config,
+            output=_no_output(name),
+            pending=True,
+        )
+        running._event(self.event)
+
+    def complete(self, result: ModelOutput | Exception) -> None:
+        """Complete its event with the reply or error."""
+        event = self.event
+        if isinstance(result, ModelOutput):
+            event.output = _changed(
+                result,
+                choices=[
+                    _changed(choice, message=self._copied(choice.message))
+                    for choice in result.choices
+                ],
+            )
+        else:
+            event.error = self._names.exception_message(result)
+            event.traceback, event.traceback_ansi = self._names.format_traceback(
+                type(result), result, result.__traceback__
+            )
+        event.pending = None
+        self._running._event_updated(event)
+
+    def _copied(self, message: ChatMessage) -> ChatMessage:
+        """Return a message as it is now; later changes of the original do not show in it."""
+        fields = message.__dict__
+        if not all(type(value) in _UNCHANGING for value in fields.values()):
+            made: ChatMessage = self._names._snapshot_message(message)
+            return made
+        copies = self._running.copies
+        latest = copies.get(id(message))
+        if latest is None or latest[1].__dict__ != fields:
+            copies[id(message)] = latest = message, copy(message)
+        return latest[1]
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _changed(value: _Model, **fields: Any) -> _Model:
+    made = copy(value)
+    made.__dict__.update(fields)
+    return made
+
+
+def _no_output(model: str) -> ModelOutput:
+    """Return what a call has as its output until it has one."""
+    [choice] = _NO_OUTPUT.choices
+    message = _changed(choice.message, id=unique_id(), model=model)
+    return _changed(_NO_OUTPUT, model=model, choices=[_changed(choice, message=message)])

@@ -182,6 +182,7 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai._util.hash:mm3_hash": "keys of the long texts in a log",
     "inspect_ai._util.json:json_changes": "what a solver changed, for a log",
     "inspect_ai._util.registry:registry_log_name": "a solver's name in a log",
+    "inspect_ai._util.rich:format_traceback": "the traceback of a failed model call in a log",
     "inspect_ai._util.working:sample_clock": "how long a model call took",
     "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
     "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",
@@ -194,6 +195,8 @@ OPTIONAL_NAMES: dict[str, str] = {
         "refuses a call when a token or cost limit is reached"
     ),
     "inspect_ai.model._model:_model_event_sink": "whether an agent bridge takes model events",
+    "inspect_ai.model._model:_requested_model": "the name that a model call in a log was asked by",
+    "inspect_ai.model._model:_snapshot_message": "copies of the messages of a model call in a log",
     "inspect_ai.model._model:record_and_check_model_usage": "usage and cost, which limits read",
     "inspect_ai.model._model:record_sample_model_fallback": "fallbacks that a reply reports",
     "inspect_ai.model._model_output:usage_input_tokens": "context size of a reply",
@@ -208,8 +211,8 @@ OPTIONAL_NAMES: dict[str, str] = {
 }
 """Names of fast paths: a release that lacks one, or uses others, takes the long way."""
 
-_LATER_NAMES = {"usage_input_tokens"}
-"""Names that came together with their use, in 0.3.282: earlier releases do not need them."""
+_LATER_NAMES = {"usage_input_tokens", "_requested_model", "_snapshot_message"}
+"""Names that came together with their use, up to 0.3.282: earlier releases do not need them."""
 
 
 def _missing_names() -> list[str]:
