@@ -178,6 +178,22 @@ async def test_killing_ends_it_its_children_and_the_iteration(kind: str, tmp_pat
     assert await used(kind, tmp_path, use) == [ExecStdout(data="up\n")]
 
 
+@pytest.mark.docker
+async def test_what_was_killed_in_the_pool_has_ended(tmp_path: Path) -> None:
+    large = "import time; held = bytearray(400 << 20); print('up', flush=True); time.sleep(61360)"
+
+    async def use(box: SandboxEnvironment) -> Any:
+        left = []
+        for _ in range(3):
+            process = await box.exec_remote(["python3", "-c", large])
+            assert await anext(process) == ExecStdout(data="up\n")
+            await process.kill()
+            left.append(await running(box, "61360"))
+        return left
+
+    assert await used("docker_pool", tmp_path, use) == [False] * 3
+
+
 @each_kind
 async def test_a_timeout_ends_it_and_is_told(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:

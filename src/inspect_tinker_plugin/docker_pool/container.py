@@ -112,7 +112,7 @@ class OpenCommand:
 
         Safe to call again.
         """
-        self._executor.leave(self._call)
+        await self._executor.leave(self._call)
         end = self._call.end
         said = bytes(self._call.err.data).decode(errors="replace").strip()
         if end is not None and end.error:

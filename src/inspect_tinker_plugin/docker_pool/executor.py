@@ -43,6 +43,9 @@ _SILENCE_SECONDS = 60.0
 
 _VERSION = 1
 _HEAD = struct.Struct("<III")
+_END_SECONDS = 5.0
+"""Seconds that a command which is killed may take to end before nobody waits for it."""
+
 _BUSY_PAUSE = 0.02
 _ENDLESS = 2**63
 _FULL_PAUSE = 0.001
@@ -264,14 +267,26 @@ class Executor:
         call.input_ends = True
         self._feed(call)
 
-    def leave(self, call: Call) -> None:
-        """End an open call's command with all that it started. Safe to call again."""
-        if self._calls.pop(call.id, None) is None or call.end is not None or self._lost:
+    async def leave(self, call: Call) -> None:
+        """End an open call's command with all that it started. Safe to call again.
+
+        Returns when it has ended, so that its port is free, say; after a few seconds at most.
+        """
+        if call.id not in self._calls:
             return
         try:
-            self._send(_Request.STOP, call.id)
+            if call.end is None and not self._lost:
+                self._send(_Request.STOP, call.id)
+            with anyio.move_on_after(_END_SECONDS, shield=True):
+                while call.end is None:
+                    await self._turn(call, None)
         except ConnectionError:
             self._lost = True
+        except ExecutorSilent:
+            pass
+        finally:
+            self._calls.pop(call.id, None)
+            self._wake()  # another task must read now
 
     def _feed(self, call: Call) -> None:
         while call.credit and call.rest and call.end is None:
