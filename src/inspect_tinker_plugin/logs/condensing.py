@@ -172,11 +172,15 @@ class _Condensing:
                     view["content"] = text(view["content"])
 
     def _value(self, value: Any, text: Callable[[str], str] | None = None) -> Any:
+        text = text or self._text
         if isinstance(value, str):
-            return (text or self._text)(value)
+            return text(value)
         if isinstance(value, dict):
             for key, each in value.items():
-                value[key] = self._value(each, text)
+                if isinstance(each, str):
+                    value[key] = text(each)
+                elif isinstance(each, dict | list):
+                    self._value(each, text)
         elif isinstance(value, list):
             value[:] = [self._value(each, text) for each in value]
         return value

@@ -202,16 +202,16 @@ class LogRun:
             visit, part = f"batch-{slot.batch:06d}", f"{slot.index:05d}-of-{slot.groups:05d}.part"
         else:
             visit, part = f"group-{slot.batch:06d}-{slot.index:05d}", "00000-of-00001.part"
-        folder = self.folder
+        folder = str(self.folder)
         number = _first_open.get((self.run_id, visit), 0)
-        while (folder / "closed" / f"{visit}.{number}").exists():
+        while os.path.exists(f"{folder}/closed/{visit}.{number}"):
             number += 1
         _first_open[self.run_id, visit] = number
         while True:
-            name = f"{visit}.{number}"
-            place = folder / name / part
-            if not place.exists() and not (folder / "closed" / name).exists():
-                return place
+            place = f"{folder}/{visit}.{number}/{part}"
+            closed = f"{folder}/closed/{visit}.{number}"
+            if not os.path.exists(place) and not os.path.exists(closed):
+                return Path(place)
             number += 1
 
     @contextmanager
