@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,6 +13,7 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import SandboxEnvironment, sandbox
 from tests.rl.policies import Words, renderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -102,6 +105,50 @@ async def test_it_costs_and_is_not_retried(action: Action, place: str) -> None:
     assert group.get_total_rewards() == [0.0]
     metrics = group.trajectories_G[0].transitions[-1].metrics
     assert metrics["error/inside_sandbox"] == 1.0
+
+
+async def _endless(box: SandboxEnvironment) -> object:
+    return await box.exec(["sleep", "300"])
+
+
+async def _endless_in_two_tasks(box: SandboxEnvironment) -> object:
+    return await asyncio.gather(box.exec(["sleep", "300"]), box.exec(["sleep", "301"]))
+
+
+async def _endless_elsewhere(box: SandboxEnvironment) -> object:
+    await box.exec(["true"])
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(box.exec(["sleep", "300"]), 0.2)
+    return await asyncio.sleep(300)
+
+
+ENDLESS = [_endless, _endless_in_two_tasks, _endless_elsewhere]
+
+
+@pytest.mark.parametrize("by", ["task", "trainer"])
+@pytest.mark.parametrize("action", ENDLESS, ids=lambda action: action.__name__)
+async def test_scoring_that_a_policy_keeps_from_ending_costs_and_is_not_retried(
+    action: Action, by: str
+) -> None:
+    """It may put a pipe in the place of the file that the scorer reads."""
+    endless = task(action, "scorer")
+    patience = 5.0 if action is _endless_elsewhere else 1.0
+    limits = None
+    if by == "task":
+        endless.time_limit = round(2 * patience)
+    else:
+        limits = RolloutLimits(rollout_timeout_seconds=1.0)
+    dataset = as_rl_dataset(endless, renderer(), stop_timeout=patience, rollout_limits=limits)
+    [builder] = dataset.get_batch(0)
+    rolled = do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=1))
+    if action is _endless_elsewhere:
+        with pytest.raises(EpisodeError) as caught:
+            await rolled
+        assert caught.value.cause is Cause.SCORER
+        return
+    group = await rolled
+    assert group.rollout_errors == []
+    assert group.get_total_rewards() == [0.0]
 
 
 async def test_its_price_can_be_stated_and_it_can_be_raised() -> None:

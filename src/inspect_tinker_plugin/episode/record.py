@@ -194,8 +194,14 @@ class SampleRecord:
             {"type": kind, "limit": limit if limit is not None else -1, "reason": reason}
         )
 
-    def fail(self, error: Exception, phase: Cause) -> None:
-        """Record a failure and its cause."""
+    def fail(self, error: Exception, phase: Cause, *, in_sandbox: bool = False) -> None:
+        """Record a failure and its cause.
+
+        Args:
+            error: What was raised.
+            phase: What was running.
+            in_sandbox: Whether a limit cut an operation of a sandbox off.
+        """
         error = internals.inner_exception(error)
         internals.record_event(
             ErrorEvent(error=internals.eval_error(error, type(error), error, error.__traceback__))
@@ -204,15 +210,19 @@ class SampleRecord:
             logger.warning("a further failure after %s: %s", self.error, error)
             return
         self.catch_up()
-        self.error = self.attributed(
+        cause = attribute(
             error,
-            attribute(
-                error,
-                phase=phase,
-                sandbox_modules=self.sandboxes.modules,
-                policy_spoke=self.policy.answered > 0,
-            ),
+            phase=phase,
+            sandbox_modules=self.sandboxes.modules,
+            policy_spoke=self.policy.answered > 0,
         )
+        if in_sandbox and cause is phase:
+            cause = self.cause_of_hanging(phase)
+        self.error = self.attributed(error, cause)
+
+    def cause_of_hanging(self, phase: Cause) -> Cause:
+        """Return whose fault an operation of a sandbox is that does not end."""
+        return Cause.INSIDE_SANDBOX if self.policy.answered > 0 else phase
 
     def attributed(self, error: Exception, cause: Cause) -> EpisodeError:
         """Wrap an exception with its cause and the name of this sample."""

@@ -159,6 +159,8 @@ class SampleRun:
         cause = Cause.UNSCORED
         if self._begun:
             cause = self._cancelled_in or self._phase or self._setup.phase
+            if cause is Cause.SCORER and record.sandboxes.operations.running:
+                cause = record.cause_of_hanging(cause)
         record.error = record.error or record.attributed(StoppedError(message), cause)
         return self.result()
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar
@@ -229,12 +230,57 @@ RELEASE_GRACE = 10.0
 """Seconds that a start or release has to end after it was cancelled for taking too long."""
 
 
+class Operations:
+    """The operations of an episode's sandboxes that are running or were cut off.
+
+    A policy can make them last for ever: it may put a pipe in the place of a file.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.cut_off_at = -math.inf
+        """When one was cancelled last, by the monotonic clock."""
+
+    @contextmanager
+    def of(self, environments: Collection[SandboxEnvironment]) -> Iterator[None]:
+        """Watch the environments inside a block."""
+        before = [dict(vars(environment)) for environment in environments]
+        for environment in environments:
+            for name in _OPERATIONS:
+                vars(environment)[name] = self._watched(getattr(environment, name))
+        try:
+            yield
+        finally:
+            for environment, own in zip(environments, before, strict=True):
+                for name in _OPERATIONS:  # which refer to the environment
+                    vars(environment).pop(name, None)
+                    if name in own:
+                        vars(environment)[name] = own[name]
+
+    def _watched(self, operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            self.running += 1
+            try:
+                return await operation(*args, **kwargs)
+            except asyncio.CancelledError:
+                self.cut_off_at = time.monotonic()
+                raise
+            finally:
+                self.running -= 1
+
+        return watched
+
+
+_OPERATIONS = ("exec", "read_file", "write_file")
+
+
 @dataclass(frozen=True)
 class SampleSandboxes:
     """The sandboxes of an episode, with what attribution of errors needs to know of them."""
 
     environments: dict[str, SandboxEnvironment]
     modules: frozenset[str]
+    operations: Operations = field(default_factory=Operations)
 
 
 NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
@@ -452,7 +498,9 @@ async def sample_sandboxes(
                 )
             await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
-            yield SampleSandboxes(environments, _modules_of(environments))
+            sandboxes = SampleSandboxes(environments, _modules_of(environments))
+            with sandboxes.operations.of(environments.values()):
+                yield sandboxes
         finally:
             await uninterrupted(holder.release)
 

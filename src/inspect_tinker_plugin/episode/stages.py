@@ -246,7 +246,7 @@ class Scoring:
         if record.error is not None and not record.task.score_on_error:
             self._keep(list(state.scores), state, sample)
             return
-        started = time.perf_counter()
+        started = time.monotonic()
         # As in an eval, half of the sample's time limit is available for scoring.
         budget = record.task.limits.time
         try:
@@ -257,8 +257,13 @@ class Scoring:
                 raise
             record.fail(stray("the scorer", error), Cause.SCORER)
         except Exception as error:
-            record.fail(error, Cause.SCORER)
-        record.metrics["time/scoring_s"] = time.perf_counter() - started
+            cut_off = (
+                isinstance(error, LimitExceededError)
+                and budget is not None
+                and record.sandboxes.operations.cut_off_at >= started + budget / 2
+            )
+            record.fail(error, Cause.SCORER, in_sandbox=cut_off)
+        record.metrics["time/scoring_s"] = time.monotonic() - started
 
     async def _run_scorers(
         self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample
