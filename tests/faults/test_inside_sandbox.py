@@ -119,7 +119,8 @@ async def _endless_elsewhere(box: SandboxEnvironment) -> object:
     await box.exec(["true"])
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(box.exec(["sleep", "300"]), 0.2)
-    return await asyncio.sleep(300)
+    await asyncio.sleep(300)
+    return None
 
 
 ENDLESS = [_endless, _endless_in_two_tasks, _endless_elsewhere]
