@@ -130,8 +130,8 @@ def test_what_the_loop_would_stumble_over_is_refused(overrides: list[str], messa
 def test_a_penalty_without_a_reference_is_measured_from_the_models_own_weights() -> None:
     made = config("kl_penalty_coef=0.5", "dataset_builder.group_size=1")
     assert made.kl_reference_config.base_model == "/models/tiny"
-    named = config("kl_penalty_coef=0.5", "kl_reference_config.base_model=other")
-    assert named.kl_reference_config.base_model == "other"
+    with pytest.raises(ConfigError, match=r"kl_reference_config.*--local.*not other"):
+        config("kl_penalty_coef=0.5", "kl_reference_config.base_model=other")
 
 
 def test_a_package_that_an_option_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
