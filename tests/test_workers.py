@@ -62,6 +62,25 @@ def test_leaving_the_block_interrupts_what_runs(tmp_path: Path) -> None:
     assert future.done()
 
 
+def test_workers_of_a_background_job_heed_its_end_but_no_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with worker_pool(1) as pool:
+            pool.submit(work, started, cleaned)
+            wait_until_there(started)
+            os.kill(int(started.read_text()), signal.SIGINT)
+            time.sleep(0.5)
+            assert not cleaned.exists()
+            left = time.monotonic()
+        assert time.monotonic() - left < GRACE
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cleaned.exists()
+
+
 def test_calls_that_were_sent_ahead_are_not_begun_any_more(tmp_path: Path) -> None:
     with worker_pool(1) as pool:
         pool.submit(work, tmp_path / "first", tmp_path / "cleaned")

@@ -62,11 +62,14 @@ class _Pool(ProcessPoolExecutor):
 
 def _end(processes: list[BaseProcess]) -> None:
     """Interrupt the processes that are busy, and kill those that do not end in time."""
+    # A background job of a script ignores Ctrl-C, and so do the processes that it starts.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    number = signal.SIGTERM if ignored else signal.SIGINT
     for process in processes:
         process.join(0.2)
         if process.is_alive() and process.pid is not None:
             with suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(process.pid, signal.SIGINT)
+                os.kill(process.pid, number)
     for process in processes:
         process.join(GRACE)
         if process.is_alive():
@@ -77,7 +80,7 @@ def _end(processes: list[BaseProcess]) -> None:
 def _start_worker(loading: str) -> None:
     """Prepare a worker; runs in it before the first call."""
     # A supervisor that stops a service signals all of its processes, not only the parent.
-    _stopped.install()
+    _signals.install()
     # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
     parent = multiprocessing.parent_process()
@@ -88,40 +91,60 @@ def _start_worker(loading: str) -> None:
         import_module(loading)
     except KeyboardInterrupt:
         os._exit(1)
-    signal.signal(signal.SIGINT, _signal_between_calls)
+    _signals.begin_waiting()
 
 
-_stopped = Stopped()
-"""Which signal has stopped this worker, other than Ctrl-C."""
+class _Signals(Stopped):
+    """What signals do to this worker: they interrupt its call, or end it while it waits for one.
 
-_interrupted = False
-"""Whether a call of this worker was interrupted; those already on their way are refused then."""
+    Ctrl-C interrupts calls only: a terminal sends it to all processes, and a worker that waits ends
+    with its parent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on_ctrl_c = signal.getsignal(signal.SIGINT)
+        self._waiting = False
+        self.interrupted = False
+        """Whether a call was interrupted; those already on their way are refused then."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._waiting:
+            super().__call__(number, frame)
+        elif self.by is None:
+            self.by = signal.Signals(number)
+            sys.exit(128 + number)
+
+    def begin_waiting(self) -> None:
+        self._waiting = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def begin_call(self) -> None:
+        self._waiting = False
+        signal.signal(signal.SIGINT, self._on_ctrl_c)
 
 
-def _signal_between_calls(number: int, frame: FrameType | None) -> None:
-    if _stopped.by is not None:
-        sys.exit(128 + _stopped.by)
+_signals = _Signals()
 
 
 def _call(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Make a call, which signals interrupt."""
-    global _interrupted
-    if _interrupted:
+    if _signals.interrupted:
         raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signals.begin_call()
     try:
         return work(*args, **kwargs)
     except KeyboardInterrupt:
-        _interrupted = True
+        _signals.interrupted = True
         raise
     finally:
-        signal.signal(signal.SIGINT, _signal_between_calls)
+        _signals.begin_waiting()
 
 
 def _end_with(parent: BaseProcess) -> None:
     parent.join()
-    _stopped.by = signal.SIGTERM
-    os.kill(os.getpid(), signal.SIGINT)
+    handled = signal.getsignal(signal.SIGTERM) is _signals
+    os.kill(os.getpid(), signal.SIGTERM if handled else signal.SIGINT)
     threading.Event().wait(GRACE)
     os._exit(1)
 

@@ -99,6 +99,16 @@ async def test_an_agent_that_uses_its_sandbox_later_starts_none() -> None:
     assert STARTED == []
 
 
+async def test_nothing_is_said_of_the_configuration_of_a_sandbox_that_is_not_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await asyncio.to_thread((tmp_path / "compose.yaml").write_text, "services: {}")
+    boxed = ("docker", str(tmp_path / "compose.yaml"))
+    task = Task(solver=react(tools=[bash()]), sandbox=boxed)
+    await FirstTurns(task).of(sample())
+    assert "specified for the eval" not in caplog.text + "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("swallow", [False, True], ids=["raising", "swallowing"])
 async def test_a_solver_that_reads_its_sandbox_first_gets_the_real_one(swallow: bool) -> None:
     task = Task(solver=[quote_file(swallow), generate()], sandbox="first_turn_counting")

@@ -76,8 +76,12 @@ class FirstTurns:
             sandbox_mapping=choice.mapping,
             first_calls=True,
         )
+        bare = copy.copy(task)
+        bare.sandbox = (
+            None  # or Inspect would warn that the stand-in does not use its configuration
+        )
         self._probe = EpisodeRunner(
-            task, options=options, solver=solver, sandbox=PROBE, first_calls=True
+            bare, options=options, solver=solver, sandbox=PROBE, first_calls=True
         )
 
     async def of(self, sample: Sample) -> FirstTurn:
