@@ -84,6 +84,29 @@ def starter(model: Path, state: Path) -> Iterator[tuple[subprocess.Popen[str], i
 
 
 @needs_local
+async def test_work_ends_with_the_server_that_it_uses(tiny_model: Path, tmp_path: Path) -> None:
+    """Its clients would try for minutes."""
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            (tmp_path / "cleaned").touch()
+        return "done"
+
+    async with LocalServer(tiny_model, state_dir=tmp_path / "state") as server:
+        assert await server.during(work(0.1)) == "done"
+        (tmp_path / "cleaned").unlink()
+        working = asyncio.ensure_future(server.during(work(300)))
+        await asyncio.sleep(0.1)
+        assert server.pid is not None
+        os.killpg(server.pid, signal.SIGKILL)
+        with pytest.raises(LocalServerError, match="has ended"):
+            await asyncio.wait_for(working, 20)
+        assert (tmp_path / "cleaned").exists()
+
+
+@needs_local
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_the_server_ends_with_the_process_that_started_it(
     tiny_model: Path, tmp_path: Path, kind: signal.Signals

@@ -26,6 +26,7 @@ from inspect_tinker_plugin.wording import counted
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
 
+    from inspect_tinker_plugin.local import LocalServer
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
@@ -66,7 +67,8 @@ def roll_out(
         problem = no_key("sample from", "add --local to sample from a model on this machine")
         if problem is not None:
             raise ConfigError(problem)
-    with _model(choices, folder) as (model, base_url):
+    with _model(choices, folder) as (model, server):
+        base_url = choices["base_url"] if server is None else server.url
         dataset = _dataset(choices, options, resolved, logs, model, samples.subset(wanted))
         policy = _Watched(
             tinker_policy(
@@ -74,7 +76,8 @@ def roll_out(
             )
         )
         try:
-            finished = asyncio.run(_roll(dataset, policy))
+            rolling = _roll(dataset, policy)
+            finished = asyncio.run(rolling if server is None else server.during(rolling))
         finally:
             assemble_pending(logs)
     if policy.error is not None:
@@ -179,10 +182,10 @@ def _dataset(
 
 
 @contextmanager
-def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield the model, and its server's address; with ``--local`` a server is started meanwhile."""
+def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalServer | None]]:
+    """Yield the model; with ``--local`` a server is started for it."""
     if not choices["local"]:
-        yield choices["model"], choices["base_url"]
+        yield choices["model"], None
         return
     from inspect_tinker_plugin.local import (
         LocalServer,
@@ -201,5 +204,5 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, str | N
     state = folder / "local-server"
     server = LocalServer(model, state_dir=state, settings=settings)
     with server, server.exported():
-        yield model, server.url
+        yield model, server
     shutil.rmtree(state)  # kept after a failure, for its log

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
     from inspect_tinker_plugin.episode.types import TurnRequest
+    from inspect_tinker_plugin.local import LocalServer
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
 
@@ -90,12 +91,14 @@ def rollout(**choices: Any) -> None:
     _check(choices)
     renderer = _renderer(choices)
     with ExitStack() as stack:
+        server = None
         if choices["local"] is not None:
-            choices["base_url"] = stack.enter_context(_local_server(choices))
-        _rollout(choices, renderer)
+            server = stack.enter_context(_local_server(choices))
+            choices["base_url"] = server.url
+        _rollout(choices, renderer, server)
 
 
-def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
+def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | None) -> None:
     from inspect_tinker_plugin.cli.display import table_console
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
 
@@ -109,7 +112,8 @@ def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
     try:
         with quiet_stdout(), progress_bar("rollouts") as show:
             counts = _Counts(len(builders) * dataset.options.group_size, show)
-            asyncio.run(roll_groups(builders, policy_for, counts.done, groups))
+            rolling = roll_groups(builders, policy_for, counts.done, groups)
+            asyncio.run(rolling if server is None else server.during(rolling))
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -127,14 +131,14 @@ def _rollout(choices: dict[str, Any], renderer: Renderer) -> None:
 
 
 @contextmanager
-def _local_server(choices: dict[str, Any]) -> Iterator[str]:
-    """Start the server of a local run; yields its address."""
+def _local_server(choices: dict[str, Any]) -> Iterator[LocalServer]:
+    """Start the server of a local run."""
     from inspect_tinker_plugin.local import LocalServer
 
     click.echo("starting the local Tinker API server (about 20 s)", err=True)
     state = choices["local"] / "local-server"
     with LocalServer(choices["tokenizer"], state_dir=state) as server, server.exported():
-        yield server.url
+        yield server
 
 
 class _Counts:

@@ -16,10 +16,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from inspect_tinker_plugin.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.local.launch import MODULE
@@ -32,6 +32,10 @@ from inspect_tinker_plugin.local.settings import (
 
 LOG = "server.log"
 TAIL_LINES = 30
+CHECK_PERIOD = 2.0
+"""Seconds between checks that the server is alive, while work uses it."""
+
+T = TypeVar("T")
 
 
 class LocalServerError(InspectRLError):
@@ -177,6 +181,32 @@ class LocalServer:
             raise LocalServerError("the local server is not running", log=self.log)
         if (code := self._process.poll()) is not None:
             raise LocalServerError(f"the local server has ended with code {code}", log=self.log)
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that uses the server; cancel it when the server ends by itself.
+
+        Clients of the server would go on trying for minutes.
+
+        Raises:
+            LocalServerError: the server has ended.
+        """
+        running = asyncio.ensure_future(work)
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not running.done():
+                watching.result()
+            return await running
+        finally:
+            watching.cancel()
+            running.cancel()
+            await asyncio.gather(running, watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Wait until the server ends, then raise an error."""
+        while True:
+            await asyncio.sleep(CHECK_PERIOD)
+            self.check()
 
     def __enter__(self) -> Self:
         return self.start()

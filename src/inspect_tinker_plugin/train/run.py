@@ -43,9 +43,6 @@ from inspect_tinker_plugin.wording import counted
 
 _MOST_AT_ONCE = 64
 
-_SERVER_CHECK = 2.0
-"""Seconds between checks that the local server is alive."""
-
 
 class InterruptedRun(Exception):
     """The run was stopped from outside; the same command continues from its last checkpoint."""
@@ -276,26 +273,10 @@ def _run(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
 
 
 async def _train(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
-    training = asyncio.ensure_future(loop)
-    watching = asyncio.ensure_future(_watch(server))
     try:
-        await asyncio.wait([training, watching], return_when=asyncio.FIRST_COMPLETED)
-        if watching.done() and not training.done():
-            watching.result()
-        await training
+        await (loop if server is None else server.during(loop))
     finally:
-        watching.cancel()
-        training.cancel()
-        await asyncio.gather(training, watching, return_exceptions=True)
         set_rollout_executor(None)
-
-
-async def _watch(server: LocalServer | None) -> None:
-    """Wait until the local server dies, then raise an error."""
-    while True:
-        await asyncio.sleep(_SERVER_CHECK)
-        if server is not None:
-            server.check()
 
 
 def _finish_logs(log_dir: Path) -> None:
