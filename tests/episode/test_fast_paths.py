@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
+from inspect_ai.agent import as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
@@ -22,6 +23,7 @@ from inspect_ai.log import transcript
 from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import ToolDef
 from inspect_ai.util import collect, span, store, subtask
 from shortuuid import get_alphabet, uuid
 from tests.rl.policies import Words, renderer
@@ -473,6 +475,32 @@ def test_nor_where_a_tool_has_replaced_asyncios_tasks() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stdout
     assert "4 passed" in ran.stdout
+
+
+async def test_descriptions_of_tools_go_with_their_tools() -> None:
+    module = sys.modules["inspect_ai.tool._tool_info"]
+    agent = as_solver(react(tools=[add()]))
+    task = Task(dataset=[Sample(id=1, input="?")], solver=agent, message_limit=8)
+    counts = []
+    for _ in range(3):
+        [builder] = as_rl_dataset(task, renderer(), reward=pays_one).get_batch(0)
+        done = await do_group_rollout(builder, Words(["so"]))
+        assert len(done.trajectories_G[0].transitions) > 1
+        counts.append(len(module._tool_info_cache))  # type: ignore[attr-defined]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_descriptions_of_tools_are_still_remembered() -> None:
+    module = sys.modules["inspect_ai.tool._tool_info"]
+    internals.hold_tools_weakly()
+    tool = add()
+    described = ToolDef(tool).parameters
+    assert module._tool_info_cache.get(id(tool))[0] is tool  # type: ignore[attr-defined]
+    assert ToolDef(tool).parameters == described
+    key = id(tool)
+    del tool
+    gc.collect()
+    assert module._tool_info_cache.get(key) is None  # type: ignore[attr-defined]
 
 
 async def pays_one(result: EpisodeResult) -> float:

@@ -72,6 +72,7 @@ class PreparedTask:
         require_tried()
         internals.share_limits_between_loops()
         internals.start_processes_uncut()
+        internals.hold_tools_weakly()
         self.task = task
         self.name = task.name
         self.options = options

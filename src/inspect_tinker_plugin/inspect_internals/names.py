@@ -203,6 +203,9 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai.solver._transcript:solver_transcript": (
         "events around each solver, which only a log needs"
     ),
+    "inspect_ai.tool._tool_info:_tool_info_cache": (
+        "descriptions of tools, which keep the functions of ended episodes"
+    ),
     "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
     "inspect_ai.util._limit:turn_count": "turns so far",
     "inspect_ai.util._span:_current_span_id": "the span that an event for a log belongs to",
@@ -211,8 +214,13 @@ OPTIONAL_NAMES: dict[str, str] = {
 }
 """Names of fast paths: a release that lacks one, or uses others, takes the long way."""
 
-_LATER_NAMES = {"usage_input_tokens", "_requested_model", "_snapshot_message"}
-"""Names that came together with their use, up to 0.3.282: earlier releases do not need them."""
+_LATER_NAMES = {
+    "usage_input_tokens",
+    "_requested_model",
+    "_snapshot_message",
+    "_tool_info_cache",
+}
+"""Names that came together with their use: releases without them do not need them."""
 
 
 def _missing_names() -> list[str]:
