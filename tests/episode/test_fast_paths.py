@@ -486,7 +486,7 @@ async def test_descriptions_of_tools_go_with_their_tools() -> None:
         [builder] = as_rl_dataset(task, renderer(), reward=pays_one).get_batch(0)
         done = await do_group_rollout(builder, Words(["so"]))
         assert len(done.trajectories_G[0].transitions) > 1
-        counts.append(len(module._tool_info_cache))  # type: ignore[attr-defined]
+        counts.append(len(module._tool_info_cache))
     assert counts[0] == counts[1] == counts[2]
 
 
@@ -495,12 +495,12 @@ def test_descriptions_of_tools_are_still_remembered() -> None:
     internals.hold_tools_weakly()
     tool = add()
     described = ToolDef(tool).parameters
-    assert module._tool_info_cache.get(id(tool))[0] is tool  # type: ignore[attr-defined]
+    assert module._tool_info_cache.get(id(tool))[0] is tool
     assert ToolDef(tool).parameters == described
     key = id(tool)
     del tool
     gc.collect()
-    assert module._tool_info_cache.get(key) is None  # type: ignore[attr-defined]
+    assert module._tool_info_cache.get(key) is None
 
 
 async def pays_one(result: EpisodeResult) -> float:

@@ -353,9 +353,11 @@ class Solving:
             record.catch_up()
         except LimitExceededError as error:
             record.end_by_limit(error.type, error.limit, error.message)
+            _forget_frames(error)
         except internals.TerminateSampleError as error:
             internals.record_event(SampleLimitEvent(type="operator", limit=1, message=error.reason))
             record.end_by_limit("operator", 1, error.reason)
+            _forget_frames(error)
         except Exception as error:
             record.fail(error, Cause.SOLVER)
 
@@ -414,6 +416,11 @@ class Solving:
                 SampleLimitEvent(type=error.type, message=error.message, limit=error.limit)
             )
         self._record.end_by_limit(error.type, error.limit, error.message)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Break the cycles of an error that was dealt with: its frames and its group refer to it."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def _alone(group: TaskGroup) -> bool:
