@@ -274,9 +274,8 @@ class Executor:
         """
         if call.id not in self._calls:
             return
+        self._stop(call)
         try:
-            if call.end is None and not self._lost:
-                self._send(_Request.STOP, call.id)
             with anyio.move_on_after(_END_SECONDS, shield=True):
                 while call.end is None:
                     await self._turn(call, None)
@@ -287,6 +286,15 @@ class Executor:
         finally:
             self._calls.pop(call.id, None)
             self._wake()  # another task must read now
+
+    def _stop(self, call: Call) -> None:
+        """Have a command killed that has not ended."""
+        if call.end is not None or self._lost:
+            return
+        try:
+            self._send(_Request.STOP, call.id)
+        except ConnectionError:
+            self._lost = True
 
     def _feed(self, call: Call) -> None:
         while call.credit and call.rest and call.end is None:
@@ -319,12 +327,8 @@ class Executor:
                 await self._turn(call, limit)
         finally:
             del self._calls[call.id]
-            if call.end is None and not self._lost:
-                # Cancelled: the command must not outlive its caller, and the caller must not wait.
-                try:
-                    self._send(_Request.STOP, call.id)
-                except ConnectionError:
-                    self._lost = True
+            # If cancelled, the command must not outlive its caller, and the caller must not wait.
+            self._stop(call)
             self._wake()  # another task must read now
 
     async def _turn(self, call: Call, limit: float | None) -> None:

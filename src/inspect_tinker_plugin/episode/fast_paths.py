@@ -269,9 +269,10 @@ async def model_call(
     return output, call.event
 
 
-_TEMPLATE = ModelEvent(
+EMPTY_CALL = ModelEvent(
     model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
 )
+"""What events of model calls are copied from."""
 
 
 class LoggedCall:
@@ -337,7 +338,7 @@ class QuietCall:
     def event(self) -> ModelEvent:
         """Its event, made without checking or copying what comes from Inspect itself."""
         if self._event is None:
-            self._event = copy(_TEMPLATE)
+            self._event = copy(EMPTY_CALL)
             # Inspect sets the time
             self._event.__dict__.update(
                 model=str(self._model),

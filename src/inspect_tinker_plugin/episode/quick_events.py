@@ -34,6 +34,7 @@ from pydantic import BaseModel
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.fast_paths import (
+    EMPTY_CALL,
     CallRecorder,
     FastPath,
     LoggedCall,
@@ -63,9 +64,6 @@ _SPAN_END = SpanEndEvent(id="")
 _STATE = StateEvent(changes=[])
 _SCORE = ScoreEvent(score=Score(value=0))
 _NO_OUTPUT = ModelOutput.from_content("", "")
-_CALL = ModelEvent(
-    model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
-)
 _UNCHANGING = frozenset({str, int, float, bool, type(None)})
 _INIT = SampleInitEvent(sample=Sample(input=""), state={})
 
@@ -244,7 +242,7 @@ class _QuickCall:
         self._names, self._running = names, running
         name = str(model)
         self.event = _like(
-            _CALL,
+            EMPTY_CALL,
             model=name,
             role=model.role,
             requested_model=names._requested_model.get(),
