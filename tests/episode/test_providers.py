@@ -14,10 +14,11 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import match
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from inspect_ai.util import sandbox
+from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
+from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import Places, in_surroundings, sandbox_places
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
@@ -251,3 +252,63 @@ async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() 
     assert result.error is None
     assert seen["during"] == [True, True], "as in an eval"
     await ended("61391", "61392", "61393")
+
+
+@solver
+def leaves_commands(how: str, made: list[asyncio.Task[Any]]) -> Solver:
+    """End while commands are running, or being ended, in tasks that nobody waits for."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        box = sandbox()
+        # The shell does not heed the signal by which Inspect ends a command.
+        stubborn = "trap '' TERM; for i in 1 2 3 4; do sleep 61394; done"
+        commands = [box.exec(["sleep", "61395"]), box.exec(["sh", "-c", stubborn])]
+        made.extend(asyncio.create_task(command) for command in commands)
+        await asyncio.sleep(0.5)
+        if how == "gathered":  # which goes on as soon as one of them has ended
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*made), 0.5)
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize("how", ["left", "gathered"])
+@pytest.mark.parametrize(
+    "provider",
+    [
+        "local",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker_pool", marks=pytest.mark.docker),
+    ],
+)
+async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path: Path) -> None:
+    compose = tmp_path / "compose.yaml"
+    compose.write_text(
+        "services:\n  default:\n    image: inspect-rl-test/python:1\n    x-local: true\n"
+        "    init: true\n    command: tail -f /dev/null\n    network_mode: none\n"
+    )
+    given = {
+        "local": "local",
+        "docker": ("docker", str(compose)),
+        "docker_pool": SandboxEnvironmentSpec(
+            "docker_pool", DockerPoolConfig(image="inspect-rl-test/python:1", warm=0)
+        ),
+    }[provider]
+    made: list[asyncio.Task[Any]] = []
+    task = Task(
+        dataset=[Sample(id=1, input="?", target="!")],
+        solver=leaves_commands(how, made),
+        sandbox=given,
+    )
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(120):
+        result = await EpisodeRunner(task).episode(Sample(id=1, input="?", target="!")).start()
+    assert isinstance(result, EpisodeResult)
+    assert result.error is None
+    assert [command.done() for command in made] == [True, True]
+    for command in made:
+        command.cancelled() or command.exception()
+    assert {each for each in asyncio.all_tasks() - before if "sleep" in repr(each)} == set()
+    assert not runs("61394")
+    assert not runs("61395")

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
@@ -28,6 +28,7 @@ from inspect_tinker_plugin.docker_pool.sharing import sample_setup
 from inspect_tinker_plugin.episode.cancellation import GivenUpError, bounded, uninterrupted
 from inspect_tinker_plugin.episode.types import Metrics
 from inspect_tinker_plugin.turnstile import Admission, Turnstile
+from inspect_tinker_plugin.wording import counted
 
 logger = getLogger(__name__)
 
@@ -229,21 +230,32 @@ knows of the container or network that it makes.
 RELEASE_GRACE = 10.0
 """Seconds that a start or release has to end after it was cancelled for taking too long."""
 
+CANCEL_GRACE = 5.0
+"""Seconds that operations have to end after they were cancelled; Inspect gives a command two."""
+
 
 class Operations:
     """The operations of an episode's sandboxes that are running or were cut off.
 
-    A policy can make them last for ever: it may put a pipe in the place of a file.
+    A policy can make them last for ever: it may put a pipe in the place of a file. A solver or
+    scorer may leave them running: ``asyncio.gather`` does when one of them fails or is cancelled.
     """
 
     def __init__(self) -> None:
-        self.running = 0
         self.cut_off_at = -math.inf
         """When one was cancelled last, by the monotonic clock."""
+        self._running: list[asyncio.Task[Any] | None] = []
+        self._all_ended: asyncio.Future[None] | None = None
+
+    @property
+    def running(self) -> int:
+        """How many are running."""
+        return len(self._running)
 
     @contextmanager
     def of(self, environments: Collection[SandboxEnvironment]) -> Iterator[None]:
-        """Watch the environments inside a block."""
+        """Watch the environments inside a block, which is the episode's."""
+        _watching.set(self)
         before = [dict(vars(environment)) for environment in environments]
         for environment in environments:
             for name in _OPERATIONS:
@@ -257,19 +269,39 @@ class Operations:
                     if name in own:
                         vars(environment)[name] = own[name]
 
+    def cancel(self) -> None:
+        """Cancel the episode's own tasks whose operations are running and not cancelled yet."""
+        for task in self._running:
+            if task is not None and not task.cancelling():
+                task.cancel()
+
+    async def ended(self, seconds: float) -> bool:
+        """Wait until none is running any more; whether that is so after a number of seconds."""
+        if self._running:
+            self._all_ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_ended], timeout=seconds)
+        return not self._running
+
     def _watched(self, operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def watched(*args: Any, **kwargs: Any) -> Any:
-            self.running += 1
+            # A trainer may use the sandbox, too, in a task that is not the episode's to cancel.
+            task = asyncio.current_task() if _watching.get(None) is self else None
+            self._running.append(task)
             try:
                 return await operation(*args, **kwargs)
             except asyncio.CancelledError:
                 self.cut_off_at = time.monotonic()
                 raise
             finally:
-                self.running -= 1
+                self._running.remove(task)
+                if not self._running and self._all_ended and not self._all_ended.done():
+                    self._all_ended.set_result(None)
 
         return watched
 
+
+_watching: ContextVar[Operations] = ContextVar("inspect_rl_operations")
+"""The operations of the episode that a task belongs to."""
 
 _OPERATIONS = ("exec", "read_file", "write_file")
 
@@ -297,19 +329,15 @@ class OnThisMachine:
         self._script = script
         self._watched: list[SandboxEnvironment] = []
         self._files: list[Path] = []
-        self._groups: set[int] = set()
+        self._groups: internals.ProcessGroups = {}
 
     def watch(self, environment: SandboxEnvironment) -> None:
         """Note from now on what is written and started."""
         execute, write = environment.exec, environment.write_file
 
         async def exec(*args: Any, **kwargs: Any) -> Any:
-            started: set[int] = set()
-            try:
-                with internals.keep_processes(started):
-                    return await execute(*args, **kwargs)
-            finally:
-                self._groups |= started
+            with internals.keep_processes(self._groups):
+                return await execute(*args, **kwargs)
 
         async def write_file(file: str, contents: str | bytes) -> None:
             if contents is self._script:
@@ -485,6 +513,7 @@ async def sample_sandboxes(
         doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
         holder = SandboxHolder(provider, patience=patience, script=setup)
+        operations = Operations()
         provider_like: Any = holder
         try:
             with sample_setup(files, setup) as shared:
@@ -498,11 +527,30 @@ async def sample_sandboxes(
                 )
             await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
-            sandboxes = SampleSandboxes(environments, _modules_of(environments))
-            with sandboxes.operations.of(environments.values()):
-                yield sandboxes
+            with operations.of(environments.values()):
+                yield SampleSandboxes(environments, _modules_of(environments), operations)
         finally:
-            await uninterrupted(holder.release)
+            await uninterrupted(lambda: _leave(holder, operations))
+
+
+async def _leave(holder: SandboxHolder, operations: Operations) -> None:
+    """Release the sandboxes, and see to it that nothing is running in them any more.
+
+    What is left running is cancelled first: it may hold what the release waits for, as Inspect's
+    limit of subprocesses does. The rest ends because the sandbox is gone.
+    """
+    operations.cancel()
+    await operations.ended(CANCEL_GRACE)
+    try:
+        await holder.release()
+    finally:
+        if not await operations.ended(RELEASE_GRACE):
+            logger.warning(
+                "%s of a sandbox of provider %s still ran %g s after its release",
+                counted(operations.running, "operation"),
+                holder.__name__,
+                RELEASE_GRACE,
+            )
 
 
 async def _sample_files(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:

@@ -19,6 +19,7 @@ from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
 __all__ = [
     "START_PATIENCE",
     "TRACE",
+    "ProcessGroups",
     "end_processes",
     "keep_processes",
     "limit_subprocesses",
@@ -90,7 +91,7 @@ async def _open_process_uncut(*args: Any, **kwargs: Any) -> Process:
     try:
         process = await asyncio.shield(starting)
         if kept is not None:
-            kept.add(process.pid)
+            kept[process.pid] = process
             _end_at_once(process)
         return process
     except asyncio.CancelledError:
@@ -114,15 +115,18 @@ def _kill_group(started: asyncio.Task[Process]) -> None:
 _CLOSE_SECONDS = 2.5
 """Seconds from a process's termination until its pipes are closed. Inspect kills it after two."""
 
-_kept: ContextVar[set[int] | None] = ContextVar("inspect_rl_processes", default=None)
+ProcessGroups = dict[int, Process]
+"""Ids of process groups, with the process that leads each of them."""
+
+_kept: ContextVar[ProcessGroups | None] = ContextVar("inspect_rl_processes", default=None)
 """Process groups of what is started here; ``None`` where nobody keeps them."""
 
 
 @contextmanager
-def keep_processes(groups: set[int]) -> Iterator[None]:
-    """Give each process that Inspect starts here a group of its own, and keep the group's id.
+def keep_processes(groups: ProcessGroups) -> Iterator[None]:
+    """Give each process that Inspect starts here a group of its own, and keep the group.
 
-    A group is forgotten if nothing of it has outlived what was done here.
+    Groups of which nothing is left are forgotten at the end.
     """
     token = _kept.set(groups) if os.name == "posix" else None
     try:
@@ -130,14 +134,15 @@ def keep_processes(groups: set[int]) -> Iterator[None]:
     finally:
         if token is not None:
             _kept.reset(token)
-        groups -= {group for group in groups if not _lives(os.killpg, group)}
+        for group in [group for group in groups if not _lives(os.killpg, group)]:
+            del groups[group]
 
 
-def end_processes(groups: set[int]) -> None:
-    """Kill what is left of groups that were kept; their commands have ended."""
-    for group in groups:
-        # With a process of that id, the number has been given to another group.
-        if not _lives(os.kill, group):
+def end_processes(groups: ProcessGroups) -> None:
+    """Kill what is left of groups that were kept."""
+    for group, leader in groups.items():
+        # If another process has the id of one that has ended, so may another group.
+        if leader.returncode is None or not _lives(os.kill, group):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
     groups.clear()
