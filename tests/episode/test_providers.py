@@ -288,7 +288,7 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
         "services:\n  default:\n    image: inspect-rl-test/python:1\n    x-local: true\n"
         "    init: true\n    command: tail -f /dev/null\n    network_mode: none\n"
     )
-    given = {
+    given: dict[str, Any] = {
         "local": "local",
         "docker": ("docker", str(compose)),
         "docker_pool": SandboxEnvironmentSpec(
