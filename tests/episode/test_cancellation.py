@@ -35,3 +35,21 @@ async def test_a_scope_around_code_that_swallows_cancellation_ends() -> None:
 
 async def test_what_such_code_returns_in_its_grace_after_a_time_out_counts() -> None:
     assert await bounded(stubborn(), 0.01) == "done"
+
+
+async def test_work_is_cancelled_once_by_a_scope_around_a_gathering() -> None:
+    told: list[str] = []
+
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            await asyncio.sleep(0.05)
+            told.append("cleaned up")
+            raise
+
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_later(0.01, scope.cancel)
+        await asyncio.gather(bounded(cleans_up(), None, grace=5.0))
+    assert told == ["cancelled", "cleaned up"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -255,14 +256,14 @@ async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() 
 
 
 @solver
-def leaves_commands(how: str, made: list[asyncio.Task[Any]]) -> Solver:
+def leaves_commands(how: str, mark: str, made: list[asyncio.Task[Any]]) -> Solver:
     """End while commands are running, or being ended, in tasks that nobody waits for."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         box = sandbox()
         # The shell does not heed the signal by which Inspect ends a command.
-        stubborn = "trap '' TERM; for i in 1 2 3 4; do sleep 61394; done"
-        commands = [box.exec(["sleep", "61395"]), box.exec(["sh", "-c", stubborn])]
+        stubborn = f"trap '' TERM; for i in 1 2 3 4; do sleep {mark}; done"
+        commands = [box.exec(["sleep", mark]), box.exec(["sh", "-c", stubborn])]
         made.extend(asyncio.create_task(command) for command in commands)
         await asyncio.sleep(0.5)
         if how == "gathered":  # which goes on as soon as one of them has ended
@@ -288,18 +289,19 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
         "services:\n  default:\n    image: inspect-rl-test/python:1\n    x-local: true\n"
         "    init: true\n    command: tail -f /dev/null\n    network_mode: none\n"
     )
-    given: dict[str, Any] = {
+    sandboxes: dict[str, Any] = {
         "local": "local",
         "docker": ("docker", str(compose)),
         "docker_pool": SandboxEnvironmentSpec(
             "docker_pool", DockerPoolConfig(image="inspect-rl-test/python:1", warm=0)
         ),
-    }[provider]
+    }
+    mark = str(10**6 + uuid.uuid4().int % 10**9)
     made: list[asyncio.Task[Any]] = []
     task = Task(
         dataset=[Sample(id=1, input="?", target="!")],
-        solver=leaves_commands(how, made),
-        sandbox=given,
+        solver=leaves_commands(how, mark, made),
+        sandbox=sandboxes[provider],
     )
     before = asyncio.all_tasks()
     async with asyncio.timeout(120):
@@ -310,5 +312,4 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
     for command in made:
         command.cancelled() or command.exception()
     assert {each for each in asyncio.all_tasks() - before if "sleep" in repr(each)} == set()
-    assert not runs("61394")
-    assert not runs("61395")
+    assert not runs(mark)

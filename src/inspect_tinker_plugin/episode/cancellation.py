@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -61,7 +62,8 @@ async def bounded(
     """Await somebody's code in a separate task, for a limited time.
 
     A time-out alone limits only code that can be cancelled. Code that has not ended within the
-    grace period after its cancellation is abandoned.
+    grace period after its cancellation is abandoned. It is cancelled once, however often the caller
+    is: anyio cancels who waits in ``asyncio.gather`` over and over, which would cut off clean-up.
 
     Args:
         work: A coroutine.
@@ -83,8 +85,8 @@ async def bounded(
             await asyncio.wait([task], timeout=grace)
     except asyncio.CancelledError as cancelled:
         task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([task], timeout=grace)
+        with suppress(asyncio.CancelledError):
+            await uninterrupted(lambda: asyncio.wait([task], timeout=grace))
         raised = task.exception() if task.done() and not task.cancelled() else None
         raise cancelled from raised
     finally:

@@ -286,6 +286,9 @@ class Operations:
         async def watched(*args: Any, **kwargs: Any) -> Any:
             # A trainer may use the sandbox, too, in a task that is not the episode's to cancel.
             task = asyncio.current_task() if _watching.get(None) is self else None
+            return await bounded(noted(task, *args, **kwargs), None, grace=CANCEL_GRACE)
+
+        async def noted(task: asyncio.Task[Any] | None, *args: Any, **kwargs: Any) -> Any:
             self._running.append(task)
             try:
                 return await operation(*args, **kwargs)
