@@ -65,6 +65,9 @@ class FastPath(StrEnum):
     ENCODINGS = "encodings"
     """The tokens of headers and ends of messages are remembered while prompts are rendered."""
 
+    TOOL_TYPES = "tool_types"
+    """A tool's description and types of parameters, found out once for functions of one code."""
+
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
 
@@ -188,6 +191,21 @@ def _is_wanted(record: logging.LogRecord) -> bool:
         or not _in_episode.get()
         or logging.getLogger().level == internals.TRACE  # `--log-level trace`
     )
+
+
+_once: ContextVar[bool] = ContextVar("inspect_rl_tools_once", default=False)
+
+
+def describe_tools_once() -> None:
+    """Let this context find out only once what functions of the same code have in common."""
+    if taken(FastPath.TOOL_TYPES):
+        _remember_tools()
+        _once.set(True)
+
+
+@cache
+def _remember_tools() -> None:
+    internals.remember_tools(_once.get)
 
 
 class CallRecord(Protocol):

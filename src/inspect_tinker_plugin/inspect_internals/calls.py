@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import sys
 import textwrap
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
@@ -30,7 +29,6 @@ from inspect_tinker_plugin.inspect_internals.names import optional_names
 __all__ = [
     "KNOWN_MODEL_CALLS",
     "digest_of_model_calls",
-    "hold_tools_weakly",
     "knows_model_calls",
     "leave_out_solver_events",
     "parse_tool_call",
@@ -175,48 +173,6 @@ def record_solver_events_with(of_solver: SolverRecorder, of_tool: ToolRecorder) 
         module.solver_transcript = solver_transcript  # type: ignore[attr-defined]
         sys.modules["inspect_ai.model._call_tools"].span = span_of  # type: ignore[attr-defined]
     _recorders.set((of_solver, of_tool))
-
-
-class _Descriptions(dict[int, Any]):
-    """Descriptions of tools by the ``id()`` of their functions, which they do not keep alive."""
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """Return a function with its description, while the function lives."""
-        held, description = super().get(key, (_nothing, None))
-        function = held()
-        return default if function is None else (function, description)
-
-    def __setitem__(self, key: int, value: tuple[Any, Any]) -> None:
-        function, description = value
-        try:
-            held: Callable[[], Any] = weakref.ref(function, lambda _: self.pop(key, None))
-        except TypeError:  # an object of a class without weak references
-
-            def held() -> Any:
-                return function
-
-        super().__setitem__(key, (held, description))
-
-
-def _nothing() -> None:
-    """Stand for a function that is not known."""
-
-
-def hold_tools_weakly() -> None:
-    """Let Inspect's descriptions of tools go together with the tools.
-
-    Inspect keeps each function that it has ever described, for the whole process: one per turn
-    of ``react()``, and those of every tool that a solver makes for its sample.
-    """
-    names = optional_names("_tool_info_cache")
-    if names is None or names._tool_info_cache is None:
-        return
-    module = sys.modules["inspect_ai.tool._tool_info"]
-    known = module._tool_info_cache
-    if not isinstance(known, _Descriptions):
-        module._tool_info_cache = weakly = _Descriptions()  # type: ignore[attr-defined]
-        for key, value in list(known.items()):
-            weakly[key] = value
 
 
 ToolRouter = Callable[[Any, ToolCall], Any]

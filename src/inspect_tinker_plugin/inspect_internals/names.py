@@ -206,6 +206,12 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai.tool._tool_info:_tool_info_cache": (
         "descriptions of tools, which keep the functions of ended episodes"
     ),
+    "inspect_ai.tool._tool_info:_parse_tool_info_shared": (
+        "the description of a tool, which functions of the same code have in common"
+    ),
+    "inspect_ai.model._call_tools:get_type_hints": (
+        "types of a tool's parameters, which functions of the same code have in common"
+    ),
     "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
     "inspect_ai.util._limit:turn_count": "turns so far",
     "inspect_ai.util._span:_current_span_id": "the span that an event for a log belongs to",
@@ -219,6 +225,7 @@ _LATER_NAMES = {
     "_requested_model",
     "_snapshot_message",
     "_tool_info_cache",
+    "_parse_tool_info_shared",
 }
 """Names that came together with their use: releases without them do not need them."""
 

@@ -1,0 +1,179 @@
+"""What Inspect finds out about the functions of tools is found out once for those of one code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from inspect_ai.tool import ToolDef, ToolInfo
+from inspect_ai.tool._tool_info import _parse_tool_info_shared as now  # private: what is remembered
+
+from inspect_tinker_plugin.inspect_internals.tool_types import _OfFunctions
+
+
+def of_default(default: Any) -> Callable[..., Any]:
+    async def execute(number=default) -> str:  # type: ignore[no-untyped-def]
+        """Return a number.
+
+        Args:
+            number: Any number.
+        """
+        return str(number)
+
+    return execute
+
+
+def of_keyword(default: Any) -> Callable[..., Any]:
+    async def execute(*, number: int = default) -> str:
+        """Return a number."""
+        return str(number)
+
+    return execute
+
+
+def of_type(kind: Any) -> Callable[..., Any]:
+    async def execute(number: Any) -> str:
+        """Return a number."""
+        return str(number)
+
+    execute.__annotations__["number"] = kind
+    return execute
+
+
+def of_text(text: str) -> Callable[..., Any]:
+    async def execute(number: int) -> str:
+        return str(number)
+
+    execute.__doc__ = text
+    return execute
+
+
+def of_name(name: str) -> Callable[..., Any]:
+    async def execute(number: int) -> str:
+        """Return a number."""
+        return str(number)
+
+    execute.__name__ = name
+    return execute
+
+
+def of_wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    async def execute(*args: Any, **kwargs: Any) -> Any:
+        return await inner(*args, **kwargs)
+
+    return execute
+
+
+def of_signature(signature: Any) -> Callable[..., Any]:
+    async def execute(number: int) -> str:
+        """Return a number."""
+        return str(number)
+
+    execute.__signature__ = signature  # type: ignore[attr-defined]
+    return execute
+
+
+async def one(number: int) -> str:
+    """Return one number."""
+    return str(number)
+
+
+async def two(first: int, second: str) -> str:
+    """Return two."""
+    return f"{first}{second}"
+
+
+describe = now.find_out if isinstance(now, _OfFunctions) else now
+"""Inspect's own."""
+
+
+@pytest.fixture
+def asked() -> tuple[Callable[[Any], ToolInfo], list[Any]]:
+    """Return what looks functions up, and the functions that it had to look at itself."""
+    looked: list[Any] = []
+
+    def find(function: Any) -> ToolInfo:
+        looked.append(function)
+        return describe(function)
+
+    return _OfFunctions(find, lambda: True), looked
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (of_default, 7),
+        (of_keyword, 7),
+        (of_type, int),
+        (of_type, "str | None"),
+        (of_text, "Return it."),
+    ],
+)
+def test_a_function_made_in_the_same_way_is_not_looked_at_again(
+    asked: tuple[Callable[[Any], ToolInfo], list[Any]], make: Any, value: Any
+) -> None:
+    look_up, looked = asked
+    first, second = make(value), make(value)
+    assert look_up(first) is look_up(second)
+    assert looked == [first]
+
+
+def test_nor_one_whose_types_are_written_out_each_time(
+    asked: tuple[Callable[[Any], ToolInfo], list[Any]],
+) -> None:
+    look_up, looked = asked
+    for _ in range(3):
+        look_up(of_type(dict[str, list[int]]))
+        look_up(of_type(dict[str, list[int]]))
+    assert len(looked) == 1
+    look_up(of_type(dict[str, list[bool]]))
+    assert len(looked) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (of_default, [1, True, 1.0, "1"]),
+        (of_keyword, [1, True, 2]),
+        (of_type, [int, str, list[int], list[str], "int", "str"]),
+        (of_text, ["Return it.", "Return that."]),
+        (of_name, ["some", "other"]),
+        (of_wrapped, [one, two]),
+        (of_signature, [inspect.signature(one), inspect.signature(two)]),
+    ],
+)
+def test_another_function_of_the_same_code_is_described_as_it_is(
+    asked: tuple[Callable[[Any], ToolInfo], list[Any]], make: Any, values: list[Any]
+) -> None:
+    look_up, _ = asked
+    for _ in range(2):
+        for value in values:
+            made = make(value)
+            assert repr(look_up(made)) == repr(describe(made)), value
+
+
+def test_nothing_is_remembered_where_it_is_not_wanted() -> None:
+    looked: list[Any] = []
+    look_up = _OfFunctions(looked.append, lambda: False)
+    for _ in range(2):
+        look_up(of_name("some"))
+    assert len(looked) == 2
+
+
+def test_a_description_of_its_own_counts(
+    asked: tuple[Callable[[Any], ToolInfo], list[Any]],
+) -> None:
+    """``tool_with()`` and ``ToolDef`` describe a function by an attribute."""
+    look_up, _ = asked
+    plain = look_up(of_text("Return it."))
+    tool = ToolDef(
+        of_text("Return it."),
+        name="other",
+        description="Something else.",
+        parameters={"number": "A number."},
+    ).as_tool()
+    assert look_up(tool) != plain
