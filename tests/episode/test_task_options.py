@@ -59,7 +59,7 @@ async def test_a_tool_that_a_working_limit_cuts_off_is_logged_as_cancelled() -> 
         dataset=[Sample(id=1, input="?", target="!")],
         solver=[use_tools(nap()), generate()],
         scorer=includes(),
-        working_limit=1,
+        working_limit=3,
     )
     episode = EpisodeRunner(task, keep_log=True).episode(task.dataset[0])
     assert isinstance(await episode.start(), TurnRequest)
