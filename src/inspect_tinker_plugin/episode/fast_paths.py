@@ -32,7 +32,7 @@ from contextvars import ContextVar
 from copy import copy
 from enum import StrEnum
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 import anyio
@@ -208,6 +208,20 @@ def _remember_tools() -> None:
     internals.remember_tools(_once.get)
 
 
+class PolicyCall(NamedTuple):
+    """A call of the policy."""
+
+    model: Model
+    messages: list[ChatMessage]
+    """The conversation."""
+    tools: list[ToolInfo]
+    """The descriptions of the tools."""
+    tool_choice: ToolChoice
+    """Which of them it may call."""
+    config: GenerateConfig
+    """The merged options."""
+
+
 class CallRecord(Protocol):
     """A model call that is being recorded."""
 
@@ -219,46 +233,36 @@ class CallRecord(Protocol):
         """Complete its event with the reply or error."""
 
 
-CallRecorder = Callable[
-    [Model, list[ChatMessage], list[ToolInfo], ToolChoice, GenerateConfig], CallRecord
-]
+CallRecorder = Callable[[PolicyCall], CallRecord]
 """Begins to record a call of the policy."""
 
 
 async def model_call(
-    model: Model,
-    *,
-    record: CallRecorder,
-    messages: list[ChatMessage],
-    definitions: Sequence[Any],
-    tools: list[ToolInfo],
-    tool_choice: ToolChoice,
-    config: GenerateConfig,
+    asked: PolicyCall, *, record: CallRecorder, definitions: Sequence[Any]
 ) -> tuple[ModelOutput, ModelEvent]:
     """Ask the policy, and record its reply and usage.
 
     Args:
-        model: The policy.
-        record: Records the call.
-        messages: The conversation.
+        asked: The call.
+        record: Records it.
         definitions: Inspect's definitions of the tools, for the views of calls.
-        tools: The descriptions of the tools.
-        tool_choice: Which of them it may call.
-        config: The merged options.
 
     Returns:
         Its reply, and the event of the call.
     """
-    parts = internals.optional_names()
+    parts, model = internals.optional_names(), asked.model
     assert parts is not None
     await parts.wait_generate_dispatch(model, None)
     parts._check_limits_before_dispatch()
     model.verify_model_apis()
-    call = record(model, messages, tools, tool_choice, config)
+    call = record(asked)
     started = parts.sample_clock()
     try:
         output = await model.api.generate(
-            input=messages, tools=tools, tool_choice=tool_choice, config=config
+            input=asked.messages,
+            tools=asked.tools,
+            tool_choice=asked.tool_choice,
+            config=asked.config,
         )
     except Exception as error:
         call.complete(error)
@@ -272,8 +276,8 @@ async def model_call(
         output.input_context_tokens = parts.usage_input_tokens(output.usage)
     output.time = parts.sample_clock() - started
     for choice in output.choices:
-        for asked in choice.message.tool_calls or []:
-            asked.view = parts.tool_call_view(asked, definitions)
+        for wanted in choice.message.tool_calls or []:
+            wanted.view = parts.tool_call_view(wanted, definitions)
     call.complete(output)
     if output.usage:
         parts.record_and_check_model_usage(model, output.usage, role=model.role, output=output)
@@ -298,16 +302,13 @@ class LoggedCall:
 
     __slots__ = ("_complete", "event")
 
-    def __init__(
-        self,
-        model: Model,
-        messages: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
-    ) -> None:
-        self._complete, event = model._record_model_interaction(
-            input=messages, tools=tools, tool_choice=tool_choice, config=config, cache=None
+    def __init__(self, asked: PolicyCall) -> None:
+        self._complete, event = asked.model._record_model_interaction(
+            input=asked.messages,
+            tools=asked.tools,
+            tool_choice=asked.tool_choice,
+            config=asked.config,
+            cache=None,
         )
         assert isinstance(event, ModelEvent)
         self.event = event
@@ -321,30 +322,12 @@ class QuietCall:
     """A model call whose event is made when the call has ended, or when somebody looks at it.
 
     Waiting for the policy it needs a tenth of the memory of an event.
-
-    Args:
-        model: The policy.
-        messages: The conversation.
-        tools: The descriptions of the tools.
-        tool_choice: Which of them it may call.
-        config: The merged options.
     """
 
-    __slots__ = ("_config", "_event", "_messages", "_model", "_tool_choice", "_tools")
+    __slots__ = ("_asked", "_event")
 
-    def __init__(
-        self,
-        model: Model,
-        messages: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
-    ) -> None:
-        self._model = model
-        self._messages = list(messages)
-        self._tools = tools
-        self._tool_choice = tool_choice
-        self._config = config
+    def __init__(self, asked: PolicyCall) -> None:
+        self._asked = asked._replace(messages=list(asked.messages))
         self._event: ModelEvent | None = None
         running = transcript()
         if isinstance(running, QuietTranscript):
@@ -356,15 +339,15 @@ class QuietCall:
     def event(self) -> ModelEvent:
         """Its event, made without checking or copying what comes from Inspect itself."""
         if self._event is None:
-            self._event = copy(EMPTY_CALL)
+            self._event, asked = copy(EMPTY_CALL), self._asked
             # Inspect sets the time
             self._event.__dict__.update(
-                model=str(self._model),
-                role=self._model.role,
-                input=self._messages,
-                tools=self._tools,
-                tool_choice=self._tool_choice,
-                config=self._config,
+                model=str(asked.model),
+                role=asked.model.role,
+                input=asked.messages,
+                tools=asked.tools,
+                tool_choice=asked.tool_choice,
+                config=asked.config,
                 cache=None,
                 pending=True,
                 uuid=uuid4().hex,

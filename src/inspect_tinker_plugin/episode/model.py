@@ -32,7 +32,7 @@ from inspect_tinker_plugin.agents.side_models import (
     find,
     is_side,
 )
-from inspect_tinker_plugin.episode.fast_paths import FastPath, model_call, taken
+from inspect_tinker_plugin.episode.fast_paths import FastPath, PolicyCall, model_call, taken
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.provider import (
     POLICY_MODEL,
@@ -384,13 +384,9 @@ class PolicyModel(Model):
             return super()._generate(*args, **kwargs)
         messages, definitions, tools, tool_choice = kwargs["prepared"]
         return model_call(
-            self,
+            PolicyCall(self, messages, tools, tool_choice, kwargs["config"]),
             record=call_recorder(keep_events=self.keep_events),
-            messages=messages,
             definitions=definitions,
-            tools=tools,
-            tool_choice=tool_choice,
-            config=kwargs["config"],
         )
 
 

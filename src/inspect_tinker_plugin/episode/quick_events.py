@@ -25,10 +25,9 @@ from inspect_ai.event import (
     Timeline,
 )
 from inspect_ai.log import transcript
-from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
+from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 from inspect_ai.solver import TaskState
-from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_ai.util import span
 from pydantic import BaseModel
 
@@ -38,6 +37,7 @@ from inspect_tinker_plugin.episode.fast_paths import (
     CallRecorder,
     FastPath,
     LoggedCall,
+    PolicyCall,
     QuietCall,
     QuietTranscript,
     taken,
@@ -228,28 +228,21 @@ class _QuickCall:
 
     __slots__ = ("_names", "_running", "event")
 
-    def __init__(
-        self,
-        model: Model,
-        messages: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
-    ) -> None:
+    def __init__(self, asked: PolicyCall) -> None:
         names, running = internals.optional_names(*_CALL_NAMES), transcript()
         assert names is not None
         assert isinstance(running, LoggedTranscript)
         self._names, self._running = names, running
-        name = str(model)
+        name = str(asked.model)
         self.event = _like(
             EMPTY_CALL,
             model=name,
-            role=model.role,
+            role=asked.model.role,
             requested_model=names._requested_model.get(),
-            input=[self._copied(message) for message in messages],
-            tools=list(tools),
-            tool_choice=tool_choice,
-            config=config,
+            input=[self._copied(message) for message in asked.messages],
+            tools=list(asked.tools),
+            tool_choice=asked.tool_choice,
+            config=asked.config,
             output=_no_output(name),
             pending=True,
         )
