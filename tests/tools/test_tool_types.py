@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+import sys
+import weakref
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, get_type_hints
 
 import pytest
 from inspect_ai.tool import ToolDef, ToolInfo
@@ -177,3 +181,119 @@ def test_a_description_of_its_own_counts(
         parameters={"number": "A number."},
     ).as_tool()
     assert look_up(tool) != plain
+
+
+def like_inspect() -> tuple[Callable[[Any], Any], dict[int, Any]]:
+    """Return what remembers texts as Inspect remembers descriptions, and the texts by function."""
+    texts: dict[int, Any] = {}
+
+    def find(function: Any) -> Any:
+        return texts.setdefault(id(function), (function, function.__doc__))[1]
+
+    return _OfFunctions(find, lambda: True, known=lambda: texts), texts
+
+
+def test_a_function_that_was_described_keeps_its_description() -> None:
+    """Inspect looks at a function once: what is changed about it later has no effect."""
+    for seen_before in (False, True):
+        look_up, _ = like_inspect()
+        if seen_before:
+            look_up(of_text("Return it."))
+        tool = of_text("Return it.")
+        assert look_up(tool) == "Return it."
+        tool.__doc__ = "Return that."
+        assert look_up(tool) == "Return it."
+
+
+def test_a_function_that_was_changed_says_nothing_about_others() -> None:
+    look_up, _ = like_inspect()
+    tool = of_text("Return it.")
+    look_up(tool)
+    tool.__doc__ = "Return that."
+    look_up(tool)
+    assert look_up(of_text("Return that.")) == "Return that."
+
+
+def in_namespace(source: str, **names: Any) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"Literal": Literal, **names}
+    exec(source, namespace)
+    made: Callable[..., Any] = namespace["execute"]
+    return made
+
+
+CHOOSING = compile(
+    """
+async def execute(choice: 'list[Choice] | None', kind='kind'):
+    'Choose.'
+""",
+    "choosing",
+    "exec",
+)
+
+
+@pytest.mark.parametrize("find", [get_type_hints, describe])
+def test_a_type_given_by_name_is_what_the_name_stands_for_now(find: Callable[[Any], Any]) -> None:
+    look_up = _OfFunctions(find, lambda: True)
+    namespace: dict[str, Any] = {}
+    for choice in (Literal["a"], Literal["b"], int, Literal["a", "b"]):
+        namespace["Choice"] = choice
+        exec(CHOOSING, namespace)
+        first = namespace["execute"]
+        exec(CHOOSING, namespace)
+        for each in (first, namespace["execute"]):
+            assert repr(look_up(each)) == repr(find(each)), choice
+
+
+def test_defaults_are_not_taken_for_those_of_keywords(
+    asked: tuple[Callable[[Any], ToolInfo], list[Any]],
+) -> None:
+    look_up, _ = asked
+    for positional, by_name in [(("c", 1), {}), ((), {"c": 1})]:
+
+        async def execute(a=None, b=None, *, c=None) -> str:  # type: ignore[no-untyped-def]
+            """Return it."""
+            return f"{a}{b}{c}"
+
+        execute.__defaults__ = positional
+        execute.__kwdefaults__ = by_name
+        assert repr(look_up(execute)) == repr(describe(execute))
+
+
+class Held:
+    """Something of an episode."""
+
+
+def of_local_type(held: Held) -> Callable[..., Any]:
+    class Color(Enum):
+        RED = "red"
+
+        def hold(self) -> Held:
+            return held
+
+    return of_type(Color)
+
+
+def of_source(held: Held) -> Callable[..., Any]:
+    return in_namespace("async def execute(number: int) -> str: 'Return it.'", held=held)
+
+
+def of_source_with_types(held: Held) -> Callable[..., Any]:
+    return in_namespace(
+        "class Own:\n    def own(self): ...\nasync def execute(number: 'Own') -> str: 'Return it.'",
+        held=held,
+    )
+
+
+@pytest.mark.parametrize("make", [of_default, of_local_type, of_source, of_source_with_types])
+@pytest.mark.parametrize("find", [get_type_hints, describe])
+def test_nothing_is_kept_of_an_episode(find: Callable[[Any], Any], make: Any) -> None:
+    look_up = _OfFunctions(find, lambda: True)
+    held = Held()
+    gone = weakref.ref(held)
+    look_up(make(held))
+    del held
+    known = getattr(sys.modules["inspect_ai.tool._tool_info"], "_tool_info_cache", None)
+    if find is describe and known is not None:
+        known.clear()
+    gc.collect()
+    assert gone() is None

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType, FunctionType
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from enum import Enum
+from functools import lru_cache
+from types import CodeType, EllipsisType, FunctionType, ModuleType, NoneType
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    Optional,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from inspect_tinker_plugin.inspect_internals.names import optional_names
 
@@ -61,17 +75,28 @@ class _OfFunctions(Generic[T]):
     """Remembers what was found out about functions, for others that are made in the same way.
 
     Solvers make tools for each sample, and ``react()`` makes a function per turn: each is another
-    object, with the same code. What counts beside the code are names, documentation, defaults and
-    annotations; they have to be the very same objects, or types that are written out each time.
+    object, with the same code. What counts beside the code are names, documentation, defaults,
+    annotations and what these refer to; they have to be the same objects, or types that are
+    written out each time.
+
+    Nothing is remembered that an episode may have made, since it would be kept alive: only plain
+    defaults, and types that can be imported.
 
     Args:
         find_out: Finds it out. Its results are shared, and nobody changes them.
         wanted: Whether to remember anything here.
+        known: What is known about a function itself, which takes precedence.
     """
 
-    def __init__(self, find_out: Callable[[Any], T], wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        find_out: Callable[[Any], T],
+        wanted: Callable[[], bool],
+        known: Callable[[], dict[int, Any] | None] = lambda: None,
+    ) -> None:
         self.find_out = find_out
         self._wanted = wanted
+        self._known_itself = known
         self._known: weakref.WeakKeyDictionary[CodeType, tuple[tuple[Any, ...], T]] = (
             weakref.WeakKeyDictionary()
         )
@@ -84,31 +109,93 @@ class _OfFunctions(Generic[T]):
             or not self._wanted()
         ):
             return self.find_out(function)
+        known_itself = self._known_itself()
+        if known_itself is not None and known_itself.get(id(function), _NOBODY)[0] is function:
+            # it may have another documentation by now, so this says nothing about others
+            return self.find_out(function)
         made_of = _made_of(function)
         known = self._known.get(function.__code__)
         if known is not None and _same(known[0], made_of):
+            if known_itself is not None:
+                known_itself[id(function)] = function, known[1]
             return known[1]
         found = self.find_out(function)
-        self._known[function.__code__] = made_of, found
+        hints = found.values() if isinstance(found, dict) else ()
+        if all(map(_lasts, made_of)) and all(map(_lasts, hints)):
+            self._known[function.__code__] = made_of, found
         return found
 
 
 _HARMLESS = {"__registry_info__", "__registry_params__"}
 """Attributes that say nothing of parameters and documentation, as others (signatures) may do."""
 
+_NOBODY = (None, None)
+
 
 def _made_of(function: FunctionType) -> tuple[Any, ...]:
-    by_name, types = function.__kwdefaults__ or {}, function.__annotations__
+    defaults, by_name = function.__defaults__ or (), function.__kwdefaults__ or {}
+    types = function.__annotations__
     return (
-        function.__globals__,
         function.__name__,
         function.__doc__,
-        *(function.__defaults__ or ()),
+        len(defaults),
+        *defaults,
+        len(by_name),
         *by_name,
         *by_name.values(),
         *types,
         *types.values(),
+        *getattr(function, "__type_params__", ()),
+        *(
+            _find(name, function.__globals__)
+            for each in types.values()
+            if isinstance(each, str)
+            for name in _names_in(each)
+        ),
     )
+
+
+@lru_cache(maxsize=4096)
+def _names_in(annotation: str) -> tuple[str, ...]:
+    """Return the names in an annotation that is text, with attributes (``typing.Any``)."""
+    try:
+        parts = list(ast.walk(ast.parse(annotation.strip(), mode="eval")))
+    except (SyntaxError, ValueError):
+        return ()
+    names = [ast.unparse(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant)]
+    return (
+        *names,
+        *(name for text in texts if isinstance(text, str) for name in _names_in(text)),
+    )
+
+
+def _find(name: str, namespace: dict[str, Any]) -> Any:
+    """Return what a name refers to; ``None`` if it is nothing."""
+    first, *attributes = name.split(".")
+    found = namespace.get(first, getattr(builtins, first, None))
+    for attribute in attributes:
+        found = getattr(found, attribute, None)
+    return found
+
+
+def _lasts(part: Any) -> bool:
+    """Whether something is there for good: a plain value, or a type that can be imported."""
+    if isinstance(part, ModuleType):
+        return sys.modules.get(part.__name__) is part
+    origin = get_origin(part)
+    if origin is not None:
+        texts = origin is not Literal and any(isinstance(each, str) for each in get_args(part))
+        return _lasts(origin) and not texts and all(map(_lasts, get_args(part)))
+    if isinstance(part, type) and part is not NoneType:
+        return _find(part.__qualname__, vars(sys.modules.get(part.__module__, builtins))) is part
+    if isinstance(part, Enum):
+        return _lasts(type(part))
+    return type(part) in _PLAIN or any(part is form for form in _FORMS)
+
+
+_PLAIN = {NoneType, EllipsisType, bool, int, float, complex, str, bytes}
+_FORMS: tuple[Any, ...] = (Annotated, Any, Literal, Union, Optional, NoneType)
 
 
 def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
@@ -140,7 +227,12 @@ def remember_tools(wanted: Callable[[], bool]) -> None:
     names = optional_names("_parse_tool_info_shared", "get_type_hints")
     if names is None or names._parse_tool_info_shared is None:
         return
-    described = _OfFunctions[Any](names._parse_tool_info_shared, wanted)
+    descriptions = sys.modules["inspect_ai.tool._tool_info"]
+    described = _OfFunctions[Any](
+        names._parse_tool_info_shared,
+        wanted,
+        known=lambda: getattr(descriptions, "_tool_info_cache", None),
+    )
     for name in ("tool._tool_info", "tool._tool_def"):
         module: Any = sys.modules[f"inspect_ai.{name}"]
         module._parse_tool_info_shared = described
