@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
-from inspect_ai.scorer import match
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, match, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
@@ -23,7 +26,7 @@ from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import Places, in_surroundings, sandbox_places
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.errors import Cause
+from inspect_tinker_plugin.errors import Cause, SandboxError
 from inspect_tinker_plugin.options import EpisodeOptions
 
 
@@ -312,4 +315,91 @@ async def test_no_command_outlives_its_episode(provider: str, how: str, tmp_path
     for command in made:
         command.cancelled() or command.exception()
     assert {each for each in asyncio.all_tasks() - before if "sleep" in repr(each)} == set()
+    assert not runs(mark)
+
+
+async def unwilling(box: Counted, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:
+    """Run a command that goes on after its cancellation, or one that exits from this process."""
+    if cmd[0] == "exit":
+        sys.exit(3)
+    end = time.monotonic() + float(cmd[1])
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(left)
+    return ExecResult(True, 0, "", "")
+
+
+@scorer(metrics=[accuracy()])
+def runs_command(*command: str) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await sandbox().exec(list(command))
+        return Score(value=1)
+
+    return score
+
+
+async def ended_by(scoring: Scorer) -> EpisodeResult:
+    sample = Sample(id=1, input="?", target="!")
+    task = Task(dataset=[sample], solver=[], scorer=scoring, sandbox=sandbox_folder.PROVIDER)
+    async with asyncio.timeout(30):
+        result = await EpisodeRunner(task).episode(sample).start()
+    assert isinstance(result, EpisodeResult)
+    return result
+
+
+async def test_who_has_given_a_command_up_is_not_cancelled_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.CANCEL_GRACE", 0.1)
+    monkeypatch.setattr(Counted, "exec", unwilling)
+    result = await ended_by(runs_command("sleep", "1"))
+    assert result.error is None
+    assert [each.score.value for each in result.scores.values()] == [1]
+
+
+async def test_a_provider_that_exits_fails_the_episode_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Counted, "exec", unwilling)
+    result = await ended_by(runs_command("exit"))
+    assert result.error is not None
+    assert "SystemExit" in str(result.error)
+
+
+@solver
+def goes_on(how: str, mark: str, made: list[asyncio.Task[Any]]) -> Solver:
+    """Leave a task that runs commands after the episode, in a folder that is still there then."""
+
+    async def commands() -> None:
+        if how == "begins late":
+            await asyncio.sleep(1.0)
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await sandbox().exec(["sleep", mark], cwd="/")
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        made.append(asyncio.create_task(commands()))
+        await asyncio.sleep(0.2)
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize("how", ["swallows cancellation", "begins late"])
+async def test_no_command_begins_after_its_episode(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.CANCEL_GRACE", 1.0)
+    mark = str(10**6 + uuid.uuid4().int % 10**9)
+    made: list[asyncio.Task[Any]] = []
+    sample = Sample(id=1, input="?", target="!")
+    task = Task(dataset=[sample], solver=goes_on(how, mark, made), sandbox="local")
+    async with asyncio.timeout(60):
+        result = await EpisodeRunner(task).episode(sample).start()
+        await asyncio.wait(made)
+    assert isinstance(result, EpisodeResult)
+    assert result.error is None
+    assert isinstance(made[0].exception(), SandboxError)
     assert not runs(mark)

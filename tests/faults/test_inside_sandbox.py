@@ -152,6 +152,29 @@ async def test_scoring_that_a_policy_keeps_from_ending_costs_and_is_not_retried(
     assert group.get_total_rewards() == [0.0]
 
 
+async def test_a_command_that_the_solver_left_running_is_not_what_a_hanging_scorer_waits_for() -> (
+    None
+):
+    left: list[asyncio.Task[object]] = []
+
+    async def leaves(box: SandboxEnvironment) -> object:
+        left.append(asyncio.create_task(_endless(box)))
+        return None
+
+    async def hangs(box: SandboxEnvironment) -> object:
+        await asyncio.sleep(300)
+        return None
+
+    asked = task(leaves, "solver")
+    asked.scorer = [looks(hangs)]
+    limits = RolloutLimits(rollout_timeout_seconds=0.5)
+    dataset = as_rl_dataset(asked, renderer(), stop_timeout=1.0, rollout_limits=limits)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(dataset.get_batch(0)[0], Words(["done"]))
+    assert caught.value.cause is Cause.SCORER
+    await asyncio.wait(left)
+
+
 async def test_its_price_can_be_stated_and_it_can_be_raised() -> None:
     [builder] = as_rl_dataset(
         task(_missing, "scorer"), renderer(), on_error={"inside_sandbox": -1.5}

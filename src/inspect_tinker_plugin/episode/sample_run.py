@@ -159,7 +159,7 @@ class SampleRun:
         cause = Cause.UNSCORED
         if self._begun:
             cause = self._cancelled_in or self._phase or self._setup.phase
-            if cause is Cause.SCORER and record.sandboxes.operations.running:
+            if cause is Cause.SCORER and record.sandboxes.operations.awaited:
                 cause = record.cause_of_hanging(cause)
         record.error = record.error or record.attributed(StoppedError(message), cause)
         return self.result()

@@ -248,6 +248,7 @@ class Scoring:
         if record.error is not None and not record.task.score_on_error:
             self._keep(list(state.scores), state, sample)
             return
+        record.sandboxes.operations.begin_part()
         started = time.monotonic()
         # As in an eval, half of the sample's time limit is available for scoring.
         budget = record.task.limits.time
