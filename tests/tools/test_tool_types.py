@@ -8,6 +8,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
+from contextvars import copy_context
 from enum import Enum
 from typing import Any, Literal, get_type_hints
 
@@ -15,6 +16,7 @@ import pytest
 from inspect_ai.tool import ToolDef, ToolInfo
 from inspect_ai.tool._tool_info import _parse_tool_info_shared as now  # private: what is remembered
 
+from inspect_tinker_plugin.episode.fast_paths import describe_tools_once
 from inspect_tinker_plugin.inspect_internals.tool_types import _OfFunctions
 
 
@@ -242,6 +244,45 @@ def test_a_type_given_by_name_is_what_the_name_stands_for_now(find: Callable[[An
         exec(CHOOSING, namespace)
         for each in (first, namespace["execute"]):
             assert repr(look_up(each)) == repr(find(each)), choice
+
+
+def test_a_description_that_somebody_changes_says_nothing_about_others() -> None:
+    """Those in the event of a model call are not copied, so a scorer can change them."""
+
+    def change() -> None:
+        describe_tools_once()
+        for _ in range(3):
+            found = sys.modules["inspect_ai.tool._tool_def"]._parse_tool_info_shared(one_more())
+            assert list(found.parameters.properties) == ["number"]
+            found.parameters.properties.clear()
+
+    def one_more() -> Callable[..., Any]:
+        return of_text("Return one more.")
+
+    copy_context().run(change)
+
+
+class Strange:
+    """Its attribute is not there to be looked at."""
+
+    @property
+    def color(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("kind", ["Literal['things.color', '(']", "Literal['things', 'no.such']"])
+def test_texts_in_annotations_are_not_evaluated(kind: str) -> None:
+    look_up = _OfFunctions(get_type_hints, lambda: True)
+    for _ in range(2):
+        made = in_namespace(f"async def execute(kind: {kind!r}): ...", things=Strange())
+        assert look_up(made) == get_type_hints(made)
+
+
+def test_a_type_of_a_module_that_is_not_there_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "strange", None)
+    kind = type("Kind", (), {"__module__": "strange"})
+    look_up = _OfFunctions(get_type_hints, lambda: True)
+    assert look_up(of_type(kind))["number"] is kind
 
 
 def test_defaults_are_not_taken_for_those_of_keywords(

@@ -83,9 +83,10 @@ class _OfFunctions(Generic[T]):
     defaults, and types that can be imported.
 
     Args:
-        find_out: Finds it out. Its results are shared, and nobody changes them.
+        find_out: Finds it out.
         wanted: Whether to remember anything here.
         known: What is known about a function itself, which takes precedence.
+        copied: Copies a result for another function; without it nobody may change results.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class _OfFunctions(Generic[T]):
         find_out: Callable[[Any], T],
         wanted: Callable[[], bool],
         known: Callable[[], dict[int, Any] | None] = lambda: None,
+        copied: Callable[[T], T] = lambda found: found,
     ) -> None:
         self.find_out = find_out
         self._wanted = wanted
         self._known_itself = known
+        self._copied = copied
         self._known: weakref.WeakKeyDictionary[CodeType, tuple[tuple[Any, ...], T]] = (
             weakref.WeakKeyDictionary()
         )
@@ -116,13 +119,14 @@ class _OfFunctions(Generic[T]):
         made_of = _made_of(function)
         known = self._known.get(function.__code__)
         if known is not None and _same(known[0], made_of):
+            found = self._copied(known[1])
             if known_itself is not None:
-                known_itself[id(function)] = function, known[1]
-            return known[1]
+                known_itself[id(function)] = function, found
+            return found
         found = self.find_out(function)
         hints = found.values() if isinstance(found, dict) else ()
         if all(map(_lasts, made_of)) and all(map(_lasts, hints)):
-            self._known[function.__code__] = made_of, found
+            self._known[function.__code__] = made_of, self._copied(found)
         return found
 
 
@@ -171,27 +175,37 @@ def _names_in(annotation: str) -> tuple[str, ...]:
 
 
 def _find(name: str, namespace: dict[str, Any]) -> Any:
-    """Return what a name refers to; ``None`` if it is nothing."""
+    """Return what a name refers to, in modules and classes; ``None`` if it is nothing."""
     first, *attributes = name.split(".")
     found = namespace.get(first, getattr(builtins, first, None))
     for attribute in attributes:
+        if not isinstance(found, ModuleType) and not issubclass(type(found), type):
+            return _Unknown()
         found = getattr(found, attribute, None)
     return found
 
 
+class _Unknown:
+    """What an attribute of some object is: to find out could have effects."""
+
+
 def _lasts(part: Any) -> bool:
     """Whether something is there for good: a plain value, or a type that can be imported."""
-    if isinstance(part, ModuleType):
+    kind = type(part)
+    if kind in _PLAIN or any(part is form for form in _FORMS):
+        return True
+    if issubclass(kind, ModuleType):
         return sys.modules.get(part.__name__) is part
+    if issubclass(kind, Enum):
+        return _lasts(kind)
     origin = get_origin(part)
     if origin is not None:
         texts = origin is not Literal and any(isinstance(each, str) for each in get_args(part))
         return _lasts(origin) and not texts and all(map(_lasts, get_args(part)))
-    if isinstance(part, type) and part is not NoneType:
-        return _find(part.__qualname__, vars(sys.modules.get(part.__module__, builtins))) is part
-    if isinstance(part, Enum):
-        return _lasts(type(part))
-    return type(part) in _PLAIN or any(part is form for form in _FORMS)
+    if not issubclass(kind, type):
+        return False
+    module = sys.modules.get(part.__module__)
+    return isinstance(module, ModuleType) and _find(part.__qualname__, vars(module)) is part
 
 
 _PLAIN = {NoneType, EllipsisType, bool, int, float, complex, str, bytes}
@@ -228,16 +242,20 @@ def remember_tools(wanted: Callable[[], bool]) -> None:
     if names is None or names._parse_tool_info_shared is None:
         return
     descriptions = sys.modules["inspect_ai.tool._tool_info"]
+    find_out = names._parse_tool_info_shared
+
+    def known() -> dict[int, Any] | None:
+        return getattr(descriptions, "_tool_info_cache", None)
+
     described = _OfFunctions[Any](
-        names._parse_tool_info_shared,
-        wanted,
-        known=lambda: getattr(descriptions, "_tool_info_cache", None),
+        find_out, wanted, known, copied=lambda info: info.model_copy(deep=True)
     )
+    looked_at = _OfFunctions[Any](find_out, wanted, known)
     for name in ("tool._tool_info", "tool._tool_def"):
         module: Any = sys.modules[f"inspect_ai.{name}"]
         module._parse_tool_info_shared = described
     react: Any = sys.modules["inspect_ai.agent._react"]
     copied = react.parse_tool_info
-    react.parse_tool_info = lambda function: (described if wanted() else copied)(function)
+    react.parse_tool_info = lambda function: (looked_at if wanted() else copied)(function)
     calls: Any = sys.modules["inspect_ai.model._call_tools"]
     calls.get_type_hints = _OfFunctions(names.get_type_hints, wanted)
