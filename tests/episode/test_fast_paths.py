@@ -15,15 +15,21 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
-from inspect_ai.agent import as_solver, react
+from inspect_ai.agent import Agent, AgentState, agent, as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
 from inspect_ai.log import transcript
-from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage
+from inspect_ai.model import (
+    ChatMessageSystem,
+    ChatMessageUser,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
-from inspect_ai.tool import ToolDef
+from inspect_ai.tool import Tool, ToolDef
 from inspect_ai.util import collect, span, store, subtask
 from shortuuid import get_alphabet, uuid
 from tests.rl.policies import Words, renderer
@@ -501,6 +507,47 @@ def test_descriptions_of_tools_are_still_remembered() -> None:
     del tool
     gc.collect()
     assert module._tool_info_cache.get(key) is None
+
+
+@agent
+def asks_the_model() -> Agent:
+    async def execute(state: AgentState, tools: list[Tool]) -> AgentState:
+        """Ask the model."""
+        state.output = await get_model().generate(state.messages, tools)
+        state.messages.append(state.output.message)
+        return state
+
+    return execute
+
+
+@pytest.mark.parametrize(("model", "described"), [(None, [0, 8]), (asks_the_model(), [0, 0])])
+async def test_react_describes_the_function_that_it_makes_per_turn_once(
+    model: Agent | None, described: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eighth is refused by the limit."""
+    module = sys.modules["inspect_ai.tool._tool_info"]
+    find, names = module.get_type_hints, []
+
+    def find_types(function: Any) -> Any:
+        names.append(function.__qualname__)
+        return find(function)
+
+    monkeypatch.setattr(module, "get_type_hints", find_types)
+    solved = as_solver(react(tools=[add()], model=model))
+    task = Task(dataset=[Sample(id=1, input="?")], solver=solved, message_limit=16)
+
+    async def of_react() -> int:
+        [builder] = as_rl_dataset(task, renderer(), reward=pays_one).get_batch(0)
+        done = await do_group_rollout(builder, Words(["so"]))
+        assert len(done.trajectories_G[0].transitions) == 7
+        return sum("_model_generate" in name for name in names)
+
+    await of_react()
+    names.clear()
+    fast = await of_react()
+    with without(FastPath.REACT_TURNS):
+        slow = await of_react()
+    assert [fast, slow] == described
 
 
 async def pays_one(result: EpisodeResult) -> float:

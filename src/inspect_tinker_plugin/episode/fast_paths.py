@@ -65,8 +65,8 @@ class FastPath(StrEnum):
     ENCODINGS = "encodings"
     """The tokens of headers and ends of messages are remembered while prompts are rendered."""
 
-    TOOL_TYPES = "tool_types"
-    """A tool's description and types of parameters, found out once for functions of one code."""
+    REACT_TURNS = "react_turns"
+    """The function that ``react()`` makes per turn to call the model, described once."""
 
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
@@ -193,19 +193,19 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
-_once: ContextVar[bool] = ContextVar("inspect_rl_tools_once", default=False)
+_react_once: ContextVar[bool] = ContextVar("inspect_rl_react_once", default=False)
 
 
-def describe_tools_once() -> None:
-    """Let this context find out only once what functions of the same code have in common."""
-    if taken(FastPath.TOOL_TYPES):
-        _remember_tools()
-        _once.set(True)
+def describe_react_once() -> None:
+    """Let ``react()`` describe its own functions once in this context."""
+    if taken(FastPath.REACT_TURNS):
+        _remember_react()
+        _react_once.set(True)
 
 
 @cache
-def _remember_tools() -> None:
-    internals.remember_tools(_once.get)
+def _remember_react() -> None:
+    internals.describe_react_once(_react_once.get)
 
 
 class PolicyCall(NamedTuple):

@@ -33,7 +33,7 @@ from inspect_tinker_plugin.episode.cancellation import (
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     QuietTranscript,
-    describe_tools_once,
+    describe_react_once,
     keep_out_of_trace_log,
     taken,
 )
@@ -122,7 +122,7 @@ class Preparing:
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
-        describe_tools_once()
+        describe_react_once()
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
         self._bind_state()

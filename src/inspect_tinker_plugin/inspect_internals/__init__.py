@@ -16,18 +16,18 @@ names.check_inspect_version()
 
 from inspect_tinker_plugin.inspect_internals import (
     calls,
+    descriptions,
     process,
     samples,
     sandboxes,
     tasks,
-    tool_types,
 )
 from inspect_tinker_plugin.inspect_internals.calls import *
+from inspect_tinker_plugin.inspect_internals.descriptions import *
 from inspect_tinker_plugin.inspect_internals.process import *
 from inspect_tinker_plugin.inspect_internals.samples import *
 from inspect_tinker_plugin.inspect_internals.sandboxes import *
 from inspect_tinker_plugin.inspect_internals.tasks import *
-from inspect_tinker_plugin.inspect_internals.tool_types import *
 
 __all__: list[str] = []
 __all__ += names.__all__
@@ -36,4 +36,4 @@ __all__ += process.__all__
 __all__ += samples.__all__
 __all__ += sandboxes.__all__
 __all__ += tasks.__all__
-__all__ += tool_types.__all__
+__all__ += descriptions.__all__

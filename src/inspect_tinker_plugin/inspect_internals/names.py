@@ -184,6 +184,7 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai._util.registry:registry_log_name": "a solver's name in a log",
     "inspect_ai._util.rich:format_traceback": "the traceback of a failed model call in a log",
     "inspect_ai._util.working:sample_clock": "how long a model call took",
+    "inspect_ai.agent._react:parse_tool_info": "the description of what calls the model in react()",
     "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
     "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",
     "inspect_ai.log._refusal:report_refusal": "counts refusals as eval() does",
@@ -206,12 +207,6 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai.tool._tool_info:_tool_info_cache": (
         "descriptions of tools, which keep the functions of ended episodes"
     ),
-    "inspect_ai.tool._tool_info:_parse_tool_info_shared": (
-        "the description of a tool, which functions of the same code have in common"
-    ),
-    "inspect_ai.model._call_tools:get_type_hints": (
-        "types of a tool's parameters, which functions of the same code have in common"
-    ),
     "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
     "inspect_ai.util._limit:turn_count": "turns so far",
     "inspect_ai.util._span:_current_span_id": "the span that an event for a log belongs to",
@@ -225,7 +220,6 @@ _LATER_NAMES = {
     "_requested_model",
     "_snapshot_message",
     "_tool_info_cache",
-    "_parse_tool_info_shared",
 }
 """Names that came together with their use: releases without them do not need them."""
 
