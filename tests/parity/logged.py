@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from inspect_ai.event import Event, SpanBeginEvent
 from inspect_ai.log import EvalSample
 
 from inspect_tinker_plugin.testing.traces import (
@@ -37,7 +39,7 @@ FIELDS = (
 )
 
 # An eval also keeps Python's own log records, and the moment at which it interrupts.
-EVENTS_OF_AN_EVAL = {"logger", "interrupt", "span_begin", "span_end"}
+EVENTS_OF_AN_EVAL = {"logger", "interrupt"}
 
 
 def logged(sample: EvalSample, *, ordered: bool) -> dict[str, Any]:
@@ -52,6 +54,18 @@ def logged(sample: EvalSample, *, ordered: bool) -> dict[str, Any]:
         "usage": [jsonable(usage) for usage in sample.model_usage.values()],
         **{field: dump_value(getattr(sample, field), names) for field in FIELDS},
     }
-    events = [each.event for each in sample.events if each.event not in EVENTS_OF_AN_EVAL]
+    shown = [each for each in sample.events if each.event not in EVENTS_OF_AN_EVAL]
+    spans = {each.id: each for each in shown if isinstance(each, SpanBeginEvent)}
+    events = [_placed(each, spans) for each in shown]
     parts["events"] = events if ordered else sorted(events)
     return parts
+
+
+def _placed(event: Event, spans: Mapping[str, SpanBeginEvent]) -> str:
+    """The kind of an event, after the spans around it."""
+    place: list[str] = [event.event]
+    around = spans.get(event.span_id or "")
+    while around is not None:
+        place.append(f"{around.type}:{around.name}")
+        around = spans.get(around.parent_id or "")
+    return "/".join(reversed(place))

@@ -220,13 +220,19 @@ class SampleRun:
         )
 
     async def _set_up(self, active: internals.ActiveSample) -> bool:
-        """Set the sample up; ``False`` when the episode was stopped in the meantime."""
+        """Set the sample up; ``False`` when that failed, or the episode was stopped meanwhile."""
         if self._stopped is None:
             with anyio.CancelScope() as scope:
                 self._setting_up = scope
-                await self._setup.materialize_input()
-                await self._setup.open_sandboxes(active)
+                async with self._spans.span("init", "init"):
+                    try:
+                        await self._setup.materialize_input()
+                        await self._setup.open_sandboxes(active)
+                    except Exception as error:
+                        self._record.fail(error, self._setup.phase)
             self._setting_up = None
+        if self._record.error is not None:
+            return False
         if self._stopped is None:
             return True
         stopped = StoppedError(
