@@ -38,7 +38,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode import quick_events
+from inspect_tinker_plugin.episode import fast_paths
 from inspect_tinker_plugin.episode.fast_paths import (
     SLOW,
     FastPath,
@@ -72,17 +72,23 @@ ONE_OF_EACH = [
 def test_a_path_is_turned_off_by_the_environment_or_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(SLOW, raising=False)
-    assert all(taken(path) for path in FastPath)
-    with without(FastPath.STARTS):
-        assert [path for path in FastPath if not taken(path)] == [FastPath.STARTS]
-    monkeypatch.setenv(SLOW, "model_calls, starts")
-    assert [path for path in FastPath if not taken(path)] == [
-        FastPath.MODEL_CALLS,
-        FastPath.STARTS,
-    ]
-    monkeypatch.setenv(SLOW, "all")
-    assert not any(taken(path) for path in FastPath)
+    def turned_off(names: str | None) -> list[FastPath]:
+        """Return what a new process would not take."""
+        if names is None:
+            monkeypatch.delenv(SLOW, raising=False)
+        else:
+            monkeypatch.setenv(SLOW, names)
+        fast_paths._turned_off.cache_clear()
+        return [path for path in FastPath if not taken(path)]
+
+    try:
+        assert turned_off(None) == turned_off("") == []
+        with without(FastPath.STARTS):
+            assert turned_off(None) == [FastPath.STARTS]
+        assert turned_off("model_calls, starts") == [FastPath.MODEL_CALLS, FastPath.STARTS]
+        assert turned_off("all") == list(FastPath)
+    finally:
+        fast_paths._turned_off.cache_clear()
 
 
 def test_the_newest_tried_release_has_its_fast_path() -> None:
@@ -259,10 +265,27 @@ async def test_a_logged_call_shows_its_messages_as_they_were() -> None:
 
 
 def test_ids_of_events_look_like_inspects() -> None:
-    ids = {quick_events.unique_id() for _ in range(1000)}
+    ids = {internals.unique_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert {len(each) for each in ids} == {len(uuid())}
     assert set("".join(ids)) == set(get_alphabet())
+
+
+def test_ids_of_a_forked_process_are_its_own() -> None:
+    code = (
+        "import os\n"
+        "from inspect_tinker_plugin.inspect_internals import unique_id\n"
+        "unique_id()\n"
+        "child = os.fork()\n"
+        "os.write(1, (unique_id() + ' ').encode())\n"
+        "if child:\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    first, second = out.stdout.split()
+    assert first != second
 
 
 # who reads the transcript finds it
@@ -568,16 +591,17 @@ def test_loaded_objects_are_excluded_from_collections() -> None:
 
 def test_a_dataset_makes_collections_rare_where_nobody_has_tuned_them() -> None:
     code = (
-        "import gc, os\n"
+        "import gc\n"
+        "from inspect_tinker_plugin.episode.fast_paths import FastPath, without\n"
         "from tests.rl.policies import renderer\n"
         "from tests.rl.tasks import arithmetic\n"
-        "def left(thresholds, slow=''):\n"
+        "def left(thresholds, *paths):\n"
         "    gc.set_threshold(*thresholds)\n"
-        f"    os.environ[{SLOW!r}] = slow\n"
-        "    arithmetic(1).as_rl_dataset(renderer())\n"
+        "    with without(*paths):\n"
+        "        arithmetic(1).as_rl_dataset(renderer())\n"
         "    return gc.get_threshold()[0]\n"
         "untouched = 700, 10, 10\n"  # as in Python 3.12 and older
-        "print(left(untouched), left((50_000, 9, 9)), left(untouched, 'collections'))\n"
+        "print(left(untouched), left((50_000, 9, 9)), left(untouched, FastPath.COLLECTIONS))\n"
         "gc.disable()\n"
         "print(left(untouched))\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolCallContent, ToolInfo
 from tests.logs.rollouts import apart
 
-from inspect_tinker_plugin.episode.fast_paths import SLOW
+from inspect_tinker_plugin.episode.fast_paths import FastPath, without
 from inspect_tinker_plugin.logs import condensing
 from inspect_tinker_plugin.logs.assembly import _write as write
 from inspect_tinker_plugin.logs.eval_file import can_write
@@ -231,15 +232,15 @@ def entries(path: Path) -> dict[str, str]:
         }
 
 
-@pytest.mark.parametrize("slow", ["", "log_files"], ids=["fast", "slow"])
+@pytest.mark.parametrize("paths", [(), (FastPath.LOG_FILES,)], ids=["fast", "slow"])
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_is_in_the_log_what_it_would_have_been_without_a_part(
-    tmp_path: Path, name: str, slow: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, paths: tuple[FastPath, ...]
 ) -> None:
-    monkeypatch.setenv(SLOW, slow)
     original = RECORDS[name]
     before = original.model_dump_json(fallback=str) if name not in HOSTILE else None
-    write_part(tmp_path / "part", [original, original])
+    with without(*paths):
+        write_part(tmp_path / "part", [original, original])
     assert before is None or before == original.model_dump_json(fallback=str)
     stored, other = read_part(tmp_path / "part")
     other.epoch = 2
@@ -248,7 +249,9 @@ def test_a_record_is_in_the_log_what_it_would_have_been_without_a_part(
     for sample in (stored, other, first, twice):
         sample.scores = {"reward": Score(value=0.1, answer="x"), **(sample.scores or {})}
         sample.metadata = {**sample.metadata, "policy_step": 3}
-    apart(write, made_log([stored, other]), tmp_path / "found.eval")
+    with without(*paths):
+        here = copy_context()
+    apart(here.run, write, made_log([stored, other]), tmp_path / "found.eval")
     apart(write_eval_log, made_log([first, twice]), str(tmp_path / "expected.eval"))
     found, expected = entries(tmp_path / "found.eval"), entries(tmp_path / "expected.eval")
     assert found == expected

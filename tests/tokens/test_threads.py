@@ -19,7 +19,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer, remembered_encodings
+from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer, RememberedEncodings
 
 TEXT = "A line of text. <|im_end|> <think> " * 200
 
@@ -97,7 +97,7 @@ def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
         ]
 
     def remembered() -> list[list[int]]:
-        with remembered_encodings():
+        with RememberedEncodings():
             return all_tokens()
 
     for _ in range(2):

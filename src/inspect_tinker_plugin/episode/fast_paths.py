@@ -29,22 +29,21 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from enum import StrEnum
 from functools import cache
-from typing import Any, NamedTuple, Protocol
-from uuid import uuid4
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 from inspect_ai.event import Event, ModelEvent
 from inspect_ai.log import transcript
 from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
 from inspect_ai.tool import ToolChoice, ToolInfo
+from pydantic import BaseModel
 
 from inspect_tinker_plugin import inspect_internals as internals
 
 SLOW = "INSPECT_RL_SLOW"
-"""Environment variable that names the paths to turn off."""
+"""Environment variable that names the paths to turn off; it is read once per process."""
 
 
 class FastPath(StrEnum):
@@ -89,10 +88,13 @@ _without: ContextVar[frozenset[FastPath]] = ContextVar("inspect_rl_slow", defaul
 
 def taken(path: FastPath) -> bool:
     """Whether a path is turned on here."""
-    if path in _without.get():
-        return False
-    slow = os.environ.get(SLOW, "")
-    return not slow or not {"all", path.value} & {name.strip() for name in slow.split(",")}
+    return path not in _turned_off() and path not in _without.get()
+
+
+@cache
+def _turned_off() -> frozenset[FastPath]:
+    names = {name.strip() for name in os.environ.get(SLOW, "").split(",")}
+    return frozenset(path for path in FastPath if {"all", path.value} & names)
 
 
 @contextmanager
@@ -291,6 +293,26 @@ async def model_call(
     return output, call.event
 
 
+_Model = TypeVar("_Model", bound=BaseModel)
+_set = object.__setattr__
+
+
+def changed(model: _Model, /, **fields: Any) -> _Model:
+    """Return a shallow copy with other values in some fields, which nobody checks.
+
+    The same as ``model_copy(update=fields)``, in a fraction of its time.
+    """
+    extra, private = model.__pydantic_extra__, getattr(model, "__pydantic_private__", None)
+    if extra:
+        return model.model_copy(update=fields)
+    made = object.__new__(type(model))
+    _set(made, "__dict__", {**model.__dict__, **fields})
+    _set(made, "__pydantic_extra__", extra if extra is None else {})
+    _set(made, "__pydantic_fields_set__", {*model.__pydantic_fields_set__, *fields})
+    _set(made, "__pydantic_private__", private if private is None else dict(private))
+    return made
+
+
 EMPTY_CALL = ModelEvent(
     model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
 )
@@ -339,9 +361,10 @@ class QuietCall:
     def event(self) -> ModelEvent:
         """Its event, made without checking or copying what comes from Inspect itself."""
         if self._event is None:
-            self._event, asked = copy(EMPTY_CALL), self._asked
+            asked = self._asked
             # Inspect sets the time
-            self._event.__dict__.update(
+            self._event = changed(
+                EMPTY_CALL,
                 model=str(asked.model),
                 role=asked.model.role,
                 input=asked.messages,
@@ -350,7 +373,7 @@ class QuietCall:
                 config=asked.config,
                 cache=None,
                 pending=True,
-                uuid=uuid4().hex,
+                uuid=internals.unique_id(),
                 span_id=None,
             )
         return self._event

@@ -41,7 +41,7 @@ class Mailbox:
         self._shown: _Parked | None = None
         self._outcome: EpisodeResult | BaseException | None = None
         self._open = True
-        self._changed: asyncio.Event | None = None
+        self._watchers: list[asyncio.Future[None]] = []
         self.on_ask: Callable[[TurnRequest], None] | None = None
 
     # the solver's side
@@ -116,15 +116,20 @@ class Mailbox:
         return self._outcome
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     async def _change(self) -> None:
-        """Wait until something has changed; while nobody waits, there is no event."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()
+        """Wait until something has changed."""
+        watcher = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        try:
+            await watcher
+        finally:
+            if watcher in self._watchers:  # cancelled
+                self._watchers.remove(watcher)
 
     def _show(self) -> TurnRequest | None:
         while self._waiting:

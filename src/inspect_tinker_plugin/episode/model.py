@@ -15,6 +15,7 @@ from inspect_ai.model import (
     GenerateConfig,
     Model,
     ModelAPI,
+    ModelName,
     ModelOutput,
     ModelUsage,
     StreamEvent,
@@ -32,7 +33,13 @@ from inspect_tinker_plugin.agents.side_models import (
     find,
     is_side,
 )
-from inspect_tinker_plugin.episode.fast_paths import FastPath, PolicyCall, model_call, taken
+from inspect_tinker_plugin.episode.fast_paths import (
+    FastPath,
+    PolicyCall,
+    changed,
+    model_call,
+    taken,
+)
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.provider import (
     POLICY_MODEL,
@@ -222,7 +229,8 @@ class PolicyAPI(ModelAPI):
         self.answered += 1
         self.truncated = reply.stop_reason == "max_tokens"
         if reply.usage is not None:
-            self._usage = self.usage + reply.usage
+            used = self._usage
+            self._usage = changed(reply.usage) if used is None else used + reply.usage
         return reply
 
     def _check_turns(self) -> None:
@@ -315,7 +323,7 @@ class PolicyModel(Model):
             self.merged.keep(asked, known)
         # Without a log and anybody who looks at the call, nothing writes to it.
         shared = self.fast and not self.keep_events and not internals.somebody_watches_model_calls()
-        return known if shared else known.model_copy()
+        return known if shared else changed(known)
 
     # Plain functions: each coroutine on the way to a parked call is kept by every waiting episode.
 
@@ -398,6 +406,12 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
     assert isinstance(api, PolicyAPI)
     api.qualified_model_name = POLICY_MODEL
     return PolicyModel(api, GenerateConfig()), api
+
+
+@cache
+def policy_name() -> ModelName:
+    """Return the name of the policy, as states have it."""
+    return ModelName(_templates()[0])
 
 
 def _copied(template: T) -> T:

@@ -6,11 +6,9 @@ times, ids and spans come from where Inspect takes them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Token
-from copy import copy
 from typing import Any, TypeVar
 
 from inspect_ai.dataset import Sample
@@ -29,7 +27,6 @@ from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 from inspect_ai.solver import TaskState
 from inspect_ai.util import span
-from pydantic import BaseModel
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.fast_paths import (
@@ -40,13 +37,11 @@ from inspect_tinker_plugin.episode.fast_paths import (
     PolicyCall,
     QuietCall,
     QuietTranscript,
+    changed,
     taken,
 )
 
 _Event = TypeVar("_Event", bound=Event)
-
-_ALPHABET = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_LETTERS = bytes(_ALPHABET[number % len(_ALPHABET)] for number in range(256))
 
 _NAMES = (
     "_current_span_id",
@@ -81,11 +76,6 @@ def can_be_quick() -> bool:
     )
 
 
-def unique_id() -> str:
-    """Return an id of an event, as long and in the letters of Inspect's."""
-    return os.urandom(22).translate(_LETTERS).decode("ascii")
-
-
 def sample_init_event(sample: Sample, state: Any) -> SampleInitEvent:
     """Make the first event of a sample."""
     return _like(_INIT, sample=sample, state=state)
@@ -97,17 +87,15 @@ def score_event(score: Score, *, target: Any, scorer: str) -> ScoreEvent:
 
 
 def _like(template: _Event, **fields: Any) -> _Event:
-    event = copy(template)
     names: Any = internals.optional_names(*_NAMES)
-    values: Any = event.__dict__
-    values.update(
-        fields,
-        uuid=unique_id(),
+    return changed(
+        template,
+        **fields,
+        uuid=internals.unique_id(),
         span_id=names.current_span_id(),
         timestamp=_now(),  # type: ignore[call-arg,misc] # looked at by can_be_quick()
         working_start=_working_time(),  # type: ignore[call-arg,misc] # the same
     )
-    return event
 
 
 class LoggedTranscript(QuietTranscript):
@@ -168,7 +156,7 @@ class _Span(AbstractAsyncContextManager["_Span"]):
 
     def __init__(self, name: str, kind: str) -> None:
         self._names: Any = internals.optional_names(*_NAMES)
-        self._name, self._kind, self._id = name, kind, unique_id()
+        self._name, self._kind, self._id = name, kind, internals.unique_id()
 
     async def __aenter__(self) -> _Span:
         parent = self._names.current_span_id()
@@ -252,10 +240,10 @@ class _QuickCall:
         """Complete its event with the reply or error."""
         event = self.event
         if isinstance(result, ModelOutput):
-            event.output = _changed(
+            event.output = changed(
                 result,
                 choices=[
-                    _changed(choice, message=self._copied(choice.message))
+                    changed(choice, message=self._copied(choice.message))
                     for choice in result.choices
                 ],
             )
@@ -276,21 +264,12 @@ class _QuickCall:
         copies = self._running.copies
         latest = copies.get(id(message))
         if latest is None or latest[1].__dict__ != fields:
-            copies[id(message)] = latest = message, copy(message)
+            copies[id(message)] = latest = message, changed(message)
         return latest[1]
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _changed(value: _Model, **fields: Any) -> _Model:
-    made = copy(value)
-    made.__dict__.update(fields)
-    return made
 
 
 def _no_output(model: str) -> ModelOutput:
     """Return what a call has as its output until it has one."""
     [choice] = _NO_OUTPUT.choices
-    message = _changed(choice.message, id=unique_id(), model=model)
-    return _changed(_NO_OUTPUT, model=model, choices=[_changed(choice, message=message)])
+    message = changed(choice.message, id=internals.unique_id(), model=model)
+    return changed(_NO_OUTPUT, model=model, choices=[changed(choice, message=message)])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from datetime import UTC, datetime
 from logging import getLogger
@@ -85,7 +86,7 @@ class SampleRun:
             task=prepared,
             sample=sample,
             epoch=epoch,
-            state=new_state(prepared, sample, epoch=epoch, model=self._model),
+            state=new_state(prepared, sample, epoch=epoch),
             policy=self._policy,
             keep_log=keep_log,
         )
@@ -222,7 +223,7 @@ class SampleRun:
     async def _set_up(self, active: internals.ActiveSample) -> bool:
         """Set the sample up; ``False`` when that failed, or the episode was stopped meanwhile."""
         if self._stopped is None:
-            with anyio.CancelScope() as scope:
+            with anyio.CancelScope() if self._setup.waits else nullcontext() as scope:
                 self._setting_up = scope
                 async with self._spans.span("init", "init"):
                     try:

@@ -15,7 +15,6 @@ import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.dataset import Sample
 from inspect_ai.event import SampleInitEvent, SampleLimitEvent, ScoreEvent
-from inspect_ai.model import ModelName
 from inspect_ai.scorer import SampleScore, Score, Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
@@ -37,7 +36,8 @@ from inspect_tinker_plugin.episode.fast_paths import (
     keep_out_of_trace_log,
     taken,
 )
-from inspect_tinker_plugin.episode.model import PolicyModel
+from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
+from inspect_tinker_plugin.episode.provider import POLICY_MODEL
 from inspect_tinker_plugin.episode.quick_events import (
     LoggedTranscript,
     QuickSolver,
@@ -52,16 +52,16 @@ from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 from inspect_tinker_plugin.errors import Cause
 
 
-def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyModel) -> TaskState:
+def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
     """Make the state that the solver starts from."""
     limits = task.limits
     assert sample.id is not None
     return TaskState(
-        model=ModelName(model),
+        model=policy_name(),
         sample_id=sample.id,
         epoch=epoch,
         input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
-        messages=internals.sample_messages(sample),
+        messages=internals.first_messages(sample),
         target=Target(sample.target),
         choices=sample.choices,
         message_limit=limits.message,
@@ -70,6 +70,7 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int, model: PolicyMo
         cost_limit=limits.cost,
         completed=False,
         metadata=deepcopy(sample.metadata) if sample.metadata else {},
+        sample_uuid=internals.unique_id(),
     )
 
 
@@ -132,7 +133,7 @@ class Preparing:
             )
         active = internals.running_sample(
             task=task.name,
-            model=str(self._model),
+            model=POLICY_MODEL,
             sample=record.sample,
             state=record.state,
             transcript=transcript,
@@ -154,15 +155,19 @@ class Preparing:
             return QuietTranscript(record.task.note_reading)
         return internals.Transcript(log_model_api=False)
 
+    @property
+    def waits(self) -> bool:
+        """Whether it may have to wait for something."""
+        sample = self._record.sample
+        return not isinstance(sample.input, str) or self._record.task.asks_for_sandbox(sample)
+
     async def materialize_input(self) -> None:
         """Read images and other media of the input; a plain string has none."""
         record = self._record
         if not isinstance(record.sample.input, str):
             plan = internals.capture_task_input_media([record.sample])
             record.sample = await internals.materialize_sample_input(record.sample, plan)
-            record.state = new_state(
-                record.task, record.sample, epoch=record.epoch, model=self._model
-            )
+            record.state = new_state(record.task, record.sample, epoch=record.epoch)
             self._bind_state()
         if record.keep_log:
             sample = record.sample.model_copy(
@@ -253,7 +258,7 @@ class Scoring:
         # As in an eval, half of the sample's time limit is available for scoring.
         budget = record.task.limits.time
         try:
-            with time_limit(budget / 2 if budget else None):
+            with time_limit(budget / 2) if budget else nullcontext():
                 await self._run_scorers(record.task.scorers, state, sample)
         except asyncio.CancelledError as error:
             if being_cancelled():

@@ -132,9 +132,13 @@ class PreparedTask:
 
         return generate
 
+    def asks_for_sandbox(self, sample: Sample) -> bool:
+        """Whether the task or a sample names a sandbox."""
+        return not self.without_sandbox and not (self.sandbox is None and sample.sandbox is None)
+
     async def sandbox_of(self, sample: Sample) -> SandboxEnvironmentSpec | None:
         """Return the sandbox of a sample: the task's, the sample's own, or none."""
-        if self.without_sandbox or (self.sandbox is None and sample.sandbox is None):
+        if not self.asks_for_sandbox(sample):
             return None
         spec = await internals.resolve_sandbox(self.sandbox, sample, self.name)
         if spec is not None and spec.config is None and self.sandbox is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +27,7 @@ from inspect_ai.log import transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import GenerateConfig, Model
+from inspect_ai.model import ChatMessage, ChatMessageUser, GenerateConfig, Model
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._model import init_sample_model_data
 from inspect_ai.scorer._score import init_scoring_context
@@ -57,6 +58,7 @@ __all__ = [
     "enter_scoring_context",
     "enter_task_context",
     "eval_error",
+    "first_messages",
     "init_sample_assistant_internal",
     "init_sample_model_data",
     "init_sample_working_time",
@@ -74,7 +76,6 @@ __all__ = [
     "resolve_plan",
     "running_sample",
     "running_sample_id",
-    "sample_messages",
     "sample_state",
     "set_sample_state",
     "set_task_generate",
@@ -82,6 +83,7 @@ __all__ = [
     "state_limits",
     "task_generate",
     "to_json_safe",
+    "unique_id",
 ]
 
 PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
@@ -165,6 +167,32 @@ def enter_task_context(
         name: value for name, value in about_task.items() if name in _CONTEXT_PARAMETERS
     }
     init_task_context(model, model_roles, config, task.approval, task.review, **known)
+
+
+_ALPHABET = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_LETTERS = bytes(_ALPHABET[number % len(_ALPHABET)] for number in range(256))
+
+
+_LENGTH = 22
+_ids: list[str] = []
+os.register_at_fork(after_in_child=_ids.clear)
+
+
+def unique_id() -> str:
+    """Return an id as long and in the letters of Inspect's, which take thirty times as long."""
+    while True:
+        try:
+            return _ids.pop()
+        except IndexError:
+            letters = os.urandom(256 * _LENGTH).translate(_LETTERS).decode("ascii")
+            _ids.extend(letters[at : at + _LENGTH] for at in range(0, len(letters), _LENGTH))
+
+
+def first_messages(sample: Sample) -> list[ChatMessage]:
+    """Return the messages that a sample's input stands for, as an eval does."""
+    if isinstance(sample.input, str):
+        return [ChatMessageUser(id=unique_id(), content=sample.input, source="input")]
+    return sample_messages(sample)
 
 
 @cache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 
 import tinker
@@ -125,7 +124,7 @@ class InspectEnv(Env):
         if self._entered:
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True
-        async with self._guarded():
+        try:
             end_with_rollout(self._episode)
             await turn_to_start()
             observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
@@ -145,6 +144,9 @@ class InspectEnv(Env):
             return InitialObservationOverflow(
                 reward=final.reward, metrics=final.metrics, logs=final.logs
             )
+        except BaseException as error:
+            await self._failed(error)
+            raise
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Answer the parked model call and run on to the next one, or to the scored end.
@@ -159,7 +161,7 @@ class InspectEnv(Env):
             RuntimeError: No prompt waits for an action; nothing changes.
         """
         request = self._take_request()
-        async with self._guarded():
+        try:
             reply = self._parse(action, extra, request)
             self.side_turns.append(request.side)
             await self._hooks.turn(request, reply)
@@ -184,6 +186,9 @@ class InspectEnv(Env):
             final = self._final_step(ending)
             final.metrics = metrics | final.metrics
             return final
+        except BaseException as error:
+            await self._failed(error)
+            raise
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Stop the episode once it has made this many tool calls.
@@ -346,8 +351,9 @@ class InspectEnv(Env):
         if self._refused is not None:
             result = replace(result, error=self._refused)
         self.ending = ending = await self._outcomes.ending(result)
-        reward = None if ending.reward is None else ending.reward.value
-        await self._hooks.ended(replace(result, error=ending.error), reward)
+        if self._hooks.observed:
+            reward = None if ending.reward is None else ending.reward.value
+            await self._hooks.ended(replace(result, error=ending.error), reward)
         return ending
 
     async def _concluded(self, conclusion: asyncio.Task[Ending]) -> Ending:
@@ -388,24 +394,19 @@ class InspectEnv(Env):
 
     # failure and cancellation
 
-    @asynccontextmanager
-    async def _guarded(self) -> AsyncIterator[None]:
-        """Close the episode when a call fails.
+    async def _failed(self, error: BaseException) -> None:
+        """Close the episode, because a call has failed.
 
         A cancelled call is different: the cookbook keeps a rollout that reached its
         time-out and grades it, so the episode is ended as by a limit and scored in its own
         task; ``settle()`` returns that score, ``close()`` ends the episode for good.
         """
-        try:
-            yield
-        except asyncio.CancelledError:
+        if isinstance(error, asyncio.CancelledError):
             if self._conclusion is None and self.ending is None:
                 self._rules.stop = StopReason.ROLLOUT_TIMEOUT
                 self._episode.halt("the rollout was cancelled")
-            raise
-        except Exception:
+        elif isinstance(error, Exception):
             await self._episode.close()
-            raise
 
 
 def _rewarded(ending: Ending) -> Ending:

@@ -20,8 +20,7 @@ import inspect
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -97,19 +96,23 @@ _encodings: WeakKeyDictionary[Any, dict[Any, list[int]]] = WeakKeyDictionary()
 _here = threading.local()
 
 
-@contextmanager
-def remembered_encodings() -> Iterator[None]:
-    """Remember, in this thread, the tokens of the short texts that a renderer encodes.
+class RememberedEncodings:
+    """Remembers, in a block of this thread, the tokens of the short texts that a renderer encodes.
 
     Most of what it encodes for a prompt are the same few headers and ends of messages, and each
     costs as much as a paragraph.
     """
-    before = getattr(_here, "remembers", False)
-    _here.remembers = taken(FastPath.ENCODINGS)
-    try:
-        yield
-    finally:
-        _here.remembers = before
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        """Begin to remember."""
+        self._before = getattr(_here, "remembers", False)
+        _here.remembers = taken(FastPath.ENCODINGS)
+
+    def __exit__(self, *_: object) -> None:
+        """Do as before."""
+        _here.remembers = self._before
 
 
 def _remembering(method: Callable[..., Any]) -> Callable[..., Any]:

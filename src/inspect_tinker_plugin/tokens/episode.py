@@ -13,9 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import tinker
 from inspect_ai.model import (
@@ -29,13 +30,14 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message
 
+from inspect_tinker_plugin.episode.fast_paths import changed
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
-    remembered_encodings,
+    RememberedEncodings,
     stop_condition,
     warn_of_ignored,
 )
@@ -61,6 +63,9 @@ from inspect_tinker_plugin.tokens.prompts import (
 )
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,13 @@ class EpisodeTokens:
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
         messages = self._turns.restored(list(request.messages), dialect)
         match = self._turns.find(offer, messages, dialect)
-        with self._named():
-            asked = (
+        asked = self._named(
+            lambda: (
                 self._repeated(match, messages)
                 or self._continued(match, messages, tools, dialect)
                 or self._fresh(match, messages, tools, dialect)
             )
+        )
         self._turns.add(asked.turn, match, messages)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
@@ -167,14 +173,15 @@ class EpisodeTokens:
         asked = self._asked
         if asked is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once per turn")
-        with self._named():
-            reply = self._context.parser.parse(
+        reply = self._named(
+            lambda: self._context.parser.parse(
                 tokens,
                 at_limit=stop_reason == "length",
                 stop_stated=stop_reason == "stop",
                 stop_seqs=request.config.stop_seqs or (),
                 tools=_offered(request),
             )
+        )
         turn = asked.turn
         turn.sampled, turn.kept = tuple(tokens), reply.kept
         self._turns.answer(
@@ -405,12 +412,11 @@ class EpisodeTokens:
                 epoch=self._epoch,
             )
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _named(self, work: Callable[[], T]) -> T:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""
         try:
-            with ONE_AT_A_TIME, remembered_encodings():
-                yield
+            with ONE_AT_A_TIME, RememberedEncodings():
+                return work()
         except Exception as error:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
@@ -419,8 +425,11 @@ class EpisodeTokens:
 
 def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
     """Copy a parsed reply: only content in parts and calls could be changed in place."""
-    plain = isinstance(reply.content, str) and not reply.tool_calls
-    return reply.model_copy(deep=not plain)
+    if not isinstance(reply.content, str):
+        return reply.model_copy(deep=True)
+    if not reply.tool_calls:
+        return changed(reply)
+    return changed(reply, tool_calls=deepcopy(reply.tool_calls))
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:

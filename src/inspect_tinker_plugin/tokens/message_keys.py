@@ -98,24 +98,28 @@ class Seen:
     rebuild messages, so each turn has to look at all of them. This is done column by column, in
     a few calls into C: texts are compared by identity first, and nothing is rendered or copied.
     So a turn costs 0.3 us more per message before it (benchmarks/tokens.py has the ratios).
-    Messages that the columns cannot decide are compared by key.
+    Messages that the columns cannot decide are compared by key, and so are the first ones: most
+    snapshots of one-turn episodes are never looked at.
     """
 
-    __slots__ = ("_columns", "keys")
+    __slots__ = ("_columns", "_unusual", "keys")
 
     def __init__(self, messages: Sequence[ChatMessage] = ()) -> None:
         self.keys: list[MessageKey] = []
-        self._columns: list[list[Any]] | None = []
-        """Empty before the first messages; ``None`` when keys alone can decide."""
+        self._columns: list[list[Any]] | None = None
+        """``None`` before the first comparison, and when keys alone can decide."""
+        self._unusual = False
         if messages:
             self.add(messages)
 
     def add(self, messages: Sequence[ChatMessage]) -> None:
         """Append messages to the snapshot."""
         self.keys.extend(map(message_key, messages))
+        if self._columns is None:
+            return
         more = _columns(messages)
-        if not self._columns or more is None:
-            self._columns = more if self._columns == [] else None
+        if more is None:
+            self._columns, self._unusual = None, True
             return
         for column, added in zip(self._columns, more, strict=True):
             column.extend(added)
@@ -128,9 +132,13 @@ class Seen:
             columns = zip(self._columns, now, strict=True)
             if all(before[: len(column)] == column for before, column in columns):
                 return True
-        return all(
+        equal = all(
             message_key(message) == key for message, key in zip(head, self.keys, strict=False)
         )
+        if equal and self._columns is None and not self._unusual and count == len(self.keys):
+            self._columns = _columns(head)
+            self._unusual = self._columns is None
+        return equal
 
 
 _reasoning = attrgetter("reasoning", "summary", "redacted", "signature")

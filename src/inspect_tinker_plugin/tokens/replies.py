@@ -27,7 +27,11 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.inspect_internals import parse_tool_call, tool_parse_error_message
+from inspect_tinker_plugin.inspect_internals import (
+    parse_tool_call,
+    tool_parse_error_message,
+    unique_id,
+)
 from inspect_tinker_plugin.surrogates import all_spelt_out, spelt_out
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
@@ -204,7 +208,7 @@ class ReplyParser:
         call_ids = _own_ids(rendering, calls)
         return ParsedReply(
             message=ChatMessageAssistant(
-                id=uuid4().hex[:22],  # as long as Inspect's own, which take longer to make
+                id=unique_id(),
                 content=content,
                 tool_calls=calls or None,
                 source="generate",
@@ -224,15 +228,15 @@ class ReplyParser:
         A stop string stays in the tokens: it need not begin at a token's start. Tokens that a
         sampler sent after the end of the turn do not belong to it.
         """
-        for index, token in enumerate(tokens):
-            if token in self._stop_ids:
-                return tokens[:index], token, index + 1
+        ends = [tokens.index(stop) for stop in self._stop_ids if stop in tokens]
+        if ends:
+            first = min(ends)
+            return tokens[:first], tokens[first], first + 1
         text = str(self._tokenizer.decode(tokens)) if self._stop_texts else ""
         found = [stop for stop in self._stop_texts if stop in text]
         if not found:
             return tokens, None, len(tokens)
-        first = min(found, key=text.index)
-        end = self._first_with(tokens, first)
+        end = self._first_with(tokens, min(found, key=text.index))
         return tokens[:end], None, end
 
     def _first_with(self, tokens: list[int], text: str) -> int:
