@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -147,13 +148,14 @@ def answer_files(queue: Path, seen: Seen, over: threading.Event) -> None:
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Side]:
     side = Side(free_port())
+    faults: list[Exception] = []
 
     async def call(method: str, params: dict[str, Any]) -> Any:
         side.seen.append((method, json.loads(json.dumps(params))))
         return reply_to(method, params)
 
     async def serve(client: Client) -> None:
-        await serve_client(client, ModelApi(call).answer, Room())
+        await serve_client(client, ModelApi(call).answer, Room(), faults.append)
 
     async def listen(*, task_status: Any) -> None:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=side.port)
@@ -375,6 +377,61 @@ def test_a_request_is_answered_as_by_inspects_proxy(
     assert ask(ours) == ask(theirs)
 
 
+def raw(target: str, body: str) -> bytes:
+    """A request as no client library would send it."""
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+
+
+def nested(depth: int) -> str:
+    return json.dumps(BODIES[CHAT])[:-1] + f', "metadata": {"[" * depth}{"]" * depth}}}'
+
+
+STREAM = BODIES[CHAT] | {"stream": True, "reply": CHAT_REPLIES["text"]}
+HALF = json.dumps(message_reply({"type": "text", "text": "\ud800"}) | {"model": "m"})
+HOSTILE = {
+    "options that are none": [
+        raw(CHAT, json.dumps(STREAM | {"stream_options": options}))
+        for options in (True, "x", 5, [1])
+    ],
+    "lists in lists": [raw(CHAT, "[" * 100_000), raw("/mcp/x", "[" * 100_000)],
+    "closed lists in lists": [raw(CHAT, nested(depth)) for depth in range(900, 1000, 9)],
+    "no address": [raw("//[", "{}"), raw("http://[::1", "{}")],
+    "half a character": [
+        raw(ANTHROPIC, json.dumps(BODIES[ANTHROPIC] | {"model": "\ud800", "stream": True})),
+        raw(
+            ANTHROPIC,
+            json.dumps(BODIES[ANTHROPIC] | {"stream": True})[:-1] + f', "reply": {HALF}}}',
+        ),
+    ],
+}
+
+
+def sent(side: Side, request: bytes) -> tuple[str, list[bytes]]:
+    """Send a request; return the status of what comes back, and the events of a stream."""
+    received = bytearray()
+    with socket.create_connection(("127.0.0.1", side.port), timeout=60) as client:
+        client.sendall(request)
+        with suppress(ConnectionResetError):
+            while data := client.recv(65536):
+                received += data
+    events = re.findall(rb"^(?:data|event): .*$", received, re.MULTILINE)
+    return (
+        received.split(b"\r\n")[0].decode(),
+        [re.sub(rb"msg_[0-9a-f]{24}", b"msg_", event) for event in events],
+    )
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_request_ends_more_than_its_connection(ours: Side, theirs: Side, kind: str) -> None:
+    for request in HOSTILE[kind]:
+        answers = [sent(side, request) for side in (ours, theirs)]
+        # How deep lists may be depends on the stack below.
+        assert kind == "closed lists in lists" or answers[0] == answers[1]
+        for side in (ours, theirs):
+            assert side.ask("POST", CHAT, BODIES[CHAT] | {"reply": {}}, JSON)[0] == 200
+
+
 async def test_a_stream_of_messages_shows_that_somebody_works_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -398,3 +455,29 @@ async def test_a_stream_of_messages_shows_that_somebody_works_on_it(
 
     text = sent.decode()
     assert text.index("message_start") < text.index("ping") < text.index("late")
+
+
+async def test_a_program_that_leaves_while_its_stream_waits_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inspect_tinker_plugin.agents.api._PING_SECONDS", 0.01)
+    request = raw(ANTHROPIC, json.dumps(BODIES[ANTHROPIC] | {"stream": True}))
+
+    class Leaving:
+        async def receive(self) -> bytes:
+            return request
+
+        async def send(self, data: bytes) -> None:
+            if b"ping" in data:
+                raise ConnectionError("it has left")
+
+        async def close(self) -> None:
+            pass
+
+    async def call(method: str, params: dict[str, Any]) -> Any:
+        await anyio.sleep_forever()
+
+    faults: list[Exception] = []
+    with anyio.fail_after(30):
+        await serve_client(Leaving(), ModelApi(call).answer, Room(), faults.append)
+    assert faults == []

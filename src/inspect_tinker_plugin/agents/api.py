@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,15 +158,15 @@ class ModelApi:
         if path.startswith(("/v1beta/models/", "/models/")):
             api = _GOOGLE
         if method != "POST" or (api is None and not path.startswith("/mcp/")):
-            return _refused(404, f"Path {path} not found", "not_found")
+            return refused(404, f"Path {path} not found", "not_found")
         if not _is_json(request.headers.get("content-type", "")):
-            return _refused(415, "Content-Type must be application/json", "invalid_request_error")
+            return refused(415, "Content-Type must be application/json", "invalid_request_error")
         try:
             body = json.loads(request.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return _refused(400, "Request body must be a JSON object", "invalid_request_error")
+            return refused(400, "Request body must be a JSON object", "invalid_request_error")
         if api is None:
             return await self._tools(path, body)
         for name in api.required:
@@ -196,8 +196,7 @@ class ModelApi:
             reply = json.loads(reply)
         if not streams:
             return _json(200, reply)
-        events = _events(api, reply, body)
-        return _stream(lambda send: send(events))
+        return _stream(lambda send: _send_all(_events(api, reply, body), send))
 
     async def _message(self, arguments: dict[str, Any], send: Send) -> None:
         """Stream a message that is not there yet, and show that it is being worked on."""
@@ -227,7 +226,7 @@ class ModelApi:
             shown = _anthropic_error(error.status, error.message, error.body)
             await send(streaming.named(shown))
             return
-        await send(b"".join(map(streaming.named, streaming.message_events(reply))))
+        await _send_all(map(streaming.named, streaming.message_events(reply)), send)
 
     # host tools, by the Model Context Protocol
 
@@ -283,14 +282,28 @@ def _provider_error(reply: Any) -> _ProviderError | None:
     return _ProviderError(sound, said["message"], body if body else {})
 
 
-def _events(api: Api, reply: Any, body: Any) -> bytes:
+def _events(api: Api, reply: Any, body: Any) -> Iterator[bytes]:
     if api is _RESPONSES:
-        return b"".join(map(streaming.named, streaming.response_events(reply)))
-    if api is _GOOGLE:
-        return streaming.data_only(reply)
-    options = body.get("stream_options") or {}
-    events = streaming.completion_events(reply, with_usage=bool(options.get("include_usage")))
-    return b"".join(map(streaming.data_only, events)) + b"data: [DONE]\n\n"
+        yield from map(streaming.named, streaming.response_events(reply))
+    elif api is _GOOGLE:
+        yield streaming.data_only(reply)
+    else:
+        options = body.get("stream_options") or {}
+        events = streaming.completion_events(
+            reply, with_usage=lambda: bool(options.get("include_usage"))
+        )
+        yield from map(streaming.data_only, events)
+        yield b"data: [DONE]\n\n"
+
+
+async def _send_all(events: Iterable[bytes], send: Send) -> None:
+    """Send events at once; if one of them cannot be made, those before it."""
+    made = bytearray()
+    try:
+        for event in events:
+            made += event
+    finally:
+        await send(bytes(made))
 
 
 def _stream(write: Callable[[Send], Awaitable[None]]) -> Response:
@@ -302,8 +315,14 @@ def _stream(write: Callable[[Send], Awaitable[None]]) -> Response:
     )
 
 
-def _refused(status: int, message: str, kind: str) -> Response:
+def refused(status: int, message: str, kind: str = "invalid_request_error") -> Response:
+    """Refuse a request as a model API does."""
     return _json(status, {"error": {"message": message, "type": kind, "code": status}})
+
+
+def failure(fault: BaseException) -> Response:
+    """Answer a request that has brought about an exception."""
+    return refused(500, str(fault) or type(fault).__name__, "internal_error")
 
 
 def _rpc(id: object, **outcome: object) -> Response:

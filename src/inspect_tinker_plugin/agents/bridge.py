@@ -112,12 +112,12 @@ class BridgeSandbox:
             assert self._port is not None
             async with anyio.create_task_group() as tasks:
                 calls.start_in(tasks)
-                api, room = ModelApi(calls.call), Room()
+                api, room, faults = ModelApi(calls.call), Room(), _Faults()
 
                 async def serve(client: Client) -> None:
                     said = ""
                     try:
-                        await serve_client(client, api.answer, room)
+                        await serve_client(client, api.answer, room, faults.note)
                     except CallFailedError as ex:
                         said = str(ex)
                     if said:
@@ -173,6 +173,25 @@ class BridgeSandbox:
             await listener.serve(lambda stream: serve(LocalClient(stream)))
 
 
+class _Faults:
+    """Reports the first request of a bridge that could not be answered; programs may send any."""
+
+    def __init__(self) -> None:
+        self._reported = False
+
+    def note(self, fault: Exception) -> None:
+        """Report an exception, if it is the first."""
+        if not self._reported:
+            self._reported = True
+            logger.warning(
+                "a program's request to the model API could not be answered (%s: %.200s); the "
+                "program was told so. Reported once per bridge",
+                type(fault).__name__,
+                fault,
+                exc_info=fault,
+            )
+
+
 class _Proxy:
     """What Inspect's bridge takes for the proxy's process: it lives as long as the bridge."""
 
@@ -218,6 +237,7 @@ class Calls(internals.SandboxService):
 
         Raises:
             CallFailedError: it failed with something other than an error of the model.
+            ValueError: its parameters cannot be passed on.
         """
         assert self._tasks is not None
         id = str(uuid.uuid4())
@@ -226,14 +246,22 @@ class Calls(internals.SandboxService):
         self._waiting[id] = waiting
         asked = params.get("json_data", {}).get("model")
         asked_model.set(asked if isinstance(asked, str) else None)  # of this connection's task
-        self._tasks.start_soon(self._handle_request_tracked, f"{self._queue}/{id}.json", id)
+        self._tasks.start_soon(self._carry_out, id, waiting)
         try:
             await waiting.answered.wait()
         finally:
             del self._waiting[id]
+        if waiting.lost:
+            raise ValueError("the request cannot be read")
         if waiting.error is not None:
             raise CallFailedError(waiting.error)
         return waiting.result
+
+    async def _carry_out(self, id: str, waiting: _Waiting) -> None:
+        await self._handle_request_tracked(f"{self._queue}/{id}.json", id)
+        if not waiting.answered.is_set():  # Inspect logs what is wrong with a request, no more
+            waiting.lost = True
+            waiting.answered.set()
 
     async def _exec(self, cmd: list[str], input: str | bytes | None = None) -> ExecResult[str]:
         """Read a request, which takes the place of its file; there is nothing else to run."""
@@ -258,6 +286,7 @@ class _Waiting:
         self.request = request
         self.result: Any = None
         self.error: str | None = None
+        self.lost = False
         self.answered = anyio.Event()
 
 

@@ -11,7 +11,14 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import h11
 
-from inspect_tinker_plugin.agents.api import Request, Response
+from inspect_tinker_plugin.agents.api import (
+    CallFailedError,
+    Request,
+    Response,
+    failure,
+    refused,
+)
+from inspect_tinker_plugin.inspect_internals import inner_exception
 
 MAX_HEAD = 64 * 1024
 MAX_BODY = 50 * 1024**2
@@ -57,11 +64,24 @@ class Room:
         self._used -= size
 
 
-async def serve_client(client: Client, answer: Answer, room: Room) -> None:
+async def serve_client(
+    client: Client, answer: Answer, room: Room, failed: Callable[[Exception], None]
+) -> None:
     """Answer the one request of a connection and close it.
 
-    Errors of a client, and its leaving, are not reported. An exception of ``answer`` is raised,
-    and the connection is closed without an answer.
+    Errors of a client, and its leaving, are not reported. No request, however odd, may end more
+    than its connection: whatever it brings about is answered with status 500, as by Inspect's
+    proxy, or breaks off the stream that has begun.
+
+    Args:
+        client: The connection.
+        answer: Answers the request.
+        room: Bounds its size.
+        failed: Told of an exception that nobody foresaw.
+
+    Raises:
+        CallFailedError: The bridge could not carry it out; the connection is closed
+            without an answer.
     """
     body = bytearray()
     try:
@@ -70,10 +90,23 @@ async def serve_client(client: Client, answer: Answer, room: Room) -> None:
             with anyio.fail_after(_READ_SECONDS):
                 request = await _request(client, wire, body, room)
         except (h11.RemoteProtocolError, UnicodeDecodeError, TimeoutError) as ex:
-            await _refuse(client, wire, str(ex) or "the request did not come in time")
+            said = str(ex) or "the request did not come in time"
+            await _refuse(client, wire, refused(400, said))
             return
-        if request is not None:
+        except ValueError as ex:  # no address
+            await _refuse(client, wire, failure(ex))
+            return
+        if request is None:
+            return
+        try:
             await _respond(client, wire, request.method, await answer(request))
+        except (CallFailedError, ConnectionError):
+            raise
+        except Exception as ex:
+            fault = inner_exception(ex)
+            if not isinstance(fault, ConnectionError):
+                failed(ex)
+                await _refuse(client, wire, failure(fault))
     except ConnectionError:
         return
     finally:
@@ -145,12 +178,10 @@ async def _respond(client: Client, wire: h11.Connection, method: str, response: 
     await client.send(begun + (wire.send(h11.EndOfMessage()) or b""))
 
 
-async def _refuse(client: Client, wire: h11.Connection, message: str) -> None:
-    if wire.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-        return
-    body = b'{"error": {"message": "%s", "type": "invalid_request_error", "code": 400}}'
-    said = message.replace("\\", "").replace('"', "'").encode("ascii", "replace")
-    await _respond(client, wire, "GET", Response(400, body % said))
+async def _refuse(client: Client, wire: h11.Connection, response: Response) -> None:
+    """Respond, if no response has begun."""
+    if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        await _respond(client, wire, "GET", response)
 
 
 def _phrase(status: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Event = dict[str, Any]
@@ -36,8 +36,13 @@ def _pieces(text: str, size: int = _TEXT) -> Iterator[str]:
 # Chat Completions
 
 
-def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]:
-    """Yield the chunks of a chat completion; the caller adds ``[DONE]``."""
+def completion_events(completion: Event, *, with_usage: Callable[[], bool]) -> Iterator[Event]:
+    """Yield the chunks of a chat completion; the caller adds ``[DONE]``.
+
+    Args:
+        completion: The completion.
+        with_usage: Whether the client wants the usage; asked behind all other chunks.
+    """
     head = {
         "id": completion.get("id"),
         "object": "chat.completion.chunk",
@@ -53,7 +58,7 @@ def completion_events(completion: Event, *, with_usage: bool) -> Iterator[Event]
             yield {**head, "choices": [said], **tail}
         last = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
         yield {**head, "choices": [last], **tail}
-    if with_usage and completion.get("usage"):
+    if with_usage() and completion.get("usage"):
         yield {**head, "choices": [], **tail, "usage": completion["usage"]}
 
 
