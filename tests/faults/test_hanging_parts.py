@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -18,9 +19,9 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.scorer import Scorer, includes, model_graded_qa
-from inspect_ai.solver import generate, use_tools
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import ToolChoice, ToolInfo
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util import SandboxEnvironment, background
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 from tests.rl.policies import Words, renderer, tool_call
@@ -29,8 +30,10 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.episode import runner as episode_runner
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.errors import Cause
+from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.plugins import observers
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
@@ -74,10 +77,10 @@ async def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
     sandbox_folder.alive.clear()
 
 
-def plum(scorer: Scorer | None = None, **options: Any) -> Task:
+def plum(scorer: Scorer | None = None, solver: Solver | None = None, **options: Any) -> Task:
     return Task(
         dataset=[Sample(id=1, input="Say plum.", target="plum")],
-        solver=[use_tools(add()), generate()],
+        solver=solver or [use_tools(add()), generate()],
         scorer=scorer or includes(),
         **options,
     )
@@ -212,3 +215,74 @@ async def test_an_observer_that_exits(event: str, watched: Callable[[Any], None]
     watched(Hanging(event, leave))
     group = await play(plum(), rollout_limits=None)
     assert group.get_total_rewards() == [1.0] * 2
+
+
+@solver
+def asks_in_a_shield(when: str, where: str) -> Solver:
+    """Asks the policy where no cancellation of the episode reaches it."""
+
+    async def ask() -> None:
+        try:
+            if when == "later":
+                await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await get_model().generate("Say what you have done.")
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        if where == "background":
+            background(ask)
+            await anyio.sleep_forever()
+        await ask()
+        return state
+
+    return solve
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+@pytest.mark.parametrize("when", ["before", "later"])
+@pytest.mark.parametrize("where", ["solver", "background"])
+async def test_a_call_in_a_shield_that_nobody_answers_any_more(
+    where: str, when: str, end: str
+) -> None:
+    options = EpisodeOptions(stop_timeout=60.0)
+    episode = EpisodeRunner(plum(solver=asks_in_a_shield(when, where)), options=options).episode(
+        Sample(id=1, input="Say plum.", target="plum")
+    )
+    async with asyncio.timeout(30):
+        await episode.start()
+        running = asyncio.ensure_future(episode.reply(ModelOutput.from_content("m", "plum")))
+        await asyncio.sleep(0.1)
+        if end == "stop":
+            result = await episode.stop("enough")
+            assert result.error is None
+            assert result.limit is not None
+            assert [score.score.value for score in result.scores.values()] == ["C"]
+            assert result.turns == 1
+        await episode.close()
+        await asyncio.wait([running])
+        assert episode.released
+        if not running.cancelled():
+            running.exception()
+
+
+class Outcome(BaseException):
+    """As test frameworks raise it."""
+
+
+async def test_what_works_in_the_background_ends_no_more_than_its_episode() -> None:
+    @solver
+    def works() -> Solver:
+        async def work() -> None:
+            raise Outcome("odd")
+
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            background(work)
+            await anyio.sleep_forever()
+            return state
+
+        return solve
+
+    group = await play(plum(solver=works()), on_error={Cause.SOLVER: -3.0})
+    assert group.get_total_rewards() == [-3.0] * 2

@@ -53,7 +53,12 @@ async def contained(what: str, work: Awaitable[T]) -> T:
     except BaseException as error:
         if being_cancelled():
             raise
-        raise RuntimeError(f"{what} raised {error!r:.200}") from error
+        raise raised_by(what, error) from error
+
+
+def raised_by(what: str, error: BaseException) -> RuntimeError:
+    """Make an ordinary error of an exception that is not an ``Exception``."""
+    return RuntimeError(f"{what} raised {error!r:.200}")
 
 
 async def bounded(

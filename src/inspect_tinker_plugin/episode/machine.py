@@ -178,6 +178,7 @@ class EpisodeMachine:
             assert self._run is not None
             self._run.stop(reason)
             self.state = EpisodeState.STOPPING
+            self._abandon_calls()
 
     async def stop(self, reason: str) -> EpisodeResult:
         """``halt()``, and wait for the result."""
@@ -192,8 +193,17 @@ class EpisodeMachine:
         self._mailbox.finish(self._closed())
         if self._task is None:
             self._leave()
-        elif self._scope is not None:
+            return
+        if self._scope is not None:
             self._scope.cancel()
+        self._abandon_calls()
+
+    def _abandon_calls(self) -> None:
+        """Cancel the model calls that the cancellation of the solver does not reach."""
+        assert self._task is not None
+        loop = self._task.get_loop()
+        if not loop.is_closed():
+            loop.call_soon(self._mailbox.abandon)  # behind that cancellation
 
     async def close(self) -> None:
         """``shut()``, and wait until everything is released."""
@@ -262,6 +272,7 @@ class EpisodeMachine:
         self._finish(self._run.give_up(f"{reason}, and {patience:g} s {HAD_NOT_ENDED}"))
         if self._scope is not None:
             self._scope.cancel()
+        self._abandon_calls()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Clean up after the driving task, however it ended, and wake everybody who waits."""

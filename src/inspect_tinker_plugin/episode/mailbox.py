@@ -20,6 +20,10 @@ class PolicyDoneError(RuntimeError):
         )
 
 
+_PAUSE = 0.01
+"""Seconds before a call that nobody answers is cancelled: a solver may repeat it for ever."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parked:
     request: TurnRequest
@@ -41,6 +45,7 @@ class Mailbox:
         self._shown: _Parked | None = None
         self._outcome: EpisodeResult | BaseException | None = None
         self._open = True
+        self._abandoned = False
         self._watchers: list[asyncio.Future[None]] = []
         self.on_ask: Callable[[TurnRequest], None] | None = None
 
@@ -51,9 +56,13 @@ class Mailbox:
 
         Raises:
             PolicyDoneError: The solver has ended.
+            CancelledError: Nobody answers any more.
         """
         if not self._open:
             raise PolicyDoneError
+        if self._abandoned:
+            await asyncio.sleep(_PAUSE)
+            raise asyncio.CancelledError("the episode was stopped")
         parked = _Parked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(parked)
         self._notify()
@@ -70,6 +79,16 @@ class Mailbox:
         for parked in refused:
             if not parked.answer.done():
                 parked.answer.set_exception(PolicyDoneError())
+
+    def abandon(self) -> None:
+        """Cancel whoever waits for an answer, and whoever asks from now on: nobody answers.
+
+        A cancelled solver may ask once more in a shield, for a summary say, which no cancellation
+        of the episode reaches.
+        """
+        self._abandoned = True
+        for parked in [*self._waiting, *([self._shown] if self._shown is not None else [])]:
+            parked.answer.cancel()
 
     def finish(self, outcome: EpisodeResult | BaseException) -> None:
         """Hand over how the episode ended, or why it has no result; only the first call counts."""

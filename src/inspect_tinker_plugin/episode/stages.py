@@ -27,6 +27,7 @@ from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
     contained,
+    raised_by,
     stray,
 )
 from inspect_tinker_plugin.episode.fast_paths import (
@@ -389,6 +390,10 @@ class Solving:
                 raise
             except Exception as error:
                 raise internals.inner_exception(error) from error.__cause__
+            except BaseExceptionGroup as error:  # of what background() has started
+                if being_cancelled():
+                    raise
+                raise raised_by("a part of the solver", error.exceptions[0]) from error
             finally:
                 cancelled.clear()  # its traceback refers to this list
                 if not record.task.first_calls or not being_cancelled():  # else nobody asks for it
