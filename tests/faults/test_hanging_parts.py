@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,10 +21,18 @@ from inspect_ai.model import (
     get_model,
     modelapi,
 )
-from inspect_ai.scorer import Scorer, includes, model_graded_qa
+from inspect_ai.scorer import (
+    Score,
+    Scorer,
+    Target,
+    includes,
+    mean,
+    model_graded_qa,
+    scorer,
+)
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import ToolChoice, ToolInfo
-from inspect_ai.util import SandboxEnvironment, background
+from inspect_ai.util import SandboxEnvironment, background, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 from tests.rl.policies import Words, renderer, tool_call
@@ -265,6 +276,68 @@ async def test_a_call_in_a_shield_that_nobody_answers_any_more(
         assert episode.released
         if not running.cancelled():
             running.exception()
+
+
+async def wait_in_a_shield(command: list[str]) -> None:
+    with anyio.CancelScope(shield=True):
+        await sandbox().exec(command, cwd="/")
+
+
+@solver
+def cleans_up_with(command: list[str]) -> Solver:
+    """Waits in a shield for a command that does not end."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        try:
+            return await generate(state)
+        finally:
+            await wait_in_a_shield(command)
+
+    return solve
+
+
+@scorer(metrics=[mean()])
+def looks_with(command: list[str]) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        await wait_in_a_shield(command)
+        return Score(value=1)
+
+    return score
+
+
+@pytest.mark.parametrize("end", ["stop", "close", "drop"])
+@pytest.mark.parametrize("where", ["solver", "scorer"])
+async def test_a_command_in_a_shield_that_does_not_end(where: str, end: str) -> None:
+    command = ["sleep", str(10**6 + uuid.uuid4().int % 10**9)]
+    task = (
+        plum(solver=cleans_up_with(command), sandbox="local")
+        if where == "solver"
+        else plum(looks_with(command), sandbox="local")
+    )
+    options = EpisodeOptions(stop_timeout=1.0)
+    episode = EpisodeRunner(task, options=options).episode(task.dataset[0])
+    async with asyncio.timeout(60):
+        await episode.start()
+        running = asyncio.ensure_future(episode.reply(ModelOutput.from_content("m", "plum")))
+        await asyncio.sleep(0.5)
+        if end == "stop":
+            result = await episode.stop("enough")
+            assert result.error is not None
+            assert not result.scores
+        elif end == "close":
+            await episode.close()
+        else:
+            running.cancel()
+            await asyncio.wait([running])
+            del episode, running
+            gc.collect()
+        if left := set(episode_runner._running):
+            await asyncio.wait(left)
+        if end != "drop":
+            await asyncio.wait([running])
+            running.exception()
+    listed = await asyncio.to_thread(subprocess.check_output, ["ps", "-eo", "args"], text=True)
+    assert " ".join(command) not in listed
 
 
 class Outcome(BaseException):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from logging import getLogger
+from typing import Any
 
 import anyio
 from inspect_ai.dataset import Sample
@@ -172,8 +173,7 @@ class EpisodeMachine:
         if not state.before(EpisodeState.SCORED) or self._task is None:
             return
         if self._deadline is None:
-            patience = self.prepared.options.stop_timeout
-            self._deadline = self._task.get_loop().call_later(patience, self._give_up, reason)
+            self._deadline = self._in_patience(self._give_up, reason)
         if state.before(EpisodeState.STOPPING):
             assert self._run is not None
             self._run.stop(reason)
@@ -197,6 +197,21 @@ class EpisodeMachine:
         if self._scope is not None:
             self._scope.cancel()
         self._abandon_calls()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._in_patience(self._cut_off)
+
+    def _in_patience(
+        self, work: Callable[..., None], *arguments: Any
+    ) -> asyncio.TimerHandle | None:
+        """Do something in ``stop_timeout`` seconds, unless the episode has ended by then."""
+        assert self._task is not None
+        loop, patience = self._task.get_loop(), self.prepared.options.stop_timeout
+        return None if loop.is_closed() else loop.call_later(patience, work, *arguments)
+
+    def _cut_off(self) -> None:
+        if self._run is not None:
+            self._run.cut_off()
 
     def _abandon_calls(self) -> None:
         """Cancel the model calls that the cancellation of the solver does not reach."""
@@ -273,6 +288,7 @@ class EpisodeMachine:
         if self._scope is not None:
             self._scope.cancel()
         self._abandon_calls()
+        self._cut_off()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Clean up after the driving task, however it ended, and wake everybody who waits."""

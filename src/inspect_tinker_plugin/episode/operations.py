@@ -84,11 +84,23 @@ class Operations:
 
         Tasks whose operation was cancelled before are left alone.
         """
+        self._cancel_callers()
+        await self.ended(CANCEL_GRACE)
+
+    def cut_off(self) -> None:
+        """Cancel the episode's own tasks that wait for operations, and refuse any other.
+
+        A solver or scorer may wait in a shield, where no cancellation of the episode reaches it,
+        for a command that the policy has made last for ever.
+        """
+        self._closed = True
+        self._cancel_callers()
+
+    def _cancel_callers(self) -> None:
         for operation in self._running:
             caller, task = operation.caller, operation.task
             if caller is not None and task is not None and not task.cancelling():
                 caller.cancel()
-        await self.ended(CANCEL_GRACE)
 
     async def ended(self, seconds: float) -> bool:
         """Wait until none is running any more; whether that is so after a number of seconds."""

@@ -151,6 +151,10 @@ class SampleRun:
         elif self._setting_up is not None:
             self._setting_up.cancel()
 
+    def cut_off(self) -> None:
+        """Cancel what still waits for a sandbox, in a shield, too."""
+        self._record.sandboxes.operations.cut_off()
+
     def give_up(self, message: str) -> EpisodeResult:
         """Return the result of a run that never began or does not end: what there is, and an error.
 
