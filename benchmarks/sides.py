@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -195,13 +196,33 @@ def one_turn_bridge(source: Path) -> Side:
     return lambda: cpu_ms(work, EPISODES)
 
 
-async def evaluated(task: Task, script: Any, *, logs: bool) -> None:
+@dataclass(frozen=True)
+class Logging:
+    """What an eval writes.
+
+    Attributes:
+        samples: Whether its log has the samples.
+        live: Whether it can be watched while it runs, as an eval's can by default.
+    """
+
+    samples: bool
+    live: bool = False
+
+
+EVALS = {
+    "eval": Logging(samples=False),
+    "eval, logs": Logging(samples=True),
+    "eval, live log": Logging(samples=True, live=True),
+}
+
+
+async def evaluated(task: Task, script: Any, logging: Logging) -> None:
     with tempfile.TemporaryDirectory() as folder:
         [log] = await eval_async(
             task,
             model=scripted_model(script, keep_requests=False),
-            log_samples=logs,
-            log_realtime=False,
+            log_samples=logging.samples,
+            log_realtime=logging.live,
             log_dir=folder,
         )
     assert log.status == "success", log.error
@@ -213,9 +234,10 @@ def _said(text: str) -> ModelOutput:
     return output
 
 
-def one_turn_eval(*, logs: bool) -> Side:
+def one_turn_eval(name: str) -> Side:
+    logging = EVALS[name]
     return lambda: cpu_ms(
-        lambda: evaluated(one_turn_task(EPISODES), lambda _: _said(ANSWER), logs=logs), EPISODES
+        lambda: evaluated(one_turn_task(EPISODES), lambda _: _said(ANSWER), logging), EPISODES
     )
 
 
@@ -360,10 +382,10 @@ class ToolWork:
 
         return lambda: cpu_ms(work, 4 * self.turns)
 
-    def turn_of_eval(self, *, logs: bool) -> Side:
-        samples = 16
+    def turn_of_eval(self, name: str) -> Side:
+        samples, logging = 16, EVALS[name]
         return lambda: cpu_ms(
-            lambda: evaluated(self.task(samples), self.script(), logs=logs), samples * self.turns
+            lambda: evaluated(self.task(samples), self.script(), logging), samples * self.turns
         )
 
     def late_turn_of_rollout(self, make: Callable[[], list[EnvGroupBuilder]]) -> Side:
@@ -385,7 +407,7 @@ class ToolWork:
     def late_turn_of_eval(self) -> Side:
         async def round_() -> float:
             turns: list[float] = []
-            await evaluated(self.task(), self.script(turns), logs=False)
+            await evaluated(self.task(), self.script(turns), EVALS["eval"])
             return statistics.median(turns[-9:-1]) * 1000
 
         return round_

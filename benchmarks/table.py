@@ -59,8 +59,7 @@ def one_turn(bridge: Path | None) -> Sides:
     found = {
         OURS: sides.one_turn_ours(),
         "by hand": sides.one_turn_by_hand(),
-        "eval": sides.one_turn_eval(logs=False),
-        "eval, logs": sides.one_turn_eval(logs=True),
+        **{name: sides.one_turn_eval(name) for name in sides.EVALS},
     }
     return found | ({} if bridge is None else {"bridge": sides.one_turn_bridge(bridge)})
 
@@ -79,7 +78,7 @@ def one_turn_logged(bridge: Path | None) -> Sides:
         await asyncio.to_thread(assemble_pending, folder.name)
         return (time.process_time() - started) / sides.EPISODES * 1000
 
-    return {OURS: ours, "eval, logs": sides.one_turn_eval(logs=True)}
+    return {OURS: ours, "eval, logs": sides.one_turn_eval("eval, logs")}
 
 
 def tool_turn(bridge: Path | None) -> Sides:
@@ -89,7 +88,7 @@ def tool_turn(bridge: Path | None) -> Sides:
     return {
         OURS: work.turn_of_rollout(work.ours),
         "by hand": work.turn_of_rollout(work.by_hand),
-        "eval": work.turn_of_eval(logs=False),
+        "eval": work.turn_of_eval("eval"),
     }
 
 
@@ -106,13 +105,12 @@ def late_turn(bridge: Path | None) -> Sides:
 
 
 def react_turn(bridge: Path | None) -> Sides:
-    from benchmarks.sides import ToolWork
+    from benchmarks.sides import EVALS, ToolWork
 
     work = ToolWork(8, 100, agent=True)
     return {
         OURS: work.turn_of_rollout(work.ours),
-        "eval": work.turn_of_eval(logs=False),
-        "eval, logs": work.turn_of_eval(logs=True),
+        **{name: work.turn_of_eval(name) for name in EVALS},
     }
 
 

@@ -32,7 +32,12 @@ from inspect_ai.scorer import (
 )
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import ToolChoice, ToolInfo
-from inspect_ai.util import SandboxEnvironment, background, sandbox
+from inspect_ai.util import (
+    ExecRemoteStreamingOptions,
+    SandboxEnvironment,
+    background,
+    sandbox,
+)
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 from tests.rl.policies import Words, renderer, tool_call
@@ -278,41 +283,65 @@ async def test_a_call_in_a_shield_that_nobody_answers_any_more(
             running.exception()
 
 
-async def wait_in_a_shield(command: list[str]) -> None:
-    with anyio.CancelScope(shield=True):
-        await sandbox().exec(command, cwd="/")
+async def execute(command: list[str]) -> None:
+    await sandbox().exec(command, cwd="/")
+
+
+async def execute_beside(command: list[str]) -> None:
+    await sandbox().exec_remote(command, stream=False)
+
+
+async def listen_to(command: list[str]) -> None:
+    async for _ in await sandbox().exec_remote(command):
+        pass
+
+
+async def talk_to(command: list[str]) -> None:
+    running = await sandbox().exec_remote(command, ExecRemoteStreamingOptions(stdin_open=True))
+    await running.write_stdin(bytes(2**20))
+
+
+Waiting = Callable[[list[str]], Awaitable[None]]
 
 
 @solver
-def cleans_up_with(command: list[str]) -> Solver:
+def cleans_up_with(wait: Waiting, command: list[str]) -> Solver:
     """Waits in a shield for a command that does not end."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         try:
             return await generate(state)
         finally:
-            await wait_in_a_shield(command)
+            with anyio.CancelScope(shield=True):
+                await wait(command)
 
     return solve
 
 
 @scorer(metrics=[mean()])
-def looks_with(command: list[str]) -> Scorer:
+def looks_with(wait: Waiting, command: list[str]) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
-        await wait_in_a_shield(command)
+        with anyio.CancelScope(shield=True):
+            await wait(command)
         return Score(value=1)
 
     return score
 
 
-@pytest.mark.parametrize("end", ["stop", "close", "drop"])
+@pytest.mark.parametrize(
+    ("wait", "end"),
+    [
+        *((execute, end) for end in ("stop", "close", "drop")),
+        *((wait, "stop") for wait in (execute_beside, listen_to, talk_to)),
+    ],
+)
 @pytest.mark.parametrize("where", ["solver", "scorer"])
-async def test_a_command_in_a_shield_that_does_not_end(where: str, end: str) -> None:
+async def test_a_command_in_a_shield_that_does_not_end(where: str, wait: Waiting, end: str) -> None:
     command = ["sleep", str(10**6 + uuid.uuid4().int % 10**9)]
     task = (
-        plum(solver=cleans_up_with(command), sandbox="local")
+        plum(solver=cleans_up_with(wait, command), sandbox="local")
         if where == "solver"
-        else plum(looks_with(command), sandbox="local")
+        else plum(looks_with(wait, command), sandbox="local")
     )
     options = EpisodeOptions(stop_timeout=1.0)
     episode = EpisodeRunner(task, options=options).episode(task.dataset[0])

@@ -35,6 +35,7 @@ from inspect_ai.util import (
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.connections import is_docker, is_local
+from inspect_tinker_plugin.episode.operations import Operations
 
 Subprocess = asyncio.subprocess.Process
 Options = ExecRemoteStreamingOptions | ExecRemoteAwaitableOptions
@@ -51,24 +52,28 @@ _START_SECONDS = 60.0
 
 _CHUNK = 64 * 1024
 
-_running: ContextVar[list[LocalCommand] | None] = ContextVar("inspect_rl_commands", default=None)
-"""Commands of this episode which are processes of this machine."""
+_here: ContextVar[_Commands | None] = ContextVar("inspect_rl_commands", default=None)
+"""Commands of this episode."""
 
 _IN_CONTAINER = 'cd "${2:-.}" && echo $$ && exec /bin/sh -c "$1"'
 """Says which process group it is, and becomes the command."""
 
 
 @asynccontextmanager
-async def use_processes() -> AsyncIterator[None]:
-    """Start the remote commands of this context directly, and end them with it."""
+async def use_processes(operations: Operations) -> AsyncIterator[None]:
+    """Start the remote commands of this context directly, and end them with it.
+
+    Args:
+        operations: Those of the episode, with which the waiting for a command ends.
+    """
     internals.route_remote_commands(_start)
-    here: list[LocalCommand] = []
-    token = _running.set(here)
+    here = _Commands(operations)
+    token = _here.set(here)
     try:
         yield
     finally:
-        _running.reset(token)
-        for command in here:
+        _here.reset(token)
+        for command in here.started:
             await command.close()
 
 
@@ -95,11 +100,11 @@ async def _start(
     environment: SandboxEnvironment, cmd: list[str], options: Options | None, stream: bool
 ) -> Any:
     """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
-    commands = _running.get()
-    if commands is None:
+    here = _here.get()
+    if here is None:
         return None
     given = options or ExecRemoteAwaitableOptions()
-    command = await _open(internals.unproxied(environment), cmd, given, commands)
+    command = await here.open(internals.unproxied(environment), cmd, given)
     if command is None:
         return None
     _record(cmd, given)
@@ -123,39 +128,55 @@ async def _start(
         raise
 
 
-async def _open(
-    environment: SandboxEnvironment,
-    cmd: list[str],
-    options: Options,
-    commands: list[LocalCommand],
-) -> Running | None:
-    from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
+class _Commands:
+    """The commands of an episode.
 
-    shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
-    if isinstance(environment, DockerPoolSandboxEnvironment):
-        if environment.tape is not None:  # what a set-up that is shared does has to be recorded
-            return None
-        return PoolCommand(
-            await environment.open(
-                shell,
-                cwd=options.cwd,
-                env=options.env,
-                user=options.user,
-                said=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+    Attributes:
+        started: Those that the end of a sandbox may not end.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        self.started: list[LocalCommand] = []
+        self._operations = operations
+
+    async def open(
+        self, environment: SandboxEnvironment, cmd: list[str], options: Options
+    ) -> Running | None:
+        """Start a command; ``None`` where that is left to Inspect."""
+        opened = self._operations.watched(self._open)
+        command: Running | None = await opened(environment, cmd, options)
+        return None if command is None else WatchedCommand(command, self._operations)
+
+    async def _open(
+        self, environment: SandboxEnvironment, cmd: list[str], options: Options
+    ) -> Running | None:
+        from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
+
+        shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
+        if isinstance(environment, DockerPoolSandboxEnvironment):
+            if environment.tape is not None:  # what a set-up that is shared does is recorded
+                return None
+            return PoolCommand(
+                await environment.open(
+                    shell,
+                    cwd=options.cwd,
+                    env=options.env,
+                    user=options.user,
+                    said=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+                )
             )
-        )
-    if os.name != "posix" or sniffio.current_async_library() != "asyncio":
-        return None
-    command: LocalCommand | None = None
-    if is_docker(environment):
-        command = await DockerCommand.start_in(environment, shlex.join(cmd), options)
-    elif is_local(environment) and options.user is None:
-        directory: Any = vars(environment)["directory"]
-        folder = Path(directory.name, options.cwd or "")
-        command = await LocalCommand.start(shell, folder, options.env)
-    if command is not None:
-        commands.append(command)
-    return command
+        if os.name != "posix" or sniffio.current_async_library() != "asyncio":
+            return None
+        command: LocalCommand | None = None
+        if is_docker(environment):
+            command = await DockerCommand.start_in(environment, shlex.join(cmd), options)
+        elif is_local(environment) and options.user is None:
+            directory: Any = vars(environment)["directory"]
+            folder = Path(directory.name, options.cwd or "")
+            command = await LocalCommand.start(shell, folder, options.env)
+        if command is not None:
+            self.started.append(command)
+        return command
 
 
 def _record(cmd: list[str], options: Options) -> None:
@@ -264,6 +285,17 @@ class Process:
         self._killed = True
         await self._command.close()
         self._receiving.cancel()
+
+
+class WatchedCommand:
+    """A command; who waits for it waits no longer than the episode."""
+
+    def __init__(self, command: Running, operations: Operations) -> None:
+        self.receive = operations.watched(command.receive)
+        self.send = operations.watched(command.send)
+        self.end_input = operations.watched(command.end_input)
+        self.end = command.end
+        self.close = command.close
 
 
 class PoolCommand:

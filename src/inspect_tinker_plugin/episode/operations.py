@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin.episode.cancellation import bounded, contained
 from inspect_tinker_plugin.errors import SandboxError
+
+Work = Callable[..., Coroutine[Any, Any, Any]]
 
 CANCEL_GRACE = 5.0
 """Seconds that operations have to end after they were cancelled; Inspect gives a command two."""
@@ -71,7 +73,7 @@ class Operations:
         _watching.set(self._part)
         for environment in environments:
             for name in _OPERATIONS:
-                vars(environment)[name] = self._watched(getattr(environment, name))
+                vars(environment)[name] = self.watched(getattr(environment, name))
         try:
             yield
         finally:
@@ -112,7 +114,9 @@ class Operations:
     def _counts(self, operation: _Operation) -> bool:
         return operation.part is None or operation.part is self._part
 
-    def _watched(self, operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def watched(self, operation: Work) -> Work:
+        """Make an operation of what waits for the inside of a sandbox."""
+
         async def watched(*args: Any, **kwargs: Any) -> Any:
             part = _watching.get(None)
             if part is None or part.operations is not self:

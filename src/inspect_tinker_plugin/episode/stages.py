@@ -203,7 +203,7 @@ class Preparing:
                 doing=self._now,
             )
         )
-        await stack.enter_async_context(use_processes())
+        await stack.enter_async_context(use_processes(record.sandboxes.operations))
         active.sandbox_environments = record.sandboxes.environments
 
     def _now(self, doing: str) -> None:
