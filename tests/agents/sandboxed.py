@@ -58,12 +58,21 @@ def agent(
     *,
     port: int,
     printed: list[str] | None = None,
+    bridged: dict[str, Any] | None = None,
     **asked: Any,
 ) -> Solver:
-    """Run the program, or another command, while the bridge is open; keep what it printed."""
+    """Run the program, or another command, while the bridge is open; keep what it printed.
+
+    Args:
+        command: Another command.
+        port: The bridge's.
+        printed: Takes the lines that were printed.
+        bridged: Further arguments of the bridge.
+        asked: Arguments of the program.
+    """
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        async with sandbox_agent_bridge(port=port) as bridge:
+        async with sandbox_agent_bridge(port=port, **(bridged or {})) as bridge:
             given = {"dialect": "chat", "turns": 1, "talks": 1, "port": port} | asked
             run = command or ["python3", "agent/program.py", json.dumps(given)]
             result = await sandbox().exec(run)

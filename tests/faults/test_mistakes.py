@@ -163,6 +163,22 @@ async def test_a_judge_without_a_model_is_no_zero_and_says_which_role_to_set() -
     assert caught.value.sample_id == 1
 
 
+async def test_a_judge_that_is_refused_is_no_zero_where_nobody_tells() -> None:
+    @scorer(metrics=[mean()])
+    def falls_back() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            try:
+                return Score(value=(await get_model().generate("Good?")).completion)
+            except Exception:
+                return Score(value=0)
+
+        return score
+
+    with pytest.raises(EpisodeError, match="falls_back") as caught:
+        await roll(Task(dataset=ask(), scorer=falls_back()), ["yes"])
+    assert caught.value.cause is Cause.JUDGE
+
+
 @pytest.mark.parametrize(("answer", "reward"), [("B", 1.0), ("A", 0.0)])
 async def test_choices_reach_solver_and_scorer(answer: str, reward: float) -> None:
     sample = Sample(input="Which?", choices=["stone", "apple"], target="B")

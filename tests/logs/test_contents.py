@@ -8,8 +8,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
 from inspect_ai.model import ChatMessageAssistant
-from inspect_ai.scorer import match
-from inspect_ai.solver import generate
+from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
+from inspect_ai.solver import TaskState, generate
 from tests.logs.rollouts import (
     apart,
     by_word,
@@ -253,3 +253,19 @@ def test_the_status_in_logs_of_earlier_releases_is_still_read() -> None:
         id=1, epoch=1, input="", target="", metadata={"inspect_rl": {"fate": "cut", "turns": 2}}
     )
     assert rollout.figures(record) == {"status": "cut", "turns": 2}
+
+
+async def test_what_is_no_score_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
+    @scorer(metrics=[mean()])
+    def forgets() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            return Score(value=1) if state.output.completion == "3" else 1  # type: ignore[return-value]
+
+        return score
+
+    task = Task(dataset=sums(1), solver=generate(), scorer=forgets(), name="forgets")
+    for builder in dataset(task, tmp_path, group_size=2).get_batch(0):
+        with pytest.raises(EpisodeError, match="Score"):
+            await do_group_rollout(builder, Words(["3", "4"]))
+    assemble_pending(tmp_path)
+    assert [sample.error is None for sample in samples(only_log(tmp_path))] == [True, False]

@@ -161,6 +161,22 @@ def test_half_surrogate_pairs_are_spelt_out(where: str) -> None:
     assert json.dumps(call.arguments).replace("\\\\", "\\") == where
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_half_surrogate_pairs_can_be_rendered_again(name: str) -> None:
+    """Renderers that strip reasoning write the call again, some of them value by value."""
+    rollout = Rollout(DatasetRenderer(renderer(name)), tools=[BASH])
+    messages: list[ChatMessage] = opening()
+    said = (
+        '<tool_call>{"name": "bash", "arguments": {"cmd": "a\\ud83db", "\\ud83d": 1}}</tool_call>'
+    )
+    output = rollout.turn(messages, said)
+    result = ChatMessageTool(content="b", tool_call_id=only_call(output).id, function="bash")
+    messages += [output.message, result]
+    rollout.turn(messages, "Done.")
+    shown = tokenizer().decode(rollout.transitions[1].ob.to_ints())
+    assert "a\\ud83db" in shown.replace("\\\\", "\\")
+
+
 def test_a_call_that_did_not_parse_is_still_what_the_model_wrote() -> None:
     bad = '<tool_call>\n{"name": "bash", "arguments": oops}\n</tool_call>'
     rollout = Rollout(DatasetRenderer(renderer("qwen3")), tools=[BASH])

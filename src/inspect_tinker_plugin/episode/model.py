@@ -48,6 +48,7 @@ from inspect_tinker_plugin.episode.provider import (
 )
 from inspect_tinker_plugin.episode.quick_events import call_recorder
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,
@@ -92,6 +93,19 @@ class PolicyGradingError(RuntimeError):
             + ", or give the scorer a model of its own."
         )
         self.role = role
+
+
+class RequestRefusedError(Exception):
+    """A program asked the model under training for what cannot be honoured; it is shown as a 400.
+
+    Args:
+        why: What cannot be, with task and sample.
+    """
+
+    status_code = 400
+
+    def __init__(self, why: EpisodeError) -> None:
+        super().__init__(*why.args)
 
 
 class RoleBook(dict[str, Any]):
@@ -163,6 +177,9 @@ class PolicyAPI(ModelAPI):
 
     Without a mailbox it only bears the name that logs of rollouts give the model under training,
     so that Inspect can score them; the arguments that they give it have no effect then.
+
+    Attributes:
+        graded: The refusal of the last scorer that asked it, which may have told nobody.
     """
 
     def __init__(
@@ -187,6 +204,7 @@ class PolicyAPI(ModelAPI):
         self.answered = 0
         self._usage: ModelUsage | None = None
         self.truncated = False
+        self.graded: PolicyGradingError | None = None
 
     @property
     def usage(self) -> ModelUsage:
@@ -209,7 +227,8 @@ class PolicyAPI(ModelAPI):
         """
         scorer = _scoring.get()
         if scorer is not None:
-            raise PolicyGradingError(scorer, _missing_role.get())
+            self.graded = PolicyGradingError(scorer, _missing_role.get())
+            raise self.graded
         if self._mailbox is None:
             raise PolicyAbsentError(self.model_name)
         self._check_turns()

@@ -18,7 +18,11 @@ from inspect_ai.solver import TaskState
 from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.model import PolicyAPI, PolicyGradingError
+from inspect_tinker_plugin.episode.model import (
+    PolicyAPI,
+    PolicyGradingError,
+    RequestRefusedError,
+)
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.episode.types import Metrics
@@ -88,6 +92,8 @@ def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) 
     for link in _chain(error):
         if isinstance(link, PolicyGradingError):
             return Cause.JUDGE
+        if isinstance(link, RequestRefusedError):
+            return Cause.POLICY
         if isinstance(link, SandboxMisusedError | SandboxTimeoutError):
             return Cause.INSIDE_SANDBOX
         if isinstance(link, SandboxError):

@@ -272,6 +272,10 @@ class Scoring:
                 and record.sandboxes.operations.cut_off_at >= started + budget / 2
             )
             record.fail(error, Cause.SCORER, in_sandbox=cut_off)
+        if record.error is None and record.policy.graded is not None:
+            # Its scorer caught that, or a program that it runs was shown it; in an eval the
+            # policy would have graded.
+            record.fail(record.policy.graded, Cause.SCORER)
         record.metrics["time/scoring_s"] = time.monotonic() - started
 
     async def _run_scorers(
@@ -292,22 +296,23 @@ class Scoring:
                 raise RuntimeError(f"Scorer {named.name} has modified state.scores")
             if score is None:
                 return
-            state.scores[named.name] = score
-            self._transcript.score(score, name=named.name, sample=sample)
-            self.scores[named.name] = SampleScore(
+            found = SampleScore(  # first of all: it refuses what is no score
                 score=score,
                 sample_id=sample.id,
                 sample_metadata=sample.metadata,
                 scorer=internals.registry_unqualified_name(named.scorer),
             )
+            state.scores[named.name] = score
+            self._transcript.score(score, name=named.name, sample=sample)
+            self.scores[named.name] = found
 
     def _keep(self, names: Sequence[str], state: TaskState, sample: Sample) -> None:
         scores = state.scores or {}
         for name in names:
-            self._transcript.score(scores[name], name=name, sample=sample)
             self.scores[name] = SampleScore(
                 score=scores[name], sample_id=state.sample_id, sample_metadata=state.metadata
             )
+            self._transcript.score(scores[name], name=name, sample=sample)
 
 
 logger = getLogger(__name__)

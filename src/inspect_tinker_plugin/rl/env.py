@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from inspect_tinker_plugin.episode.cancellation import being_cancelled
+from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Outcome, TurnRequest
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
@@ -299,18 +300,25 @@ class InspectEnv(Env):
         )
 
     async def _observe(self, outcome: Outcome) -> Observation | EpisodeResult:
-        """Render a model call; the end of an episode is passed through."""
-        if isinstance(outcome, EpisodeResult):
-            return outcome
-        if self._rules.stop is not None:
-            return await self._end(f"stopped: {self._rules.stop}")
-        try:
-            prompt = self._tokens.prompt(outcome)
-        except EpisodeError as error:
-            # the solver asked for what a sampler cannot give; the error policy decides
-            self._refused = error
-            return await self._end(str(error))
-        return Observation(outcome, prompt, self._tokens.stop_condition(outcome))
+        """Render a model call; the end of an episode is passed through.
+
+        What cannot be honoured ends the episode, and the error policy decides. A program that
+        asks for it, whom a policy may have told to, is refused instead, as by any model API.
+        """
+        while not isinstance(outcome, EpisodeResult):
+            if self._rules.stop is not None:
+                return await self._end(f"stopped: {self._rules.stop}")
+            try:
+                stop = self._tokens.stop_condition(outcome)
+                return Observation(outcome, self._tokens.prompt(outcome), stop)
+            except EpisodeError as error:
+                if outcome.dialect is None or not self._tokens.turns:
+                    self._refused = error
+                    return await self._end(str(error))
+                self._tokens.refuse(error)
+                refusal = RequestRefusedError(error)
+            outcome = await self._timed(self._episode.reply(refusal))
+        return outcome
 
     def _parse(
         self, action: list[int], extra: ActionExtra | None, request: TurnRequest

@@ -30,6 +30,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.surrogates import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
@@ -170,7 +171,7 @@ def stop_condition(
     A sampler takes strings or token ids, not both. A stop sequence that is one token joins
     a renderer's ids; for any other, the reply is cut when it is parsed.
     """
-    wanted = [seq for seq in request.config.stop_seqs or [] if seq]
+    wanted = [spelt_out(seq) for seq in request.config.stop_seqs or [] if seq]
     texts = [stop for stop in context.stops if isinstance(stop, str)]
     if texts:
         return list(dict.fromkeys([*texts, *wanted]))

@@ -23,10 +23,15 @@ class TokenCounts:
     """The token metrics of one episode. A prompt counts once it is answered, as in a trajectory.
 
     Turns are counted by branch, the order in which the group passes them to the trainer.
+
+    Attributes:
+        answered: The turns, in time order.
+        refused: Requests of programs that got an error in the place of a prompt.
     """
 
     def __init__(self) -> None:
         self.answered: list[Turn] = []
+        self.refused = 0
         self._leaves: dict[int, Turn] = {}
         self._first_divergence: int | None = None
         self._sampled = 0
@@ -101,6 +106,7 @@ class TokenCounts:
             "tokens/truncated_replies": self._truncated,
             "tokens/stop_seq_cuts": self._cut,
             "tokens/unseen": self._unseen,
+            "tokens/refused": self.refused,
         }
         if self._first_divergence is not None:
             metrics["tokens/first_divergence"] = self._first_divergence

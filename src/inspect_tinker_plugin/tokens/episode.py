@@ -119,23 +119,26 @@ class EpisodeTokens:
         """Return the prompt for a request.
 
         Raises:
-            RendererError: The renderer cannot carry a message or the tools.
-            EpisodeError: The solver asked for what one sampled reply cannot give
-                (``num_choices`` above one); its cause is ``policy``.
+            RendererError: The renderer cannot carry a message or the tools, and nothing was
+                sampled yet.
+            EpisodeError: It cannot, and the policy has brought that about; or the solver asked
+                for what one sampled reply cannot give (``num_choices`` above one). Its cause is
+                ``policy``.
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
+        return self._rendered(lambda: self._prompt(request))
+
+    def _prompt(self, request: TurnRequest) -> tinker.ModelInput:
         tools = _offered(request)
         offer = tools_key(tools)
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
         messages = self._turns.restored(list(request.messages), dialect)
         match = self._turns.find(offer, messages, dialect)
-        asked = self._named(
-            lambda: (
-                self._repeated(match, messages)
-                or self._continued(match, messages, tools, dialect)
-                or self._fresh(match, messages, tools, dialect)
-            )
+        asked = (
+            self._repeated(match, messages)
+            or self._continued(match, messages, tools, dialect)
+            or self._fresh(match, messages, tools, dialect)
         )
         self._turns.add(asked.turn, match, messages)
         parent = asked.turn.parent
@@ -153,9 +156,21 @@ class EpisodeTokens:
 
         A sampler takes strings or token ids, not both. A stop sequence that is one token
         joins a renderer's ids; any other is left to :meth:`parse`, which cuts the text there.
+
+        Raises:
+            RendererError: A stop sequence is no text that has tokens, and nothing was sampled yet.
+            EpisodeError: The same, later.
         """
-        with ONE_AT_A_TIME:
-            return stop_condition(self._context, request, self._task)
+        return self._rendered(lambda: stop_condition(self._context, request, self._task))
+
+    def refuse(self, error: EpisodeError) -> None:
+        """Count a request that gets no prompt, and warn of the first in the dataset."""
+        self._ledger.refused += 1
+        self._context.warn_once(
+            "refused",
+            f"{error} A program asked for it and was shown an error of its model API, as it may "
+            "be in an eval.",
+        )
 
     def parse(
         self, tokens: Sequence[int], *, stop_reason: str | None, request: TurnRequest
@@ -236,6 +251,8 @@ class EpisodeTokens:
         turns. ``tokens/trained``: tokens of all segments together. ``tokens/truncated_replies``
         and ``tokens/stop_seq_cuts``: replies that the token limit, or a stop sequence of the
         solver, cut short; ``tokens/unseen``: sampled tokens behind such ends, not trained on.
+        ``tokens/refused``: requests of programs that could not be honoured; they were shown an
+        error of their model API.
         """
         return self._ledger.metrics()
 
@@ -403,14 +420,31 @@ class EpisodeTokens:
     def _check_choices(self, request: TurnRequest) -> None:
         choices = request.config.num_choices
         if choices is not None and choices > 1:
-            raise EpisodeError(
+            raise self._not_honoured(
                 f"the solver asked for num_choices={choices}, but a policy under training "
-                "gives one reply to a prompt. Use group_size for several replies.",
-                cause=Cause.POLICY,
-                task=self._task,
-                sample_id=self._sample_id,
-                epoch=self._epoch,
+                "gives one reply to a prompt. Use group_size for several replies."
             )
+
+    def _not_honoured(self, why: str) -> EpisodeError:
+        return EpisodeError(
+            why,
+            cause=Cause.POLICY,
+            task=self._task,
+            sample_id=self._sample_id,
+            epoch=self._epoch,
+        )
+
+    def _rendered(self, work: Callable[[], T]) -> T:
+        """Render; what cannot be rendered after the policy has spoken is the episode's failure.
+
+        Before, it is the task that does not fit the renderer, and so in every episode.
+        """
+        try:
+            return self._named(work)
+        except RendererError as error:
+            if not self._ledger.answered:
+                raise
+            raise self._not_honoured(str(error.__cause__ or error)) from error
 
     def _named(self, work: Callable[[], T]) -> T:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""

@@ -60,7 +60,10 @@ def message_key(message: ChatMessage) -> MessageKey:
 
 def tools_key(tools: Sequence[ToolInfo]) -> str:
     """Return a key of the tools offered."""
-    return "\n".join(tool.model_dump_json(exclude={"options"}) for tool in tools)
+    try:
+        return "\n".join(tool.model_dump_json(exclude={"options"}) for tool in tools)
+    except ValueError:  # half a surrogate pair, which a program's tools may have
+        return json.dumps([tool.model_dump(exclude={"options"}) for tool in tools])
 
 
 def _call_key(call: ToolCall) -> tuple[str, str, str, str | None]:

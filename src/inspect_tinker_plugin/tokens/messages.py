@@ -29,7 +29,7 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
 from inspect_tinker_plugin.errors import RendererError
-from inspect_tinker_plugin.surrogates import spelt_out
+from inspect_tinker_plugin.surrogates import all_spelt_out, spelt_out
 from inspect_tinker_plugin.tokens.message_keys import arguments_json
 
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
@@ -49,9 +49,9 @@ def tool_specs(tools: Sequence[ToolInfo]) -> list[ToolSpec]:
     """Return tools as the renderer describes them: name, description, JSON schema."""
     return [
         ToolSpec(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.parameters.model_dump(exclude_none=True),
+            name=spelt_out(tool.name),
+            description=spelt_out(tool.description),
+            parameters=all_spelt_out(tool.parameters.model_dump(exclude_none=True)),
         )
         for tool in tools
     ]
@@ -129,7 +129,7 @@ def renderer_message(
 def renderer_tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererToolCall:
     """Return a tool call with its arguments as JSON, under the policy's own id."""
     return RendererToolCall(
-        id=call_ids.get(call.id, call.id),
+        id=spelt_out(call_ids.get(call.id, call.id)),
         function=RendererToolCall.FunctionBody(
             name=spelt_out(call.function), arguments=spelt_out(arguments_json(call.arguments))
         ),
@@ -147,9 +147,9 @@ def _tool_message(
     converted = Message(role="tool", content=content)
     if message.tool_call_id is not None:
         call_id = message.tool_call_id
-        converted["tool_call_id"] = call_ids.get(call_id, call_id)
+        converted["tool_call_id"] = spelt_out(call_ids.get(call_id, call_id))
     if message.function is not None:
-        converted["name"] = message.function
+        converted["name"] = spelt_out(message.function)
     return converted
 
 

@@ -352,6 +352,22 @@ _END = "_end_message_token"
 """Property of the cookbook's renderers."""
 
 
+def _sound(call: RendererToolCall) -> RendererToolCall:
+    """Spell out what the solver sees spelt out: renderers may write values, not their JSON."""
+    name, arguments = call.function.name, call.function.arguments
+    if name.isascii() and arguments.isascii() and "\\u" not in arguments:
+        return call
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        arguments = spelt_out(arguments)
+    else:
+        if (sound := all_spelt_out(values)) != values:
+            arguments = json.dumps(sound, ensure_ascii=False)
+    function = RendererToolCall.FunctionBody(name=spelt_out(name), arguments=arguments)
+    return call.model_copy(update={"function": function})
+
+
 def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
     """Pair the ids of calls with the policy's own; calls without an id get the solver's."""
     own: dict[str, str] = {}
@@ -434,7 +450,9 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
 
 
 def _replayable(message: Message) -> Message:
-    """Keep calls that did not parse as text: renderers leave them out."""
+    """Keep calls that did not parse as text, since renderers leave them out; spell out the rest."""
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [*map(_sound, calls)]
     unparsed = message.pop("unparsed_tool_calls", [])
     if unparsed:
         parts = _parts(message)
