@@ -89,7 +89,9 @@ class EpisodeOptions:
         None, "Maximum cost per episode in US dollars, as Inspect counts it.", *RUNNING
     )
     score_on_error: bool = option(
-        False, "Score the state of an episode whose solver raised an error.", *RUNNING
+        False,
+        "Score the state of an episode whose solver raised an error, for its log and metrics.",
+        *RUNNING,
     )
     max_sandboxes: int | None = option(
         None,

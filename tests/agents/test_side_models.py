@@ -91,3 +91,9 @@ async def test_a_program_without_a_main_line_is_trained_as_a_whole(tmp_path: Pat
 def test_an_unknown_value_is_refused_when_the_dataset_is_made(value: str) -> None:
     with pytest.raises(ConfigError, match="side_models"):
         DatasetOptions(side_models={"x": value})
+
+
+def test_a_role_that_is_not_set_is_refused_at_once(tmp_path: Path) -> None:
+    task = task_of("local", tmp_path, agent(port=free_port()))
+    with pytest.raises(ConfigError, match="nobody"):
+        as_rl_dataset(task, renderer(), side_models={"small": "role:nobody"})

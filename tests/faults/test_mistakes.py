@@ -535,3 +535,11 @@ async def test_step_takes_a_third_argument_and_does_without() -> None:
         step = await env.step(tokens, **cast(Any, extra))
         assert (step.reward, step.episode_done) == (1.0, True)
     await builder.cleanup()
+
+
+def test_a_setting_that_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    task = Task(dataset=ask(), scorer=includes(), name="watched")
+    vars(task)["sentinel"] = object()  # a package of its own makes them
+    for _ in range(2):
+        as_rl_dataset(task, load_renderer())
+    assert caplog.text.count("its sentinel has no effect here") == 1

@@ -177,6 +177,29 @@ def test_half_surrogate_pairs_can_be_rendered_again(name: str) -> None:
     assert "a\\ud83db" in shown.replace("\\\\", "\\")
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking", "qwen3_5"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_call_that_is_rendered_again_gains_no_line_break(name: str, calls: int) -> None:
+    context = DatasetRenderer(renderer(name))
+    call = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
+    said = "\n".join(["I look.", *[call] * calls])
+    shown = []
+    for _ in range(2):
+        rollout = Rollout(context, tools=[BASH])
+        messages: list[ChatMessage] = opening()
+        output = rollout.turn(messages, said)
+        results = [
+            ChatMessageTool(content="b", tool_call_id=each.id, function="bash")
+            for each in output.message.tool_calls or []
+        ]
+        rollout.turn([*messages, output.message, *results], "Done.")
+        prompt = str(tokenizer().decode(rollout.transitions[1].ob.to_ints()))
+        shown.append(prompt.partition("I look.")[2].partition("<|im_end|>")[0])
+        said = "I look." + shown[-1]
+    assert shown[0] == shown[1]
+    assert len(shown[0].partition("<tool_call>")[0]) in (1, 2)
+
+
 def test_a_call_that_did_not_parse_is_still_what_the_model_wrote() -> None:
     bad = '<tool_call>\n{"name": "bash", "arguments": oops}\n</tool_call>'
     rollout = Rollout(DatasetRenderer(renderer("qwen3")), tools=[BASH])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -57,6 +57,20 @@ def _read(pattern: str, value: str) -> SideModel:
         f"side_models: {value!r} for {pattern!r} is not one of policy, train, role:NAME, "
         "reply:TEXT, refuse"
     )
+
+
+def check_roles(rules: Mapping[str, SideModel], roles: Collection[str]) -> None:
+    """Check that the roles that rules name are set.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for pattern, rule in rules.items():
+        if rule.how == "role" and rule.what not in roles:
+            raise ConfigError(
+                f"side_models: {pattern!r} is to be answered by the role {rule.what!r}, which is "
+                f"not set: model_roles={{{rule.what!r}: 'provider/model'}}"
+            )
 
 
 def find(rules: Mapping[str, SideModel], name: str) -> SideModel:

@@ -18,7 +18,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.side_models import read_side_models
+from inspect_tinker_plugin.agents.side_models import check_roles, read_side_models
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
@@ -92,6 +92,7 @@ class PreparedTask:
         self.reads_events = False
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
+        check_roles(self.side_models, self.model_roles)
         self._role_book = RoleBook(self.model_roles, task=self.name)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
         if self.limits.cost is not None:
@@ -226,6 +227,11 @@ def _name_what_is_an_evals(task: Task) -> None:
     for option, set_to, why in (
         ("early_stopping", task.early_stopping, "the trainer decides which samples are run"),
         ("checkpoint", task.checkpoint, "an episode that is cut off is not resumed"),
+        (
+            "sentinel",
+            getattr(task, "sentinel", None),
+            "model and tool calls are not watched, and none is changed or rejected",
+        ),
     ):
         if set_to and (task.name, option) not in _named:
             _named.add((task.name, option))

@@ -174,6 +174,23 @@ class ReplyParser:
         prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
         return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
 
+    @functools.cached_property
+    def breaks_before_calls(self) -> bool:
+        """Whether the renderer writes white space between a text and a call itself."""
+        call = RendererToolCall(
+            id="call_0", function=RendererToolCall.FunctionBody(name="f", arguments="{}")
+        )
+        messages = [
+            Message(role="user", content="x"),
+            Message(role="assistant", content="TEXT", tool_calls=[call]),
+        ]
+        try:
+            prompt = self._renderer.build_generation_prompt(messages)
+        except Exception:  # it has no format for calls
+            return False
+        after = str(self._tokenizer.decode(prompt.to_ints())).rpartition("TEXT")[2]
+        return after[:1].isspace()
+
     def parse(
         self,
         tokens: Sequence[int],
@@ -214,7 +231,7 @@ class ReplyParser:
                 source="generate",
                 model=self._model,
             ),
-            rendering=_replayable(rendering),
+            rendering=_replayable(rendering, strip=bool(calls) and self.breaks_before_calls),
             call_ids=call_ids,
             truncated=truncated,
             stop_seq=stop_seq,
@@ -408,6 +425,22 @@ def _inspect_content(parts: Sequence[ContentPart], calls: bool) -> str | list[Co
     return contents
 
 
+def _strip_end(message: Message) -> None:
+    """Strip the end of the message's text, in place."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content.rstrip()
+        return
+    parts = list(content)
+    while parts and parts[-1]["type"] == "text":
+        text = parts[-1]["text"].rstrip()
+        if text:
+            parts[-1] = TextPart(type="text", text=text)
+            break
+        parts.pop()
+    message["content"] = parts
+
+
 def _cut_text(message: Message, stop_seq: str) -> None:
     """Cut the message's text before the stop sequence, in place."""
     parts = _parts(message)
@@ -449,10 +482,18 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
     return result
 
 
-def _replayable(message: Message) -> Message:
-    """Keep calls that did not parse as text, since renderers leave them out; spell out the rest."""
+def _replayable(message: Message, *, strip: bool) -> Message:
+    """Keep calls that did not parse as text, since renderers leave them out; spell out the rest.
+
+    Args:
+        message: A reply as the renderer parsed it.
+        strip: Whether to leave out the white space before its calls, which the renderer would
+            write once more.
+    """
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [*map(_sound, calls)]
+        if strip:
+            _strip_end(message)
     unparsed = message.pop("unparsed_tool_calls", [])
     if unparsed:
         parts = _parts(message)
