@@ -99,9 +99,13 @@ def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
         os.kill(pid, signal.SIGINT)
         time.sleep(0.5)
         assert pool.submit(os.getpid).result(60) == pid
-        os.kill(pid, signal.SIGTERM)
-        with pytest.raises(BrokenProcessPool):
-            pool.submit(time.sleep, 60).result(60)
+        os.kill(pid, signal.SIGTERM)  # it may still be sending its result
+        with pytest.raises((BrokenProcessPool, KeyboardInterrupt)):
+            pool.submit(time.sleep, 60).result(30)
+        deadline = time.monotonic() + 30
+        while is_alive(pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     assert capfd.readouterr().err == ""
 
 

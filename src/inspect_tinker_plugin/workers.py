@@ -29,6 +29,9 @@ T = TypeVar("T")
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
 
+_AGAIN_SECONDS = 0.5
+"""Seconds after which a worker that was told to end and still waits is told again."""
+
 ROLLOUTS = "inspect_tinker_plugin.rl.group"
 """What a worker loads that runs groups of rollouts."""
 
@@ -83,6 +86,7 @@ def _start_worker(loading: str) -> None:
     _signals.install()
     # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
+    Finalize(None, _signals.begin_exit, exitpriority=1000)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-parent", daemon=True).start()
@@ -104,16 +108,28 @@ class _Signals(Stopped):
     def __init__(self) -> None:
         super().__init__()
         self._on_ctrl_c = signal.getsignal(signal.SIGINT)
-        self._waiting = False
+        self._waiting = self._exiting = self._told_again = False
         self.interrupted = False
-        """Whether a call was interrupted; those already on their way are refused then."""
+        """Whether a call was interrupted, or the worker is to end; further calls are refused."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self._waiting:
             super().__call__(number, frame)
-        elif self.by is None:
+        elif self.by is None or (self._told_again and not self._exiting):
             self.by = signal.Signals(number)
+            self.interrupted, self._told_again = True, False
+            # The pool takes what is raised while it sends a result for that result.
+            again = threading.Timer(_AGAIN_SECONDS, self._tell_again, (number,))
+            again.daemon = True
+            again.start()
             sys.exit(128 + number)
+
+    def _tell_again(self, number: int) -> None:
+        self._told_again = True
+        os.kill(os.getpid(), number)
+
+    def begin_exit(self) -> None:
+        self._exiting = True
 
     def begin_waiting(self) -> None:
         self._waiting = True
