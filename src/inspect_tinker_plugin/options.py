@@ -183,6 +183,12 @@ class DatasetOptions(EpisodeOptions):
     rollout_limits: RolloutLimits | None = option(
         None, "The cookbook's own budgets of a rollout, enforced by its runner."
     )
+    context_window: int | None = option(
+        None,
+        "Tokens that the model takes, prompt and reply together: a model call without room for a "
+        "reply is answered with `model_length`, as in an eval.",
+        *ROLLING,
+    )
     log_dir: str | Path | None = option(
         None, "Folder for one .eval log per batch, for inspect view.", "rollout"
     )
@@ -260,6 +266,7 @@ class DatasetKeywords(TypedDict, total=False):
     group_reward: GroupRewardSpec | None
     on_error: OnError
     rollout_limits: RolloutLimits | None
+    context_window: int | None
     log_dir: str | Path | None
     max_samples: int | None  # the old name of limit
 
@@ -267,7 +274,14 @@ class DatasetKeywords(TypedDict, total=False):
 OLD_NAMES = {"max_samples": "limit"}
 """Options that were renamed; the old name still works, with a warning."""
 
-_LIMITS = ("max_turns", "message_limit", "token_limit", "time_limit", "working_limit")
+_LIMITS = (
+    "max_turns",
+    "message_limit",
+    "token_limit",
+    "time_limit",
+    "working_limit",
+    "context_window",
+)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,16 @@ async def test_the_policy_answers_by_default_and_is_not_trained_on_it(tmp_path: 
     assert trained(data) == 1
 
 
+@pytest.mark.parametrize("name", ["rl/policy", "policy", "inspect/rl/policy"])
+async def test_the_name_of_the_model_under_training_means_that_model(
+    tmp_path: Path, name: str
+) -> None:
+    _, data, metrics = await roll(tmp_path, {"*policy": "refuse"}, "small-1", main=name)
+    assert metrics["side_models/policy"] == 1
+    assert len(data) == 2
+    assert trained(data) == 1
+
+
 async def test_what_is_to_be_trained_is(tmp_path: Path) -> None:
     _, data, metrics = await roll(tmp_path, {"small-?": "train"}, "small-1", "other")
     assert metrics["side_models/train"] == metrics["side_models/policy"] == 1

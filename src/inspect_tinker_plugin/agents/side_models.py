@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from inspect_tinker_plugin.episode.provider import POLICY_MODEL, POLICY_NAME
 from inspect_tinker_plugin.errors import ConfigError
 
 How = Literal["policy", "train", "role", "reply", "refuse"]
@@ -33,7 +34,9 @@ class SideModel:
 
 def is_side(name: str | None) -> bool:
     """Tell whether a name that a program gave means another model than the one under training."""
-    return name is not None and name != "inspect" and not name.startswith("inspect/")
+    if name is None or name == "inspect" or name.startswith("inspect/"):
+        return False
+    return name not in (POLICY_MODEL, POLICY_NAME)  # Inspect, too, takes them for the eval's own
 
 
 def read_side_models(rules: Mapping[str, str]) -> dict[str, SideModel]:

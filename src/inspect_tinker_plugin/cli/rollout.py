@@ -247,6 +247,19 @@ def _target(sample: Sample) -> str:
     return sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
 
 
+def _context_window(choices: dict[str, Any]) -> int | None:
+    """Find out how many tokens the model takes; a scripted policy takes any number."""
+    if choices["local"] is not None:
+        from inspect_tinker_plugin.local import context_length
+
+        return context_length(choices["tokenizer"])
+    if choices["model"] is None:
+        return None
+    from inspect_tinker_plugin.rl.service import context_window
+
+    return context_window(choices["model"], base_url=choices["base_url"])
+
+
 def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     from inspect_tinker_plugin.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -254,6 +267,8 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     options = dataset_choices("rollout", choices)
     if options["sample_id"] is None and options["limit"] is None:
         options["limit"] = 1
+    if options["context_window"] is None:
+        options["context_window"] = _context_window(choices)
     resolved = load_task(choices)
     dataset = as_rl_dataset(resolved.ref or resolved.task, renderer, **options)
     freeze_memory_once()

@@ -245,6 +245,8 @@ class PolicyAPI(ModelAPI):
         reply = await self._mailbox.ask(request)
         if isinstance(reply, Exception):
             raise reply
+        if reply.stop_reason == "model_length":  # nobody has sampled it
+            return reply
         self.answered += 1
         self.truncated = reply.stop_reason == "max_tokens"
         if reply.usage is not None:

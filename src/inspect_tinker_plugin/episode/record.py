@@ -29,7 +29,9 @@ from inspect_tinker_plugin.episode.types import Metrics
 from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
-_TOOL_DISPATCH = "inspect_ai.model._call_tools"
+_TOOL_DISPATCH = frozenset(
+    {"inspect_ai.model._call_tools", "inspect_ai.agent._bridge.sandbox.host_tool"}
+)
 _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
 
@@ -104,8 +106,8 @@ def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) 
         return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
     if _raised_by_another_model(modules):
         return Cause.JUDGE
-    if phase is Cause.SOLVER and _TOOL_DISPATCH in modules and modules[-1] != _TOOL_DISPATCH:
-        return Cause.TOOL
+    if phase is Cause.SOLVER and modules and modules[-1] not in _TOOL_DISPATCH:
+        return Cause.TOOL if _TOOL_DISPATCH.intersection(modules) else phase
     return phase
 
 

@@ -100,6 +100,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     group_reward: Any = _option("group_reward")
     on_error: Any = _option("on_error")
     rollout_limits: Any = _option("rollout_limits")
+    context_window: int | None = _option("context_window")
     log_dir: str | None = _option(
         "log_dir", doc="Folder for one .eval log per batch, in `train` and `test` below it."
     )

@@ -23,7 +23,13 @@ from tinker_cookbook.rl.types import (
 from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, Outcome, TurnRequest
+from inspect_tinker_plugin.episode.types import (
+    EpisodeResult,
+    EpisodeState,
+    Outcome,
+    Reply,
+    TurnRequest,
+)
 from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
@@ -36,7 +42,7 @@ from inspect_tinker_plugin.rl.ending import (
 )
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
-from inspect_tinker_plugin.tokens.episode import EpisodeTokens
+from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError
 from inspect_tinker_plugin.wording import counted
 
 CLOSE_GRACE = 60.0
@@ -304,6 +310,7 @@ class InspectEnv(Env):
 
         What cannot be honoured ends the episode, and the error policy decides. A program that
         asks for it, whom a policy may have told to, is refused instead, as by any model API.
+        A call over the context window is answered as by a model API, too, and the solver goes on.
         """
         while not isinstance(outcome, EpisodeResult):
             if self._rules.stop is not None:
@@ -311,13 +318,15 @@ class InspectEnv(Env):
             try:
                 stop = self._tokens.stop_condition(outcome)
                 return Observation(outcome, self._tokens.prompt(outcome), stop)
+            except OverWindowError as error:
+                answer: Reply = error.answer
             except EpisodeError as error:
                 if outcome.dialect is None or not self._tokens.turns:
                     self._refused = error
                     return await self._end(str(error))
                 self._tokens.refuse(error)
-                refusal = RequestRefusedError(error)
-            outcome = await self._timed(self._episode.reply(refusal))
+                answer = RequestRefusedError(error)
+            outcome = await self._timed(self._episode.reply(answer))
         return outcome
 
     def _parse(

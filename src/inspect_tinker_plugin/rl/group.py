@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from logging import getLogger
 from typing import Any
 
+import chz
 from inspect_ai.dataset import Sample
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
@@ -78,6 +81,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         shared = PromptCache()
         hooks = parts.hooks.group()
         made = len(self._envs)
+        limits = budgets(self.handle.options)
         envs = []
         for member in range(self.handle.options.group_size):
             epoch = made + member + 1
@@ -87,9 +91,9 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 sample_id=self.sample.id,
                 epoch=epoch,
                 shared_prompts=shared,
+                context_window=self.handle.options.context_window,
             )
             episode = parts.runner.episode(self.sample, epoch=epoch)
-            limits = self.handle.options.rollout_limits
             env = InspectEnv(
                 episode,
                 tokens,
@@ -232,3 +236,13 @@ class InspectGroupBuilder(EnvGroupBuilder):
 
 def _member(ending: Ending) -> GroupMember:
     return GroupMember(result=ending.result, reward=None if ending.error else ending.reward)
+
+
+def budgets(options: DatasetOptions) -> RolloutLimits | None:
+    """Return the budgets for the cookbook's runner, which keep replies in the context window."""
+    limits, window = options.rollout_limits, options.context_window
+    if window is None:
+        return limits
+    limits = limits or RolloutLimits()
+    least = min(window, limits.max_trajectory_tokens or window)
+    return chz.replace(limits, max_trajectory_tokens=least)

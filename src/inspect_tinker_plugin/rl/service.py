@@ -1,4 +1,4 @@
-"""A server with the Tinker API: is there a key for it, does it answer, and a sampler of a model."""
+"""A server with the Tinker API: its key, whether it answers, what it knows of models, a sampler."""
 
 from __future__ import annotations
 
@@ -109,6 +109,32 @@ def require_weights(weights: str, *, base_url: str | None) -> None:
         ) from error
     except (tinker.TinkerError, ValueError):
         return
+
+
+def context_window(model: str, *, base_url: str | None) -> int | None:
+    """Ask a server how many tokens a model takes, prompt and reply together.
+
+    Args:
+        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
+        base_url: The server's address.
+
+    Returns:
+        Their number, ``None`` where the server does not say or cannot be asked: its refusal of a
+        prompt that is too long says it, later.
+    """
+    import tinker
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            rest = tinker.ServiceClient(base_url=base_url).create_rest_client()
+            if model.startswith("tinker://"):
+                model = rest.get_training_run_by_tinker_path(model).result().base_model
+            offered = rest.get_server_capabilities().result().supported_models
+    except (tinker.TinkerError, ValueError, AttributeError):  # the last by older releases
+        return None
+    found = [each.max_context_length for each in offered if each.model_name == model]
+    return found[0] if found else None
 
 
 def tinker_policy(

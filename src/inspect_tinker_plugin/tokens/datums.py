@@ -27,11 +27,13 @@ class TokenCounts:
     Attributes:
         answered: The turns, in time order.
         refused: Requests of programs that got an error in the place of a prompt.
+        over_window: Calls that left no room for a reply in the context window.
     """
 
     def __init__(self) -> None:
         self.answered: list[Turn] = []
         self.refused = 0
+        self.over_window = 0
         self._leaves: dict[int, Turn] = {}
         self._first_divergence: int | None = None
         self._sampled = 0
@@ -107,6 +109,7 @@ class TokenCounts:
             "tokens/stop_seq_cuts": self._cut,
             "tokens/unseen": self._unseen,
             "tokens/refused": self.refused,
+            "tokens/over_window": self.over_window,
         }
         if self._first_divergence is not None:
             metrics["tokens/first_divergence"] = self._first_divergence

@@ -61,11 +61,30 @@ from inspect_tinker_plugin.tokens.prompts import (
     merged,
     prompt_key,
 )
+from inspect_tinker_plugin.wording import counted
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
 
 
 T = TypeVar("T")
+
+LEAST_ROOM = 2
+"""Tokens that a reply needs; where fewer are left, the cookbook's runner would end the rollout."""
+
+
+class OverWindowError(Exception):
+    """A prompt leaves no room for a reply in the context window.
+
+    Attributes:
+        answer: What a model API answers then: an output with stop reason ``model_length``.
+    """
+
+    def __init__(self, length: int, window: int, model: str) -> None:
+        super().__init__(
+            f"The prompt has {counted(length, 'token')}, and the model takes {window:,} with the "
+            "reply."
+        )
+        self.answer = ModelOutput.from_content(model, str(self), stop_reason="model_length")
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,7 @@ class EpisodeTokens:
         sample_id: id of the sample, for messages.
         epoch: epoch of the sample, from 1.
         shared_prompts: first prompts shared by the episodes of a group.
+        context_window: tokens that the model takes, prompt and reply together, if it is known.
     """
 
     def __init__(
@@ -104,8 +124,10 @@ class EpisodeTokens:
         sample_id: int | str | None,
         epoch: int = 1,
         shared_prompts: PromptCache | None = None,
+        context_window: int | None = None,
     ) -> None:
         self._context = context
+        self._window = context_window
         self._task = task
         self._sample_id = sample_id
         self._epoch = epoch
@@ -119,6 +141,7 @@ class EpisodeTokens:
         """Return the prompt for a request.
 
         Raises:
+            OverWindowError: The context window leaves no room for a reply. The request has no turn.
             RendererError: The renderer cannot carry a message or the tools, and nothing was
                 sampled yet.
             EpisodeError: It cannot, and the policy has brought that about; or the solver asked
@@ -127,9 +150,15 @@ class EpisodeTokens:
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
-        return self._rendered(lambda: self._prompt(request))
+        asked, match, messages = self._rendered(lambda: self._found(request))
+        length = asked.turn.length
+        if self._window is not None and self._window - length < LEAST_ROOM:
+            raise self._over_window(length, self._window)
+        self._adopt(asked, match, messages)
+        return asked.turn.prompt
 
-    def _prompt(self, request: TurnRequest) -> tinker.ModelInput:
+    def _found(self, request: TurnRequest) -> tuple[_Asked, Match, list[ChatMessage]]:
+        """Find the place of a request among the turns, and its prompt."""
         tools = _offered(request)
         offer = tools_key(tools)
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
@@ -140,6 +169,10 @@ class EpisodeTokens:
             or self._continued(match, messages, tools, dialect)
             or self._fresh(match, messages, tools, dialect)
         )
+        return asked, match, messages
+
+    def _adopt(self, asked: _Asked, match: Match, messages: Sequence[ChatMessage]) -> None:
+        """Make a prompt's turn the one that waits for its reply."""
         self._turns.add(asked.turn, match, messages)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
@@ -149,7 +182,6 @@ class EpisodeTokens:
         if parent is not None:
             parent.continued = True
         self._asked = asked
-        return asked.turn.prompt
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
         """Return what ends a reply: the stop sequences of the renderer and of the solver.
@@ -162,6 +194,18 @@ class EpisodeTokens:
             EpisodeError: The same, later.
         """
         return self._rendered(lambda: stop_condition(self._context, request, self._task))
+
+    def _over_window(self, length: int, window: int) -> OverWindowError:
+        """Count a call that gets no prompt, and warn of the first in the dataset."""
+        self._ledger.over_window += 1
+        error = OverWindowError(length, window, self._context.model)
+        self._context.warn_once(
+            "over_window",
+            f"task {self._task!r}, sample {self._sample_id!r}: {error} (context_window) The call "
+            "is answered with stop reason `model_length`, as by a model API; tokens/over_window "
+            "counts such calls.",
+        )
+        return error
 
     def refuse(self, error: EpisodeError) -> None:
         """Count a request that gets no prompt, and warn of the first in the dataset."""
@@ -252,7 +296,8 @@ class EpisodeTokens:
         and ``tokens/stop_seq_cuts``: replies that the token limit, or a stop sequence of the
         solver, cut short; ``tokens/unseen``: sampled tokens behind such ends, not trained on.
         ``tokens/refused``: requests of programs that could not be honoured; they were shown an
-        error of their model API.
+        error of their model API. ``tokens/over_window``: calls that left no room for a reply in
+        the context window; they were answered with ``model_length``.
         """
         return self._ledger.metrics()
 

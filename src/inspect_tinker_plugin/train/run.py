@@ -24,9 +24,14 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 from tinker_cookbook.supervised import train as supervised
 
 from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.local import LocalServer, LocalSettings, make_tiny_model
+from inspect_tinker_plugin.local import (
+    LocalServer,
+    LocalSettings,
+    context_length,
+    make_tiny_model,
+)
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.rl.service import require_server, require_weights
+from inspect_tinker_plugin.rl.service import context_window, require_server, require_weights
 from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.train.config import (
     ROLLOUT_LOGS,
@@ -110,6 +115,7 @@ def train(request: TrainRequest) -> TrainResult:
         if server is not None:
             config = chz.replace(config, base_url=server.url)
             _require_weights(config, first=done is None)
+        config = _within_window(config, local=request.local)
         stack.callback(_finish_logs, log_dir)
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
@@ -136,6 +142,15 @@ def _require_weights(config: Any, *, first: bool) -> None:
     ):
         if weights is not None:
             require_weights(weights, base_url=config.base_url)
+
+
+def _within_window(config: Any, *, local: bool) -> Any:
+    """Add the model's context window, unless the run states one."""
+    data, model = config.dataset_builder, config.model_name
+    if data.dataset_options().context_window is not None:
+        return config
+    window = context_length(model) if local else context_window(model, base_url=config.base_url)
+    return chz.replace(config, dataset_builder=chz.replace(data, context_window=window))
 
 
 def _result(request: TrainRequest, config: Any) -> TrainResult:
