@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
-from inspect_ai.agent import Agent, AgentState, agent, as_solver, react
+from inspect_ai.agent import Agent, AgentState, agent, agent_bridge, as_solver, react
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, ModelUsageData, hooks
@@ -31,6 +31,7 @@ from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, ToolDef
 from inspect_ai.util import collect, span, store, subtask
+from openai import AsyncOpenAI
 from shortuuid import get_alphabet, uuid
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
@@ -333,6 +334,37 @@ async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
         [found] = result.scores.values()
         assert found.score.answer == expected.score.answer
     assert quiet.prepared.reads_events
+
+
+async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> None:
+    @solver
+    def program() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            async with agent_bridge():
+                client = AsyncOpenAI(api_key="none")
+                said: Any = [{"role": "user", "content": "?"}]
+                await client.chat.completions.create(model="inspect", messages=said)
+            return state
+
+        return solve
+
+    @scorer(metrics=[mean()])
+    def name() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            [event] = [each for each in transcript().events if isinstance(each, ModelEvent)]
+            return Score(value=1, answer=event.requested_model)
+
+        return score
+
+    for switches in ((), tuple(FastPath)):
+        with without(*switches):
+            runner = EpisodeRunner(Task(solver=program(), scorer=name()))
+            episode = runner.episode(Sample(id=1, input="?"))
+            await episode.start()
+            result = await episode.reply(ModelOutput.from_content("rl/policy", "so"))
+            assert isinstance(result, EpisodeResult)
+            assert result.error is None, result.error
+            assert result.scores["name"].score.answer == "inspect", switches
 
 
 async def test_who_does_not_read_goes_on_the_fast_path() -> None:

@@ -361,12 +361,14 @@ class QuietCall:
     def event(self) -> ModelEvent:
         """Its event, made without checking or copying what comes from Inspect itself."""
         if self._event is None:
-            asked = self._asked
+            asked, parts = self._asked, internals.optional_names()
+            requested = getattr(parts, "_requested_model", None)
             # Inspect sets the time
             self._event = changed(
                 EMPTY_CALL,
                 model=str(asked.model),
                 role=asked.model.role,
+                requested_model=None if requested is None else requested.get(),
                 input=asked.messages,
                 tools=asked.tools,
                 tool_choice=asked.tool_choice,
