@@ -151,3 +151,28 @@ def test_a_cost_limit_is_an_amount() -> None:
     for wrong in (0, -1.0, float("nan"), float("inf"), True, "1"):
         with pytest.raises(ConfigError, match="cost_limit must be a number above 0"):
             DatasetOptions(cost_limit=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shuffle", "yes"),
+        ("score_on_error", "x"),
+        ("seed", "x"),
+        ("seed", True),
+        ("sample_shuffle", "x"),
+        ("max_sandboxes", 0),
+        ("max_subprocesses", 0),
+        ("log_dir", ""),
+        ("log_dir", 5),
+        ("rollout_limits", 5),
+        ("side_models", 5),
+        ("side_models", {"a": 1}),
+        ("model_roles", "grader"),
+        ("model_roles", {"grader": 5}),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(name: str, value: object) -> None:
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        as_rl_dataset(task(), renderer(), **options)

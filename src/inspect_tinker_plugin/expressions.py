@@ -337,6 +337,10 @@ class _Builder:
             raise
         except (TypeError, ValueError) as ex:
             raise self._fault(f"{call.name}: {ex}", call.start, call.end) from ex
+        except Exception as ex:  # a mistake of whoever wrote it
+            origin = self._language.origins.get(call.name)
+            problem = f"{call.name} raised {ex!r}" + (f" ({origin})" if origin else "")
+            raise self._fault(problem, call.start, call.end) from ex
 
     def _positional(self, argument: Argument) -> Any:
         value, weight = self.node(argument.value), argument.weight

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -194,6 +195,8 @@ class DatasetOptions(EpisodeOptions):
     )
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            _require_kind(each.name, str(each.type), getattr(self, each.name))
         for name in ("batch_size", "group_size", "epochs"):
             _require_positive(name, getattr(self, name))
         for name in _LIMITS:
@@ -275,6 +278,8 @@ OLD_NAMES = {"max_samples": "limit"}
 """Options that were renamed; the old name still works, with a warning."""
 
 _LIMITS = (
+    "max_sandboxes",
+    "max_subprocesses",
     "max_turns",
     "message_limit",
     "token_limit",
@@ -390,6 +395,52 @@ def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
             "sandbox_config='compose.yaml'"
         )
     return (sandbox, config)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_role(model: object) -> bool:
+    if isinstance(model, list):
+        return all(map(_is_role, model))
+    return isinstance(model, str) or hasattr(model, "generate")
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "int | None": ("a whole number", lambda value: value is None or _is_whole(value)),
+    "bool | int | None": (
+        "True, False or a whole number",
+        lambda value: value is None or isinstance(value, Integral),
+    ),
+    "str | Path | None": (
+        "a folder",
+        lambda value: value is None or (isinstance(value, str | Path) and value != ""),
+    ),
+    "RolloutLimits | None": (
+        "the cookbook's RolloutLimits",
+        lambda value: value is None or hasattr(value, "max_trajectory_tokens"),
+    ),
+    "Mapping[str, str]": (
+        "a mapping of names to texts",
+        lambda value: (
+            isinstance(value, Mapping)
+            and all(isinstance(each, str) for pair in value.items() for each in pair)
+        ),
+    ),
+    "Mapping[str, str | Model | list[str | Model]]": (
+        "a mapping of roles to models",
+        lambda value: isinstance(value, Mapping) and all(map(_is_role, value.values())),
+    ),
+}
+"""By type of an option: what it may be, in words and as a test."""
+
+
+def _require_kind(name: str, annotation: str, value: object) -> None:
+    words, fits = _KINDS.get(annotation, ("", lambda value: True))
+    if not fits(value):
+        raise ConfigError(f"{name} must be {words}, got {value!r}")
 
 
 def _require_positive(name: str, value: object, *, optional: bool = False) -> None:

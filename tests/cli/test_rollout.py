@@ -189,8 +189,8 @@ def test_sampling_without_a_key_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
     ("text", "message"),
     [
         ("", "holds no replies"),
-        ('"a"\n["b"]\n', "mixes"),
-        ('{"txt": "a"}', "line 1"),
+        ('"a"\n["b"]\n', "line 2: the script mixes"),
+        ('{"txt": "a"}', "line 1.*no key 'txt'"),
         ('"a"\n{"text"', "line 2"),
         ("3", "line 1"),
     ],

@@ -65,3 +65,36 @@ def test_what_a_task_and_its_programs_print_is_not_on_stdout(
     assert documents
     for each in documents:
         json.loads(each)
+
+
+QUIET = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+
+@task
+def quiet():
+    return Task(dataset=[Sample(id=1, input="pi\u00f1a?", target="a")], scorer=includes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("{command} >&-", 0),
+        ("{command} | true; exit ${{PIPESTATUS[0]}}", 1),
+        ("PYTHONIOENCODING=ascii {command} > shown", 0),
+    ],
+)
+def test_a_stdout_that_takes_nothing_is_no_unexpected_error(
+    tmp_path: Path, line: str, code: int
+) -> None:
+    (tmp_path / "quiet.py").write_text(QUIET, encoding="utf-8")
+    command = f"{sys.executable} -m inspect_tinker_plugin rollout quiet.py --group-size 2"
+    done = subprocess.run(
+        ["bash", "-c", line.format(command=command)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert "Error" not in done.stderr
+    if (shown := tmp_path / "shown").exists():
+        assert "pi\\xf1a" in shown.read_text(encoding="ascii")

@@ -235,3 +235,9 @@ def test_a_factory_that_makes_no_aggregator(plugin: Callable[..., None]) -> None
     plugin("inspect_rl_reward_aggregators", "{'gives': lambda: 3}")
     with pytest.raises(RewardError, match=WHO):
         as_rl_dataset(answering(), load_renderer(), reward="gives")
+
+
+def test_a_factory_that_raises(plugin: Callable[..., None]) -> None:
+    plugin("inspect_rl_reward_aggregators", "{'gives': lambda: {}['x']}")
+    with pytest.raises(RewardError, match=WHO):
+        as_rl_dataset(answering(), load_renderer(), reward="gives")

@@ -47,6 +47,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "imports.py").write_text("import no_such_module\n" + one)
     (tmp_path / "raises.py").write_text(one.replace("Task()", "1 / 0"))
     (tmp_path / "returns.py").write_text(one.replace("Task()", "42"))
+    (tmp_path / "exits.py").write_text(one + "\nimport sys\nsys.exit(0)\n")
+    (tmp_path / "latin.py").write_bytes(f"# coding: latin-1\n# \u00e9\n{one}".encode("latin-1"))
     (tmp_path / "required.py").write_text(one.replace("only()", "only(size)"))
     return tmp_path
 
@@ -91,7 +93,10 @@ def test_a_task_goes_by_the_name_of_its_decorator(folder: Path) -> None:
         ("syntax.py", TaskError, "syntax.py, line 7: SyntaxError"),
         ("imports.py", TaskError, "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raises.py", TaskError, "raises.py, line 5)"),
-        ("returns.py", TaskError, "its function returned none"),
+        ("returns.py", TaskError, "its function returned something else"),
+        ("exits.py", TaskError, "SystemExit: 0"),
+        ("latin.py", TaskError, "latin.py cannot be read as UTF-8"),
+        ("", TaskNotFoundError, "a task needs a name"),
         ("required.py", TaskError, "needs the argument 'size'"),
         ("no_package/task", TaskNotFoundError, "Is the package 'no_package' installed?"),
         ("no_task", TaskNotFoundError, "there is no task 'no_task'."),

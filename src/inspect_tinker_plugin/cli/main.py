@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 import click
@@ -66,6 +67,9 @@ class LateGroup(click.Group):
             command = getattr(import_module(module), attribute)
         except VersionError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(130)
         assert isinstance(command, click.Command)
         return command
 

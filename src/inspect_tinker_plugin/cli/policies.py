@@ -78,9 +78,12 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
             episodes.append([_output(each) for each in parsed])
         else:
             replies.append(_output(parsed))
-    if bool(replies) == bool(episodes):
-        problem = "mixes replies and lists of replies" if replies else "holds no replies"
-        raise ConfigError(f"the script {path} {problem}")
+        if replies and episodes:
+            raise ConfigError(
+                f"{path}, line {number}: the script mixes replies and lists of replies"
+            )
+    if not replies and not episodes:
+        raise ConfigError(f"the script {path} holds no replies")
     return episodes or [replies]
 
 
@@ -120,5 +123,8 @@ def _output(line: str | ScriptedReply) -> ModelOutput:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[-1]
+    """Name what is wrong with a line; of its possible readings, with the one that went furthest."""
+    problem = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"there is no key {problem['loc'][-1]!r}"
     return json.dumps(problem["msg"])

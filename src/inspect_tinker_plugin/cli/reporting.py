@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from io import TextIOWrapper
 from typing import Any, Protocol, TextIO, TypeVar
 
 import click
@@ -45,6 +47,7 @@ def reported(command: Command) -> Command:
     )
     @functools.wraps(command)
     def wrapper(*args: Any, traceback: bool, **kwargs: Any) -> Any:
+        _make_stdout_usable()
         with _signals_exit():
             try:
                 return command(*args, **kwargs)
@@ -54,7 +57,8 @@ def reported(command: Command) -> Command:
                 click.echo("Interrupted.", err=True)
                 sys.exit(EXIT_INTERRUPTED)
             except Exception as error:
-                if traceback:
+                # Click ends a command quietly whose reader has gone (`| head`).
+                if traceback or (isinstance(error, BrokenPipeError) and _nobody_reads()):
                     raise
                 raise click.ClickException(_line(error)) from error
 
@@ -71,6 +75,24 @@ def _signals_exit() -> Iterator[None]:
             if end.code == EXIT_INTERRUPTED and stopped.by is not None:
                 sys.exit(128 + stopped.by)
             raise
+
+
+def _make_stdout_usable() -> None:
+    """Take the place of a closed stdout (``>&-``), and write what its encoding lacks as escapes."""
+    if sys.stdout is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != 1:  # another file has taken its number
+            raise click.ClickException("stdout is closed")
+        sys.stdout = os.fdopen(1, "w")
+    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _line(error: Exception) -> str:

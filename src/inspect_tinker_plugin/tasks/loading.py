@@ -74,7 +74,7 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
         )
     except internals.PrerequisiteError as error:
         raise TaskError(f"solver {spec!r}: {internals.in_one_line(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         raise TaskError(
             f"solver {spec!r} could not be created: {type(error).__name__}: {text}"
@@ -138,17 +138,19 @@ def _loading(name: str) -> Iterator[None]:
         raise
     except internals.PrerequisiteError as error:
         raise TaskError(f"task {name!r}: {internals.in_one_line(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a script without a main guard
         text = str(error).strip().replace("\n", " ")
         if "__registry_info__" in text:  # Inspect tags what it takes for a Task
-            raise TaskError(f"task {name!r} is not a Task: its function returned none.") from error
+            raise TaskError(
+                f"task {name!r} is not a Task: its function returned something else."
+            ) from error
         place = _place_of(error)
         raise TaskError(
             f"task {name!r} could not be created: {type(error).__name__}: {text}{place}"
         ) from error
 
 
-def _place_of(error: Exception) -> str:
+def _place_of(error: BaseException) -> str:
     """Return the deepest line of a traceback outside of installed packages and of this one."""
     ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -171,6 +171,8 @@ def _source_of(task: Task) -> Path | None:
 
 def _split(spec: str) -> tuple[Path | None, str | None]:
     """Split ``file@task``; the file is None for a registered name."""
+    if not spec:
+        raise TaskNotFoundError("a task needs a name: package/task or file.py@task.")
     before, at, after = spec.rpartition("@")
     path, name = (before, after) if at else (spec, None)
     if Path(path).suffix in TASK_SUFFIXES:
@@ -196,7 +198,10 @@ def _declared(file: Path) -> list[str]:
     """Names of the ``@task`` functions of a file, read without running it."""
     from inspect_tinker_plugin import inspect_internals as internals
 
-    return [name for name, _ in internals.parse_decorators(file, "task")]
+    try:
+        return [name for name, _ in internals.parse_decorators(file, "task")]
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{file} cannot be read as UTF-8, which Inspect needs: {error}") from error
 
 
 def _task_in_file(file: Path, name: str | None) -> str:

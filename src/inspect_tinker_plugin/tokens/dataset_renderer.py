@@ -65,6 +65,9 @@ def make_thread_safe(tokenizer: object) -> None:
             encode = getattr(owner, "encode", None)
             if encode is not None and not hasattr(encode, "_inspect_rl_remembering"):
                 owner.encode = _remembering(encode)  # type: ignore[attr-defined]  # a class of transformers
+            decode = getattr(owner, "decode", None)
+            if decode is not None and not hasattr(decode, "_inspect_rl_straight"):
+                owner.decode = _straight(decode)  # type: ignore[attr-defined]  # the same
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +104,7 @@ class RememberedEncodings:
     """Remembers, in a block of this thread, the tokens of the short texts that a renderer encodes.
 
     Most of what it encodes for a prompt are the same few headers and ends of messages, and each
-    costs as much as a paragraph.
+    costs as much as a paragraph. Decoding there takes lists of integers as they are.
     """
 
     __slots__ = ("_before",)
@@ -141,6 +144,25 @@ def _remembering(method: Callable[..., Any]) -> Callable[..., Any]:
 
     encode._inspect_rl_remembering = True  # type: ignore[attr-defined]
     return encode
+
+
+def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decode sampled tokens, which are a list of integers, without a look at the kind of each."""
+
+    @functools.wraps(method)
+    def decode(self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            args
+            or kwargs
+            or not getattr(_here, "remembers", False)
+            or type(token_ids) is not list
+            or {*map(type, token_ids)} != {int}
+        ):
+            return method(self, token_ids, *args, **kwargs)
+        return self._decode(token_ids=token_ids, skip_special_tokens=False)
+
+    decode._inspect_rl_straight = True  # type: ignore[attr-defined]
+    return decode
 
 
 SAMPLER_OPTIONS = (

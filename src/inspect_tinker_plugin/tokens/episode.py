@@ -59,7 +59,6 @@ from inspect_tinker_plugin.tokens.prompts import (
     PromptTail,
     flatten,
     merged,
-    prompt_key,
 )
 from inspect_tinker_plugin.wording import counted
 
@@ -379,15 +378,13 @@ class EpisodeTokens:
         """Return the prompt of a conversation that is rendered as a whole."""
         offer = tools_key(tools)
         shared = None if self._ledger.answered else self._shared
-        cache_key = b""
-        if shared is not None:
-            cache_key = prompt_key(offer, [message_key(message) for message in messages])
-        chunks = shared.get(cache_key) if shared is not None else None
+        key = (offer, tuple(map(message_key, messages))) if shared is not None else ("", ())
+        chunks = shared.get(key) if shared is not None else None
         if chunks is None:
             whole = self._whole(messages, tools, dialect)
             chunks = merged(self._context.renderer.build_generation_prompt(whole).chunks)
             if shared is not None:
-                shared.put(cache_key, chunks)
+                shared.put(key, chunks)
         length = sum(chunk.length for chunk in chunks)
         turn = self._turn(match, messages, offer, chunks, length)
         if self._ledger.answered:

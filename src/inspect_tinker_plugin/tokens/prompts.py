@@ -11,7 +11,6 @@ once and kept (:class:`PromptCache`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -217,6 +216,10 @@ def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCa
     return stub
 
 
+PromptKey = tuple[str, tuple[MessageKey, ...]]
+"""What determines a prompt: the tools offered, and the contents of its messages."""
+
+
 class PromptCache:
     """A bounded cache of rendered prompts; pickles empty.
 
@@ -227,16 +230,16 @@ class PromptCache:
 
     def __init__(self, size: int = 8) -> None:
         self._size = size
-        self._prompts: dict[bytes, list[tinker.ModelInputChunk]] = {}
+        self._prompts: dict[PromptKey, list[tinker.ModelInputChunk]] = {}
 
-    def get(self, key: bytes) -> list[tinker.ModelInputChunk] | None:
+    def get(self, key: PromptKey) -> list[tinker.ModelInputChunk] | None:
         """Return the chunks of a prompt, if it was rendered before."""
         chunks = self._prompts.pop(key, None)
         if chunks is not None:
             self._prompts[key] = chunks
         return chunks
 
-    def put(self, key: bytes, chunks: list[tinker.ModelInputChunk]) -> None:
+    def put(self, key: PromptKey, chunks: list[tinker.ModelInputChunk]) -> None:
         """Keep the chunks of a prompt."""
         self._prompts[key] = chunks
         if len(self._prompts) > self._size:
@@ -248,8 +251,3 @@ class PromptCache:
     def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
         """Pickle without the prompts: another process renders its own."""
         return (type(self), (self._size,))
-
-
-def prompt_key(tools: str, keys: Sequence[MessageKey]) -> bytes:
-    """Return a key for a prompt: the contents of its messages, and its tools."""
-    return hashlib.sha256(repr((tools, list(keys))).encode()).digest()
