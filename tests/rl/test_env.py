@@ -3,14 +3,16 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
-from inspect_ai.scorer import Scorer, match, model_graded_qa
+from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import Tool, tool
 from tests.rl.policies import Words, encode, renderer, tool_call
 from tests.rl.tasks import (
     add,
@@ -187,6 +189,57 @@ async def test_a_failure_is_raised_with_its_cause_and_never_a_zero(
         await rollout(task, ["1"])
     assert raised.value.cause is cause
     assert (raised.value.task, raised.value.sample_id) == ("one", "s0")
+
+
+@tool
+def undescribed() -> Tool:
+    async def execute(x: int) -> int:
+        return x
+
+    return execute
+
+
+@solver
+def asks_with_a_tool_that_nobody_described() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state.output = await get_model().generate(state.messages, tools=[undescribed()])
+        return state
+
+    return solve
+
+
+async def test_a_call_that_inspect_refuses_before_the_policy_hears_of_it_is_no_judges() -> None:
+    with pytest.raises(EpisodeError, match="escription") as raised:
+        await rollout(one(asks_with_a_tool_that_nobody_described()), ["1"])
+    assert raised.value.cause is Cause.TOOL
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(ValueError("no \ud800"), r"no \\ud800"), (Mute(), "Mute: Mute")],
+    ids=["half a pair", "no text"],
+)
+@pytest.mark.parametrize("logged", [False, True])
+async def test_an_error_that_cannot_be_shown_is_an_episodes_error_like_any_other(
+    error: Exception, shown: str, logged: bool, tmp_path: Path
+) -> None:
+    @scorer(metrics=[mean()])
+    def raising() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            raise error
+
+        return score
+
+    options: dict[str, Any] = {"log_dir": tmp_path} if logged else {}
+    with pytest.raises(EpisodeError, match=shown) as raised:
+        await rollout(one(generate(), raising()), ["1"], **options)
+    assert raised.value.cause is Cause.SCORER
+    assert total(await rollout(one(generate(), raising()), ["1"], on_error=-1.0)) == -1.0
 
 
 async def test_a_tool_that_raises_is_the_tools_fault() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,3 +118,37 @@ def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "x", "batch": 3, "sampler_path": "t"}\n')
     assert last_checkpoint(tmp_path) is None, "nothing to go on from"
+
+
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(ConfigError, match=r"report.html that is of no run"):
+        train(request(tmp_path))
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="under way"):
+            train(request(tmp_path))
+    finally:
+        other.kill()
+        other.communicate()
+    with pytest.raises(Started):  # the lock has gone with its process
+        train(request(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/proc/none.*cannot be made"):
+        train(request(Path("/proc/none")))

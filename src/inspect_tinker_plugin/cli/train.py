@@ -111,8 +111,8 @@ def train_command(**choices: Any) -> None:
     mode, async_config.max_steps_off_policy=2 async_config.groups_per_batch=4.
 
     The folder of a run gets the cookbook's metrics and checkpoints, one .eval log per batch
-    (rollouts/, test/) and report.html. The same command on the same folder continues an
-    interrupted run from its last checkpoint.
+    (rollouts/train, rollouts/test) and report.html. The same command on the same folder
+    continues an interrupted run from its last checkpoint.
     """
     from inspect_tinker_plugin.train.request import TrainRequest
 

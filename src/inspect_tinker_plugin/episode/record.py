@@ -21,6 +21,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.episode.model import (
     PolicyAPI,
     PolicyGradingError,
+    PolicyModel,
     RequestRefusedError,
 )
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
@@ -32,6 +33,21 @@ from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 _TOOL_DISPATCH = frozenset(
     {"inspect_ai.model._call_tools", "inspect_ai.agent._bridge.sandbox.host_tool"}
 )
+_ANSWERED_INSIDE = frozenset(
+    {
+        "inspect_ai._util._json_rpc",
+        "inspect_ai.tool._mcp._sandbox",
+        "inspect_ai.util._sandbox._json_rpc_transport",
+    }
+)
+"""Where Inspect calls a program that it has put into a sandbox, and that a policy can replace."""
+
+_MCP = "inspect_ai.tool._mcp._local"
+"""Where it calls MCP servers, of which some are in a sandbox and others are not."""
+
+_MCP_IN_SANDBOX = "create_server_sandbox."
+"""How the qualified name begins of what connects to a server in a sandbox."""
+
 _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
 
@@ -104,16 +120,31 @@ def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) 
     if sandbox_modules.intersection(modules):
         provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
         return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
-    if _raised_by_another_model(modules):
+    if _answered_inside(error.__traceback__, modules):
+        return Cause.INSIDE_SANDBOX
+    if _raised_by_another_model(error.__traceback__, modules):
         return Cause.JUDGE
     if phase is Cause.SOLVER and modules and modules[-1] not in _TOOL_DISPATCH:
         return Cause.TOOL if _TOOL_DISPATCH.intersection(modules) else phase
     return phase
 
 
-def _raised_by_another_model(modules: list[str]) -> bool:
-    return any(module == _MODEL or module.startswith(_PROVIDERS) for module in modules) and not any(
-        module == "inspect_tinker_plugin.episode.model" for module in modules
+def _answered_inside(tb: TracebackType | None, modules: list[str]) -> bool:
+    """Whether an exception is about the answer of Inspect's own programs in a sandbox."""
+    if _MCP not in modules:
+        return not _ANSWERED_INSIDE.isdisjoint(modules)
+    servers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(tb))
+    connect = (getattr(server, "_client", None) for server in servers)
+    return any(getattr(each, "__qualname__", "").startswith(_MCP_IN_SANDBOX) for each in connect)
+
+
+def _raised_by_another_model(tb: TracebackType | None, modules: list[str]) -> bool:
+    if not any(module == _MODEL or module.startswith(_PROVIDERS) for module in modules):
+        return False
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(tb))
+    # Inspect looks at a call's tools and options before the policy hears of it.
+    return "inspect_tinker_plugin.episode.model" not in modules and not any(
+        isinstance(caller, PolicyModel) for caller in callers
     )
 
 
@@ -137,7 +168,7 @@ def episode_error(
     sandbox_modules: frozenset[str] = frozenset(),
 ) -> EpisodeError:
     """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
-    text = str(error) or type(error).__name__
+    text = internals.text_of(error)
     if isinstance(error, LimitExceededError):
         text = f"{error.message} while scoring"
     operation = _sandbox_operation(error, sandbox_modules)
@@ -211,11 +242,9 @@ class SampleRecord:
             in_sandbox: Whether a limit cut an operation of a sandbox off.
         """
         error = internals.inner_exception(error)
-        internals.record_event(
-            ErrorEvent(error=internals.eval_error(error, type(error), error, error.__traceback__))
-        )
+        internals.record_event(ErrorEvent(error=internals.error_record(error)))
         if self.error is not None:
-            logger.warning("a further failure after %s: %s", self.error, error)
+            logger.warning("a further failure after %s: %s", self.error, internals.text_of(error))
             return
         self.catch_up()
         cause = attribute(

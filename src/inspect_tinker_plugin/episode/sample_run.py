@@ -215,9 +215,7 @@ class SampleRun:
             sample=record.sample,
             state=record.state,
             scores=self._scoring.scores,
-            error=None
-            if cause is None
-            else internals.eval_error(cause, type(cause), cause, cause.__traceback__),
+            error=None if cause is None else internals.error_record(cause),
             limit=record.limit,
             error_retries=[],
             time_limit=record.task.limits.time,

@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -23,7 +24,7 @@ from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, InterruptEvent, ModelEvent, ToolEvent
 from inspect_ai.event._model import LIMIT_CANCEL_ERROR
-from inspect_ai.log import transcript
+from inspect_ai.log import EvalError, transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
@@ -45,6 +46,8 @@ from inspect_ai.util._limit import (
 )
 from inspect_ai.util._store import init_subtask_store
 
+from inspect_tinker_plugin.surrogates import spelt_out
+
 __all__ = [
     "PRIVATE_ATTRIBUTES",
     "ActiveSample",
@@ -57,7 +60,7 @@ __all__ = [
     "create_eval_sample",
     "enter_scoring_context",
     "enter_task_context",
-    "eval_error",
+    "error_record",
     "first_messages",
     "init_sample_assistant_internal",
     "init_sample_model_data",
@@ -82,6 +85,7 @@ __all__ = [
     "state_jsonable",
     "state_limits",
     "task_generate",
+    "text_of",
     "to_json_safe",
     "unique_id",
 ]
@@ -249,6 +253,28 @@ def running_sample(
     _sample_active.set(active)
     _acp_live_active.set(True)
     return active
+
+
+def error_record(error: BaseException) -> EvalError:
+    """Describe an exception as an eval's log does.
+
+    Inspect's report cannot hold half a surrogate pair, which the message of an exception may
+    have from the policy, and cannot be made where the exception's own text fails.
+    """
+    try:
+        return eval_error(error, type(error), error, error.__traceback__)
+    except Exception:
+        told = spelt_out("".join(traceback.format_exception(error)))
+        return EvalError(message=text_of(error), traceback=told, traceback_ansi=told)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception, or its type where there is none that can be shown."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return spelt_out(text) or type(error).__name__
 
 
 def running_sample_id() -> tuple[int | str | None, int]:

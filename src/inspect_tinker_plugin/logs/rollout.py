@@ -14,6 +14,7 @@ from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
 from inspect_tinker_plugin.episode.types import Metrics
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.logs.run import GroupSlot
+from inspect_tinker_plugin.surrogates import spelt_out
 
 SAMPLED_KEY = "inspect_rl_sampled"
 """Key of a record's store under which the sampled tokens are."""
@@ -165,8 +166,8 @@ def _failure(rollout: Rollout) -> EvalError | None:
 
 
 def _eval_error(error: BaseException, message: str) -> EvalError:
-    text = "".join(traceback.format_exception(error))
-    return EvalError(message=message, traceback=text, traceback_ansi=text)
+    text = spelt_out("".join(traceback.format_exception(error)))
+    return EvalError(message=spelt_out(message), traceback=text, traceback_ansi=text)
 
 
 def _figures(rollout: Rollout, slot: GroupSlot) -> dict[str, Any]:

@@ -262,6 +262,9 @@ def _learning_rate(model: str) -> float:
 
 FILE = "run.json"
 
+_OURS = ("config.json", "metrics.jsonl", "report.html")
+"""Files that a run writes after that one."""
+
 
 def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None) -> None:
     """Record the identity of a folder's run, or compare it with the recorded one.
@@ -285,6 +288,12 @@ def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None)
         found = None
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
+    others = [name for name in _OURS if (log_dir / name).exists()]
+    if found is None and others and not (log_dir / "checkpoints.jsonl").exists():
+        raise ConfigError(
+            f"{log_dir} has a {others[0]} that is of no run of `inspect rl train`, and a run would "
+            "write over it; choose another --log-dir"
+        )
     if found is None or not has_begun(log_dir):
         if found is not None and found != json.loads(json.dumps(wanted, default=str)):
             (log_dir / TRAINING_ID).unlink(missing_ok=True)  # the logs of the other run stay

@@ -18,6 +18,7 @@ from typing import Any
 
 import chz
 import tinker
+from filelock import FileLock, Timeout
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollouts import set_rollout_executor
@@ -86,8 +87,34 @@ def train(request: TrainRequest) -> TrainResult:
     """
     check_request(request)
     log_dir = request.log_dir.expanduser().absolute()
-    log_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {log_dir} cannot be made ({error.strerror})") from error
     request = replace(request, log_dir=log_dir)
+    with _alone_in(log_dir):
+        return _train_in(log_dir, request)
+
+
+@contextmanager
+def _alone_in(log_dir: Path) -> Iterator[None]:
+    """Keep other processes from training in a folder; the lock goes with this process."""
+    lock = FileLock(log_dir / "run.lock", timeout=0)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if not isinstance(error, Timeout):  # which is one, too
+            raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"{log_dir} is the folder of a run that is under way; choose another --log-dir"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _train_in(log_dir: Path, request: TrainRequest) -> TrainResult:
     model = _model(request)
     # Everything that can be refused is refused before a server is started.
     config = build_config(request, model=model)
@@ -282,12 +309,12 @@ def _imitate(request: TrainRequest, warm: WarmStart, server: LocalServer | None)
 
 def _run(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
     try:
-        asyncio.run(_train(loop, server))
+        asyncio.run(_until_done(loop, server))
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         raise InterruptedRun("interrupted") from stop
 
 
-async def _train(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
+async def _until_done(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
     try:
         await (loop if server is None else server.during(loop))
     finally:

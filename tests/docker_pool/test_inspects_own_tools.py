@@ -1,0 +1,70 @@
+"""Inspect puts programs into a sandbox for its tools: a policy that breaks them gains nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.tool import Tool, bash, bash_session, text_editor
+from inspect_ai.util import SandboxEnvironmentSpec
+from tests.rl.policies import Words, renderer, tool_call
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.sandboxes import DockerPoolConfig
+
+pytestmark = pytest.mark.docker
+
+IMAGE = "inspect-rl-test/python:1"
+REPLACED = (
+    "for d in /var/tmp/.[a-z0-9]*/; do f=$d/inspect-sandbox-tools; rm -f $f; "
+    "printf '#!/bin/sh\\necho garbage\\n' > $f; chmod +x $f; done"
+)
+KILLED = "kill -9 $(grep -la sandbox-tools /proc/[0-9]*/cmdline | cut -d/ -f3)"
+
+
+def said(tool: str, **arguments: str) -> str:
+    return tool_call(tool, json.dumps(arguments))
+
+
+@pytest.mark.parametrize(
+    ("tool", "script"),
+    [
+        pytest.param(
+            text_editor(),
+            [
+                said("text_editor", command="create", path="/tmp/a", file_text="a"),
+                said("bash", command=REPLACED),
+                said("text_editor", command="view", path="/tmp/a"),
+            ],
+            id="replaced",
+        ),
+        pytest.param(
+            bash_session(),
+            [
+                said("bash_session", action="type_submit", input="echo"),
+                said("bash", command=KILLED),
+                said("bash_session", action="type_submit", input="echo"),
+            ],
+            id="killed",
+        ),
+    ],
+)
+async def test_who_breaks_inspects_program_has_no_second_try(tool: Tool, script: list[str]) -> None:
+    task = Task(
+        dataset=[Sample(id=1, input="Go.", target="plum")],
+        solver=react(tools=[tool, bash(timeout=20)]),
+        scorer=includes(),
+        sandbox=SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(image=IMAGE)),
+    )
+    policy = Words([*script, said("submit", answer="plum")])
+    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    group = await do_group_rollout(builder, policy, strategy=RetryOnFailure())
+    assert group.get_total_rewards() == [0.0]
+    assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
+    assert len(policy.prompts) == 3
