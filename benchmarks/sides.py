@@ -288,21 +288,21 @@ class CookbookRead:
 
 
 class ToolWork:
-    """An episode of several tool calls, and an answer at the end.
+    """An episode of several turns: a tool call in each but the last, which answers.
 
     Args:
-        turns: Calls of the tool.
+        turns: Model calls.
         tokens: Tokens of each result.
         agent: Solve with ``react()``, which ends with ``submit()``.
     """
 
     def __init__(self, turns: int, tokens: int, *, agent: bool = False) -> None:
         self.turns = turns
-        self._texts = pages(turns, tokens)
+        self._texts = pages(turns - 1, tokens)
         self._agent = agent
         last = call_of("submit", answer="done") if agent else "done"
         self._dataset = as_rl_dataset(self.task(), RENDERER)
-        self._says = [*[call_of("read", page=turn) for turn in range(turns)], last]
+        self._says = [*[call_of("read", page=turn) for turn in range(turns - 1)], last]
 
     def task(self, samples: int = 1) -> Task:
         tool_of = read(self._texts)
@@ -331,7 +331,7 @@ class ToolWork:
                 [CookbookRead(self._texts)],
                 [*prefix, {"role": "user", "content": "Read all."}],
                 reward,
-                max_turns=self.turns + 1,
+                max_turns=self.turns,
             )
 
         return [Builder(make, 1)]
@@ -355,11 +355,10 @@ class ToolWork:
                 turns.append(now - since[-1])
             number = sum(isinstance(message, ChatMessageTool) for message in request.messages)
             output = ModelOutput.from_content("scripted", "done")
-            if number < self.turns or self._agent:
+            calls = self.turns - 1
+            if number < calls or self._agent:
                 name, arguments = (
-                    ("read", {"page": number})
-                    if number < self.turns
-                    else ("submit", {"answer": "done"})
+                    ("read", {"page": number}) if number < calls else ("submit", {"answer": "done"})
                 )
                 call = ToolCall(id=f"call-{number}", function=name, arguments=arguments)
                 output = ModelOutput.from_message(

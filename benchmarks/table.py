@@ -104,14 +104,17 @@ def late_turn(bridge: Path | None) -> Sides:
     }
 
 
-def react_turn(bridge: Path | None) -> Sides:
-    from benchmarks.sides import EVALS, ToolWork
+def react_turn(turns: int) -> Callable[[Path | None], Sides]:
+    def made(bridge: Path | None) -> Sides:
+        from benchmarks.sides import EVALS, ToolWork
 
-    work = ToolWork(8, 100, agent=True)
-    return {
-        OURS: work.turn_of_rollout(work.ours),
-        **{name: work.turn_of_eval(name) for name in EVALS},
-    }
+        work = ToolWork(turns, 100, agent=True)
+        return {
+            OURS: work.turn_of_rollout(work.ours),
+            **{name: work.turn_of_eval(name) for name in EVALS},
+        }
+
+    return made
 
 
 def parked(bridge: Path | None) -> Sides:
@@ -191,7 +194,8 @@ LINES = {
         {"": 2.0, EARLY: 1.15, "eval": 0.65},
         rounds=3,
     ),
-    "react": Line("react agent, one turn", react_turn, {"": 1.8, "eval": 0.4}),
+    "react": Line("react agent, one turn of 8", react_turn(8), {"": 1.8, "eval": 0.4}),
+    "react-short": Line("react agent, one turn of 3", react_turn(3), {"": 1.8, "eval": 0.4}),
     "parked": Line("1,000 episodes parked, MB", parked, {"": 35}, rounds=1, apart=True),
     "start-1000": Line(
         "longest pause of the loop, 1,000 start, ms", pause(1000), {"": 100}, rounds=1, apart=True
