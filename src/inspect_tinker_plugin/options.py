@@ -404,7 +404,8 @@ def _is_whole(value: object) -> bool:
 def _is_role(model: object) -> bool:
     if isinstance(model, list):
         return all(map(_is_role, model))
-    return isinstance(model, str) or hasattr(model, "generate")
+    # Empty ones are refused where roles are made, by name.
+    return model is None or isinstance(model, str) or hasattr(model, "generate")
 
 
 _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
