@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,10 +28,10 @@ class Stopped:
             return
         self.by = signal.Signals(number)
         handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):
-            # Ctrl-C is ignored, as in a background job of a script.
-            raise KeyboardInterrupt
-        handler(signal.SIGINT, frame)
+        if callable(handler):
+            handler(signal.SIGINT, frame)
+        else:  # Ctrl-C is ignored, as in a background job of a script
+            _interrupt_between_steps()
 
     def install(self) -> list[signal.Signals]:
         """Handle the signals that nothing handles yet; returns them.
@@ -43,6 +44,22 @@ class Stopped:
         for number in free:
             signal.signal(number, self)
         return free
+
+
+def _interrupt_between_steps() -> None:
+    """Raise `KeyboardInterrupt`; out of a running event loop between two steps, not within one.
+
+    ``asyncio.run`` then cancels all tasks and waits for them, as it does after Ctrl-C.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise KeyboardInterrupt from None
+    loop.call_soon_threadsafe(_interrupt)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager

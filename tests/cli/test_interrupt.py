@@ -169,3 +169,34 @@ def test_a_signal_removes_the_containers_of_inspects_own_sandbox(
     boxes = [path.name.removeprefix("box-") for path in tmp_path.glob("box-*")]
     assert boxes
     assert not [each for each in containers() if each[:12] in boxes]
+
+
+IN_A_LOOP = """
+import asyncio, os, signal
+from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a script
+
+async def steps():
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100_000):  # the signal is handled in here
+        pass
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        print("cancelled between steps")
+        raise
+
+with stopped_like_ctrl_c():
+    try:
+        asyncio.run(steps())
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_signal_cuts_through_no_step_of_a_task_where_ctrl_c_is_ignored() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_LOOP], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == ["cancelled between steps", "interrupted"], done.stderr

@@ -301,7 +301,7 @@ class EpisodeMachine:
             self.state = EpisodeState.CLOSED
             self._mailbox.finish(fault or self._closed())
         elif fault is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
-            # Those two, of a process that is told to end, asyncio hands on to whoever runs the loop.
+            # Those two are of a process that is told to end; asyncio hands them on.
             logger.error("%s: it failed while it was closed", self.name, exc_info=fault)
         self._leave()
 
