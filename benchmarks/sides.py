@@ -298,11 +298,12 @@ class ToolWork:
 
     def __init__(self, turns: int, tokens: int, *, agent: bool = False) -> None:
         self.turns = turns
-        self._texts = pages(turns - 1, tokens)
+        self._calls = turns - 1
+        self._texts = pages(self._calls, tokens)
         self._agent = agent
         last = call_of("submit", answer="done") if agent else "done"
         self._dataset = as_rl_dataset(self.task(), RENDERER)
-        self._says = [*[call_of("read", page=turn) for turn in range(turns - 1)], last]
+        self._says = [*[call_of("read", page=turn) for turn in range(self._calls)], last]
 
     def task(self, samples: int = 1) -> Task:
         tool_of = read(self._texts)
@@ -355,10 +356,11 @@ class ToolWork:
                 turns.append(now - since[-1])
             number = sum(isinstance(message, ChatMessageTool) for message in request.messages)
             output = ModelOutput.from_content("scripted", "done")
-            calls = self.turns - 1
-            if number < calls or self._agent:
+            if number < self._calls or self._agent:
                 name, arguments = (
-                    ("read", {"page": number}) if number < calls else ("submit", {"answer": "done"})
+                    ("read", {"page": number})
+                    if number < self._calls
+                    else ("submit", {"answer": "done"})
                 )
                 call = ToolCall(id=f"call-{number}", function=name, arguments=arguments)
                 output = ModelOutput.from_message(

@@ -68,8 +68,10 @@ class LateGroup(click.Group):
         except VersionError as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
+            from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED
+
             click.echo("Interrupted.", err=True)
-            sys.exit(130)
+            sys.exit(EXIT_INTERRUPTED)
         assert isinstance(command, click.Command)
         return command
 

@@ -102,12 +102,12 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
     lock = FileLock(log_dir / "run.lock", timeout=0)
     try:
         lock.acquire()
-    except OSError as error:
-        if not isinstance(error, Timeout):  # which is one, too
-            raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
+    except Timeout as error:
         raise ConfigError(
             f"{log_dir} is the folder of a run that is under way; choose another --log-dir"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
     try:
         yield
     finally:
