@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
+from inspect_tinker_plugin.docker_pool import executor
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all
@@ -65,6 +66,16 @@ async def test_a_container_that_is_killed_during_a_command_ends_in_a_typed_error
         sandbox.read_file("a"),
     ):
         with pytest.raises(SandboxDiedError):
+            await attempt
+
+
+async def test_a_container_that_somebody_pauses_is_no_fault_of_what_is_inside(
+    sandbox: DockerPoolSandboxEnvironment, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_SILENCE_SECONDS", 1.0)
+    manager.engine.api.pause(sandbox.container.id)
+    for attempt in (sandbox.exec(["true"], timeout=600), sandbox.read_file("/etc/hostname")):
+        with pytest.raises(SandboxEngineError, match="paused"):
             await attempt
 
 
@@ -227,6 +238,7 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
 
 _OWNER = """
 import asyncio, sys
+from inspect_tinker_plugin.docker_pool import executor
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment as Env
 from inspect_tinker_plugin.docker_pool.manager import pool_manager

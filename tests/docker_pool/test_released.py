@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
-from inspect_ai.solver import generate
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.solver import TaskState, generate
+from inspect_ai.util import sandbox
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -57,11 +58,13 @@ class Stack:
             found += answer.stdout.split()
         return found
 
-    def dataset(self, sample: dict[str, object], *, group_size: int = 1) -> InspectRLDataset:
+    def dataset(
+        self, sample: dict[str, object], *, group_size: int = 1, scored: Scorer | None = None
+    ) -> InspectRLDataset:
         task = Task(
             dataset=[Sample.model_validate({"id": 1, "input": "?", "target": "!"} | sample)],
             solver=generate(),
-            scorer=includes(),
+            scorer=scored or includes(),
             sandbox=("docker", str(self.file)),
         )
         return as_rl_dataset(task, renderer(), group_size=group_size, max_sandboxes=6)
@@ -112,3 +115,22 @@ async def test_episodes_cancelled_in_parallel_leave_nothing(stack: Stack, after:
     await asyncio.wait([cleaning])
     assert stack.left() == []
     assert sandbox_places("docker").alive == 0
+
+
+@scorer(metrics=[accuracy()])
+def without_client(patch: pytest.MonkeyPatch) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        with patch.context() as here:
+            here.setenv("PATH", "/nowhere")
+            return Score(value=(await sandbox().exec(["true"])).returncode)
+
+    return score
+
+
+async def test_a_client_of_the_engine_that_is_gone_is_no_fault_of_what_is_inside(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [builder] = stack.dataset({}, scored=without_client(monkeypatch)).get_batch(0)
+    with pytest.raises(EpisodeError, match="'docker'") as caught:
+        await do_group_rollout(builder, Words(["!"]))
+    assert caught.value.cause is Cause.SANDBOX

@@ -38,6 +38,10 @@ async def _exits() -> None:
     raise SystemExit(0)
 
 
+async def _says_it_is_closed() -> None:
+    raise GeneratorExit
+
+
 async def _raises_no_exception() -> None:
     raise Outcome("failed")
 
@@ -46,7 +50,7 @@ async def _raises_a_group() -> None:
     raise BaseExceptionGroup("several", [Outcome("failed")])
 
 
-DEEDS = [_cancels_itself, _exits, _raises_no_exception, _raises_a_group]
+DEEDS = [_cancels_itself, _exits, _says_it_is_closed, _raises_no_exception, _raises_a_group]
 deeds = pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 
 
@@ -97,6 +101,21 @@ async def test_a_scorer(deed: Deed) -> None:
 @deeds
 async def test_a_solver(deed: Deed) -> None:
     await _check(_task(does(), replies_and(deed)), Cause.SOLVER)
+
+
+async def _raises_a_cancellation() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("deed", [*DEEDS, _raises_a_cancellation], ids=lambda deed: deed.__name__)
+async def test_a_clean_up_changes_no_reward(deed: Deed, caplog: pytest.LogCaptureFixture) -> None:
+    async def clean_up(state: TaskState) -> None:
+        await deed()
+
+    task = _task(does())
+    task.cleanup = clean_up
+    assert await _rewards(task) == [1.0]
+    assert "the task's cleanup failed" in caplog.text
 
 
 @deeds

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 from collections.abc import Awaitable, Callable
 
+import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import SandboxEnvironment, sandbox
@@ -52,11 +56,40 @@ async def _slow(box: SandboxEnvironment) -> object:
     return await box.exec(["sleep", "30"], timeout=1)
 
 
+async def _slow_for_the_task(box: SandboxEnvironment) -> object:
+    return await asyncio.wait_for(box.exec(["sleep", "30"]), 1)
+
+
+async def _said_in_other_words(box: SandboxEnvironment) -> object:
+    try:
+        return await box.read_file("answer.txt")
+    except FileNotFoundError as error:
+        raise ValueError("there is no answer") from error
+
+
+async def _said_in_a_handler(box: SandboxEnvironment) -> object:
+    try:
+        return await box.exec(["sleep", "30"], timeout=1)
+    except TimeoutError:
+        raise ValueError("the tests take too long")  # noqa: B904 - as tasks do
+
+
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
 
-ACTIONS = [_missing, _folder, _link_loop, _long_name, _no_text, _slow, _used_up]
+ACTIONS = [
+    _missing,
+    _folder,
+    _link_loop,
+    _long_name,
+    _no_text,
+    _slow,
+    _slow_for_the_task,
+    _said_in_other_words,
+    _said_in_a_handler,
+    _used_up,
+]
 
 
 @scorer(metrics=[accuracy()])
@@ -152,6 +185,23 @@ async def test_scoring_that_a_policy_keeps_from_ending_costs_and_is_not_retried(
     assert group.get_total_rewards() == [0.0]
 
 
+async def test_a_solver_that_a_policy_keeps_from_ending_in_a_shield_costs_and_is_not_retried() -> (
+    None
+):
+    async def shielded(box: SandboxEnvironment) -> object:
+        with anyio.CancelScope(shield=True):
+            return await _endless(box)
+
+    limits = RolloutLimits(rollout_timeout_seconds=1.0)
+    dataset = as_rl_dataset(
+        task(shielded, "solver"), renderer(), stop_timeout=1.0, rollout_limits=limits
+    )
+    [builder] = dataset.get_batch(0)
+    group = await do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=1))
+    assert group.rollout_errors == []
+    assert group.get_total_rewards() == [0.0]
+
+
 async def test_a_command_that_the_solver_left_running_is_not_what_a_hanging_scorer_waits_for() -> (
     None
 ):
@@ -198,7 +248,49 @@ async def test_a_sandbox_that_dies_by_itself_is_still_raised() -> None:
     assert caught.value.cause is Cause.SANDBOX
 
 
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+async def _without_descriptors(box: SandboxEnvironment) -> object:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await box.write_file("a", "text")
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        return await box.read_file("a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("place", ["solver", "scorer"])
+async def test_what_this_machine_refuses_is_raised(place: str) -> None:
+    [builder] = as_rl_dataset(task(_without_descriptors, place), renderer()).get_batch(0)
+    with pytest.raises(EpisodeError, match="Too many open files") as caught:
+        await do_group_rollout(builder, Words(["x"]))
+    assert caught.value.cause is Cause.SANDBOX
+
+
+async def test_a_judge_that_fails_where_a_sandbox_was_slow_is_raised() -> None:
+    def down(*_: object) -> ModelOutput:
+        raise RuntimeError("the judge is down")
+
+    async def falls_back(box: SandboxEnvironment) -> object:
+        try:
+            return await box.exec(["sleep", "30"], timeout=1)
+        except TimeoutError:
+            return await get_model(role="grader").generate("What do you think?")
+
+    roles = {"grader": get_model("mockllm/model", custom_outputs=down)}
+    dataset = as_rl_dataset(task(falls_back, "scorer"), renderer(), model_roles=roles)
+    [builder] = dataset.get_batch(0)
+    with pytest.raises(EpisodeError, match="the judge is down") as caught:
+        await do_group_rollout(builder, Words(["x"]))
+    assert caught.value.cause is Cause.JUDGE
+
+
+NOT_SCORED = [action for action in ACTIONS if action is not _slow_for_the_task]
+"""An eval scores what a solver has done until a ``TimeoutError`` of its own."""
+
+
+@pytest.mark.parametrize("action", NOT_SCORED, ids=lambda action: action.__name__)
 @pytest.mark.parametrize("place", ["setup", "solver"])
 async def test_before_the_first_reply_it_is_the_tasks_fault(action: Action, place: str) -> None:
     asked = Task(

@@ -92,7 +92,7 @@ def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
     def all_tokens() -> list[list[int]]:
         return [
             shared.encode(text, add_special_tokens=False, **split)
-            for text in (special, later, "x" * 1000)
+            for text in (special, later, "x" * 1000, f"{TEXT} {special}é日本{later}\n\n" * 20)
             for split in ({}, {"split_special_tokens": True}, {"split_special_tokens": False})
         ]
 
@@ -107,6 +107,34 @@ def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
     shared.add_special_tokens({"additional_special_tokens": [later]})
     assert remembered() == all_tokens()
     assert len(shared.encode(later, add_special_tokens=False)) == 1
+
+
+def test_remembered_encodings_follow_a_length_that_the_tokenizer_is_set_to() -> None:
+    shared = tokenizer()
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    for text in ("x y " * 500, "<|im_end|>"):
+        shared.backend_tokenizer.enable_truncation(3)
+        with RememberedEncodings():
+            short = shared.encode(text, add_special_tokens=False)
+        assert short == shared.encode(text, add_special_tokens=False)
+
+
+class Doubling(type(tokenizer())):  # type: ignore[misc]
+    """A tokenizer whose class encodes in a way of its own."""
+
+    def _encode_plus(self, *args: object, **kwargs: object) -> object:
+        encoded = super()._encode_plus(*args, **kwargs)
+        encoded["input_ids"] = encoded["input_ids"] * 2
+        return encoded
+
+
+def test_remembered_encodings_leave_a_class_its_own_way() -> None:
+    shared = tokenizer()
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    own = copy.deepcopy(shared)
+    own.__class__ = Doubling
+    with RememberedEncodings():
+        assert own.encode("x" * 1000) == shared.encode("x" * 1000) * 2
 
 
 def test_a_guarded_tokenizer_copies_and_pickles_with_its_added_tokens() -> None:

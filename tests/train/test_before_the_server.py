@@ -83,6 +83,8 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_pat
 
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     said: list[str] = []
+    with pytest.raises(Started):
+        train(request(tmp_path))
     (tmp_path / "checkpoints.jsonl").write_text(
         '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
         '{"name": "final", "batch": 15, "state_path": "tinker://b"}\n'
@@ -98,10 +100,12 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
 
 
 def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:
+    split = request(tmp_path, test_split="4")
+    with pytest.raises(Started):
+        train(split)
     (tmp_path / "checkpoints.jsonl").write_text(
         '{"name": "final", "batch": 15, "state_path": "tinker://b", "sampler_path": "tinker://c"}\n'
     )
-    split = request(tmp_path, test_split="4")
     with pytest.raises(Started):
         train(split)
     with pytest.raises(Started):
@@ -120,11 +124,22 @@ def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None, "nothing to go on from"
 
 
-def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(ConfigError, match=r"report.html that is of no run"):
+@pytest.mark.parametrize("name", ["report.html", "checkpoints.jsonl"])
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"{name} that is of no run"):
         train(request(tmp_path))
-    assert (tmp_path / "report.html").read_text() == "mine"
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("held", ["[]", "{", None])
+def test_a_folder_with_a_damaged_record_of_its_run_is_refused(
+    tmp_path: Path, held: str | None
+) -> None:
+    record = tmp_path / "run.json"
+    record.mkdir() if held is None else record.write_text(held)
+    with pytest.raises(ConfigError, match=r"run.json is damaged"):
+        train(request(tmp_path))
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ class Container:
         Raises:
             SandboxMisusedError: it ended because commands in it used up its resources.
             SandboxDiedError: it ended for another reason, or is gone.
-            SandboxEngineError: the engine does not answer.
+            SandboxEngineError: the engine does not answer, or has paused it.
         """
         import docker
 
@@ -298,6 +298,11 @@ class Container:
             ) from ex
         except (OSError, docker.errors.DockerException) as ex:
             raise typed(ex, "exec", self.id) from ex
+        if state.get("Paused"):  # "running", too; nothing that runs in it can do that
+            raise SandboxEngineError(
+                "the container is paused: somebody has paused it while an episode used it",
+                container=self.id,
+            )
         if state["Running"]:
             return
         if self.fault is not None:

@@ -39,7 +39,7 @@ GRACE_SECONDS = 5.0
 """Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""
 
 _SILENCE_SECONDS = 60.0
-"""Seconds without news of a request without timeout after which the executor is asked."""
+"""Seconds without news of a request after which the executor is asked whether it is there."""
 
 _VERSION = 1
 _HEAD = struct.Struct("<III")
@@ -354,7 +354,7 @@ class Executor:
         now = time.monotonic()
         if limit is not None and now > limit:
             raise ExecutorSilent
-        if limit is None and now - max(self._heard, call.since) > _SILENCE_SECONDS:
+        if now - max(self._heard, call.since) > _SILENCE_SECONDS:
             if call.asked and call.since > self._heard:
                 raise ExecutorSilent
             call.since, call.asked = now, True
@@ -363,7 +363,7 @@ class Executor:
     def _patience(self, limit: float | None) -> float:
         if limit is None:
             return _SILENCE_SECONDS
-        return max(0.01, limit - time.monotonic() + 0.01)
+        return min(_SILENCE_SECONDS, max(0.01, limit - time.monotonic() + 0.01))
 
     async def _read(self) -> None:
         # Output may always be there: never starve the loop, nor its cancellations.

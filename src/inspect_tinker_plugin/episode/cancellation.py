@@ -46,14 +46,24 @@ async def contained(what: str, work: Awaitable[T]) -> T:
         RuntimeError: It raised ``SystemExit`` or another exception that is not an ``Exception``, as
             test frameworks do.
     """
+    task = asyncio.current_task()
     try:
         return await work
-    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if being_cancelled():
+        # Who closes a coroutine throws this in, from outside of its task.
+        closing = isinstance(error, GeneratorExit) and not _is_running(task)
+        if closing or being_cancelled():
             raise
         raise raised_by(what, error) from error
+
+
+def _is_running(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:  # no loop runs
+        return False
 
 
 def raised_by(what: str, error: BaseException) -> RuntimeError:

@@ -5,8 +5,10 @@ Which part caused an exception is decided from where it was raised, not from its
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from logging import getLogger
 from types import TracebackType
@@ -14,7 +16,9 @@ from types import TracebackType
 from inspect_ai.dataset import Sample
 from inspect_ai.event import ErrorEvent
 from inspect_ai.log import EvalSampleLimit
+from inspect_ai.model import ChatMessageTool
 from inspect_ai.solver import TaskState
+from inspect_ai.tool import ToolCall
 from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -42,6 +46,16 @@ _ANSWERED_INSIDE = frozenset(
 )
 """Where Inspect calls a program that it has put into a sandbox, and that a policy can replace."""
 
+_SET_UP_INSIDE = (
+    "inspect_ai.tool._sandbox_tools_utils.",
+    "inspect_ai.tool._tools._bash_session",
+    "inspect_ai.tool._tools._computer.",
+    "inspect_ai.tool._tools._skill.install",
+    "inspect_ai.tool._tools._web_browser.",
+)
+"""Where its tools put programs and files into a sandbox, or need those of the image. That fails for
+a policy that was there first, and for an image that does not suit the tool."""
+
 _MCP = "inspect_ai.tool._mcp._local"
 """Where it calls MCP servers, of which some are in a sandbox and others are not."""
 
@@ -51,9 +65,21 @@ _MCP_IN_SANDBOX = "create_server_sandbox."
 _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
 
-_PROVOKED = (OSError, UnicodeError, OutputLimitExceededError)
-"""Exceptions that a sandbox raises about files and commands, which the policy can provoke. The
-sandbox's own failures have other types, except for a lost connection."""
+_PROVOKED = (OSError, UnicodeError, OutputLimitExceededError, asyncio.CancelledError)
+"""Exceptions that a sandbox raises about files and commands, which the policy can provoke (the last
+one when a time-out of the task ends a command, and is what an exception is raised about). The
+sandbox's own failures have other types, except for a lost connection and ``_REFUSED``."""
+
+_REFUSED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""What this machine answers a provider that wants to start its client or to open a file. The pool
+has raised the same numbers, when it does, from what the kernel said inside a container."""
+
+_POOL = "inspect_tinker_plugin.docker_pool"
+_CLIENT = "docker"
+"""The program that Inspect's own provider starts for each operation."""
+
+_WATCHED = "inspect_tinker_plugin.episode.operations"
+"""Where the operations of sandboxes are waited for."""
 
 _OPERATIONS = frozenset({"exec", "read_file", "write_file", "connection"})
 """Methods of a sandbox environment."""
@@ -82,6 +108,7 @@ def attribute(
     phase: Cause,
     sandbox_modules: frozenset[str] = frozenset(),
     policy_spoke: bool = True,
+    worked: Container[str] = (),
 ) -> Cause:
     """Decide the cause of an exception that ended an episode.
 
@@ -90,6 +117,8 @@ def attribute(
         phase: What was running: ``SANDBOX`` (start-up), ``SOLVER`` or ``SCORER``.
         sandbox_modules: Modules that define the sandbox environments in use.
         policy_spoke: Whether the policy has given a reply; before that it can provoke nothing.
+        worked: Tools of Inspect that have given a result in the task's sandboxes: its image suits
+            them, so that what they miss there is what a policy has taken away.
 
     Returns:
         The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
@@ -97,36 +126,67 @@ def attribute(
         can provoke are never the sandbox's own: a policy could void its bad episodes with them.
         Those before its first reply are the task's, whose file was missing or command too slow.
     """
-    cause = _found(error, phase, sandbox_modules)
+    cause = _found(error, phase, sandbox_modules, worked)
     if cause is not Cause.INSIDE_SANDBOX or policy_spoke:
         return cause
     died = any(isinstance(link, SandboxMisusedError) for link in _chain(error))
     return Cause.SANDBOX if died else phase
 
 
-def _found(error: BaseException, phase: Cause, sandbox_modules: frozenset[str]) -> Cause:
+def _found(
+    error: BaseException, phase: Cause, sandbox_modules: frozenset[str], worked: Container[str]
+) -> Cause:
     if phase is Cause.SANDBOX:
         return phase
-    for link in _chain(error):
+    links = list(_chain(error))
+    for link in links:
         if isinstance(link, PolicyGradingError):
             return Cause.JUDGE
         if isinstance(link, RequestRefusedError):
             return Cause.POLICY
-        if isinstance(link, SandboxMisusedError | SandboxTimeoutError):
-            return Cause.INSIDE_SANDBOX
-        if isinstance(link, SandboxError):
+    # What was raised about an earlier exception, and says nothing itself, has that one's cause.
+    for position, link in enumerate(links):
+        cause = _of_type(link) or _of_place(link, sandbox_modules, worked)
+        if cause is Cause.INSIDE_SANDBOX and Cause.SANDBOX in map(_of_type, links[position:]):
             return Cause.SANDBOX
+        if cause is not None:
+            return cause
     modules = _modules(error.__traceback__)
-    if sandbox_modules.intersection(modules):
-        provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
-        return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
-    if _answered_inside(error.__traceback__, modules):
-        return Cause.INSIDE_SANDBOX
-    if _raised_by_another_model(error.__traceback__, modules):
-        return Cause.JUDGE
     if phase is Cause.SOLVER and modules and modules[-1] not in _TOOL_DISPATCH:
         return Cause.TOOL if _TOOL_DISPATCH.intersection(modules) else phase
     return phase
+
+
+def _of_type(error: BaseException) -> Cause | None:
+    """Return the cause that an exception's type tells."""
+    if isinstance(error, SandboxMisusedError | SandboxTimeoutError):
+        return Cause.INSIDE_SANDBOX
+    return Cause.SANDBOX if isinstance(error, SandboxError) else None
+
+
+def _of_place(
+    error: BaseException, sandbox_modules: frozenset[str], worked: Container[str]
+) -> Cause | None:
+    """Return the cause that the place tells where an exception was raised."""
+    tb = error.__traceback__
+    modules = _modules(tb)
+    ended = isinstance(error, asyncio.CancelledError) and _WATCHED in modules
+    if ended or sandbox_modules.intersection(modules):
+        provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
+        here = isinstance(error, OSError) and _is_of_this_machine(error, modules)
+        return Cause.INSIDE_SANDBOX if provoked and not here else Cause.SANDBOX
+    if _answered_inside(tb, modules) or (
+        any(module.startswith(_SET_UP_INSIDE) for module in modules) and _called_tool(tb) in worked
+    ):
+        return Cause.INSIDE_SANDBOX
+    return Cause.JUDGE if _raised_by_another_model(tb, modules) else None
+
+
+def _is_of_this_machine(error: OSError, modules: list[str]) -> bool:
+    """Whether a sandbox's error is about this machine, not about what is inside."""
+    if modules[-1].startswith(_POOL):
+        return False
+    return error.errno in _REFUSED or error.filename == _CLIENT
 
 
 def _answered_inside(tb: TracebackType | None, modules: list[str]) -> bool:
@@ -136,6 +196,15 @@ def _answered_inside(tb: TracebackType | None, modules: list[str]) -> bool:
     servers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(tb))
     connect = (getattr(server, "_client", None) for server in servers)
     return any(getattr(each, "__qualname__", "").startswith(_MCP_IN_SANDBOX) for each in connect)
+
+
+def _called_tool(tb: TracebackType | None) -> str:
+    """Name the tool whose call raised an exception, as the model calls it."""
+    for frame, _ in reversed(list(traceback.walk_tb(tb))):
+        call = frame.f_locals.get("call")
+        if isinstance(call, ToolCall):
+            return call.function
+    return ""
 
 
 def _raised_by_another_model(tb: TracebackType | None, modules: list[str]) -> bool:
@@ -226,6 +295,15 @@ class SampleRecord:
         """Take the most recent state, which a solver that was cut off could not return."""
         self.state = internals.sample_state() or self.state
 
+    def note_tools(self) -> None:
+        """Note which tools have given results where there is a sandbox."""
+        if self.sandboxes.environments:
+            self.task.worked_inside.update(
+                message.function or ""
+                for message in self.state.messages
+                if isinstance(message, ChatMessageTool) and message.error is None
+            )
+
     def end_by_limit(self, kind: str, limit: float | None, reason: str) -> None:
         """Record the limit that ended the solver."""
         self.catch_up()
@@ -247,11 +325,13 @@ class SampleRecord:
             logger.warning("a further failure after %s: %s", self.error, internals.text_of(error))
             return
         self.catch_up()
+        self.note_tools()
         cause = attribute(
             error,
             phase=phase,
             sandbox_modules=self.sandboxes.modules,
             policy_spoke=self.policy.answered > 0,
+            worked=self.task.worked_inside,
         )
         if in_sandbox and cause is phase:
             cause = self.cause_of_hanging(phase)

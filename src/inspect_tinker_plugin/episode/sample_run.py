@@ -164,7 +164,7 @@ class SampleRun:
         cause = Cause.UNSCORED
         if self._begun:
             cause = self._cancelled_in or self._phase or self._setup.phase
-            if cause is Cause.SCORER and record.sandboxes.operations.awaited:
+            if cause in (Cause.SOLVER, Cause.SCORER) and record.sandboxes.operations.awaited:
                 cause = record.cause_of_hanging(cause)
         record.error = record.error or record.attributed(StoppedError(message), cause)
         return self.result()
@@ -246,6 +246,7 @@ class SampleRun:
 
     async def _score(self) -> None:
         self._phase = Cause.SCORER
+        self._record.note_tools()
         await self._scoring.run(self._record)
 
     async def _clean_up(self) -> None:
@@ -258,7 +259,9 @@ class SampleRun:
         try:
             with anyio.CancelScope(shield=True):
                 await bounded(contained("the task's cleanup", cleanup(record.state)), patience)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
             # As in an eval: a failing clean-up is reported and changes no score.
             logger.warning(
                 "task %r, sample %r: the task's cleanup failed: %s",

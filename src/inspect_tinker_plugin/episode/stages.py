@@ -378,6 +378,7 @@ class Solving:
     async def _run_under_limits(self) -> None:
         record = self._record
         cancelled: list[BaseException] = []
+        failed: Exception | None = None
         message, token, cost, turn, clock, working = record.task.limits.scopes(record.state)
         # entered one by one: a stack of them takes a kilobyte of every waiting episode
         with message, token, cost, turn, clock, working:
@@ -394,7 +395,7 @@ class Solving:
                     each.__traceback__ = None  # it refers to the group's frame, which refers to it
                 raise
             except Exception as error:
-                raise internals.inner_exception(error) from error.__cause__
+                failed = internals.inner_exception(error)
             except BaseExceptionGroup as error:  # of what background() has started
                 if being_cancelled():
                     raise
@@ -404,6 +405,11 @@ class Solving:
                 if not record.task.first_calls or not being_cancelled():  # else nobody asks for it
                     latest = internals.sample_state() or record.state
                     internals.record_sample_limit_data(len(latest.messages))
+            if failed is not None:  # raised where its context, which tells the cause, is kept
+                try:
+                    raise failed
+                finally:
+                    failed = None  # its traceback refers to this frame
 
     async def _solve(self, group: TaskGroup, cancelled: list[BaseException]) -> None:
         record, active = self._record, self._active

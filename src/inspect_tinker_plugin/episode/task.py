@@ -56,6 +56,7 @@ class PreparedTask:
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
         reads_events: Whether an episode has read its own transcript.
+        worked_inside: Tools that have given a result in an episode with a sandbox.
         first_calls: Whether its episodes end at their first model call, on the fast path.
     """
 
@@ -90,6 +91,7 @@ class PreparedTask:
         if not self.first_calls:
             _load_for_episodes()
         self.reads_events = False
+        self.worked_inside: set[str] = set()
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         check_roles(self.side_models, self.model_roles)

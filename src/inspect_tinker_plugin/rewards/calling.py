@@ -24,7 +24,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, stray
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
 from inspect_tinker_plugin.errors import RewardError
 
 T = TypeVar("T")
@@ -254,16 +254,7 @@ def _blocked(error: BaseException | None) -> bool:
 
 async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
     """Await in a separate task, so that a cancellation in it cancels nothing else."""
-
-    async def run() -> Any:
-        try:
-            return await work
-        except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
-            raise
-        except BaseException as ex:  # SystemExit would end the loop
-            raise RuntimeError(f"raised {ex!r}") from ex
-
-    return await bounded(run(), None)
+    return await bounded(contained("it", work), None)
 
 
 async def _watched(work: Awaitable[Any], timeout: float | None) -> Any:

@@ -262,7 +262,7 @@ def _learning_rate(model: str) -> float:
 
 FILE = "run.json"
 
-_OURS = ("config.json", "metrics.jsonl", "report.html")
+_OURS = ("checkpoints.jsonl", "config.json", "metrics.jsonl", "report.html")
 """Files that a run writes after that one."""
 
 
@@ -284,12 +284,14 @@ def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None)
     wanted = {**identity(config), "data to imitate": warm_start}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no options")
     except FileNotFoundError:
         found = None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
     others = [name for name in _OURS if (log_dir / name).exists()]
-    if found is None and others and not (log_dir / "checkpoints.jsonl").exists():
+    if found is None and others:
         raise ConfigError(
             f"{log_dir} has a {others[0]} that is of no run of `inspect rl train`, and a run would "
             "write over it; choose another --log-dir"
