@@ -190,7 +190,8 @@ async def test_a_solver_that_a_policy_keeps_from_ending_in_a_shield_costs_and_is
 ):
     async def shielded(box: SandboxEnvironment) -> object:
         with anyio.CancelScope(shield=True):
-            return await _endless(box)
+            await _endless(box)
+        return None
 
     limits = RolloutLimits(rollout_timeout_seconds=1.0)
     dataset = as_rl_dataset(
