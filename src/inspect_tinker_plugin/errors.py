@@ -28,7 +28,7 @@ The tree::
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
 
 Errors of other code (solvers, scorers, tools, sandboxes) become an ``EpisodeError`` in
-``episode/record.py``, which decides their cause. An :class:`ErrorPolicy` decides whether it is
+``episode/causes.py``, which decides their cause. An :class:`ErrorPolicy` decides whether it is
 raised or becomes a penalty, and ``rl/ending.py`` applies that.
 """
 
