@@ -10,8 +10,9 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from tests.rl.policies import Words, renderer
+from inspect_ai.solver import Generate, Solver, TaskState, chain, generate, solver, use_tools
+from inspect_ai.tool import Tool, tool
+from tests.rl.policies import Words, renderer, tool_call
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
@@ -101,6 +102,24 @@ async def test_a_scorer(deed: Deed) -> None:
 @deeds
 async def test_a_solver(deed: Deed) -> None:
     await _check(_task(does(), replies_and(deed)), Cause.SOLVER)
+
+
+@pytest.mark.parametrize("deed", DEEDS[1:], ids=lambda deed: deed.__name__)
+async def test_a_tool(deed: Deed) -> None:
+    @tool
+    def doing() -> Tool:
+        async def execute() -> str:
+            """Do it."""
+            await deed()
+            return "done"
+
+        return execute
+
+    task = _task(does(), chain(use_tools(doing()), generate()))
+    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words([tool_call("doing", "{}"), "done"]))
+    assert caught.value.cause is Cause.TOOL
 
 
 async def _raises_a_cancellation() -> None:

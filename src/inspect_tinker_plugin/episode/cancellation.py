@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import anyio
+
+from inspect_tinker_plugin import inspect_internals as internals
 
 T = TypeVar("T")
 
@@ -57,6 +60,23 @@ async def contained(what: str, work: Awaitable[T]) -> T:
         if closing or being_cancelled():
             raise
         raise raised_by(what, error) from error
+
+
+_contains_tools: ContextVar[bool] = ContextVar("inspect_rl_contains_tools", default=False)
+
+
+def contain_tools() -> None:
+    """Contain what tools raise that the running context calls.
+
+    Inspect runs each in a task of its own, in which ``SystemExit`` would end the event loop: a
+    policy that a tool evaluates (``eval("exit()")``) could end the training.
+    """
+    internals.contain_tool_calls(_tool_call)
+    _contains_tools.set(True)
+
+
+async def _tool_call(work: Awaitable[T]) -> T:
+    return await (contained("a tool", work) if _contains_tools.get() else work)
 
 
 def _is_running(task: asyncio.Task[Any] | None) -> bool:

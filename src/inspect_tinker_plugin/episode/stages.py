@@ -26,6 +26,7 @@ from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_san
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
+    contain_tools,
     contained,
     raised_by,
     stray,
@@ -125,6 +126,7 @@ class Preparing:
         internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
         describe_react_once()
+        contain_tools()
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
         self._bind_state()

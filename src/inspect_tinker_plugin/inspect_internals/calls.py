@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from copy import copy
@@ -28,6 +28,7 @@ from inspect_tinker_plugin.inspect_internals.names import optional_names
 
 __all__ = [
     "KNOWN_MODEL_CALLS",
+    "contain_tool_calls",
     "digest_of_model_calls",
     "knows_model_calls",
     "leave_out_solver_events",
@@ -178,9 +179,26 @@ def record_solver_events_with(of_solver: SolverRecorder, of_tool: ToolRecorder) 
 ToolRouter = Callable[[Any, ToolCall], Any]
 """Takes a tool's function and the approved call, and returns what to call instead."""
 
+Contained = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Awaits a tool call, and decides what its exceptions become."""
+
 _inspect_call_tool = _call_tools.call_tool
+_contained: Contained | None = None
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 """Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
+
+
+def contain_tool_calls(contained: Contained) -> None:
+    """Have every tool call of the process awaited by a function, which knows whose it is."""
+    global _contained
+    _contained = contained
+    if _call_tools.call_tool is _inspect_call_tool:
+        _call_tools.call_tool = _call_tool
+
+
+async def _call_tool(*args: Any, **kwargs: Any) -> Any:
+    called = _inspect_call_tool(*args, **kwargs)
+    return await (called if _contained is None else _contained(called))
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
@@ -203,7 +221,7 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
     async def call_tool(*args: Any, **kwargs: Any) -> Any:
         router = current()
         if router is None:
-            return await _inspect_call_tool(*args, **kwargs)
+            return await _call_tool(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
         tools: list[ToolDef] = given["tools"]
         call: ToolCall = given["call"]
@@ -217,6 +235,6 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
             if on_execute is not None:
                 on_execute(approved)
 
-        return await _inspect_call_tool(**{**given, "tools": chosen, "on_execute": announced})
+        return await _call_tool(**{**given, "tools": chosen, "on_execute": announced})
 
     _call_tools.call_tool = call_tool

@@ -1,8 +1,7 @@
 """Puts the executor of an episode between Inspect's tool dispatcher and the tool.
 
 Inspect parses, approves and validates a call as usual; then the executor takes the place of
-the tool's function. Nothing is changed until the first episode that has an executor, and
-only the context of such an episode is affected.
+the tool's function. Only the context of an episode that has an executor is affected.
 """
 
 from __future__ import annotations
