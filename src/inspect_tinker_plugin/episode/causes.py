@@ -175,7 +175,8 @@ def _is_of_this_machine(error: OSError, modules: list[str]) -> bool:
     """Whether a sandbox's error is about this machine, not about what is inside."""
     if modules[-1].startswith(_POOL):
         return False
-    return error.errno in _REFUSED or error.filename == _CLIENT
+    no_client = error.filename == _CLIENT and "subprocess" in modules
+    return error.errno in _REFUSED or no_client
 
 
 def _answered_inside(tb: TracebackType | None, modules: list[str]) -> bool:
