@@ -94,7 +94,7 @@ class SandboxConfigError(SandboxError, ConfigError):
 
 
 class SandboxEngineError(SandboxError):
-    """The Docker engine is not reachable, or stopped answering."""
+    """The Docker engine is not reachable, stopped answering, or has paused a container."""
 
 
 class SandboxImageError(SandboxError):

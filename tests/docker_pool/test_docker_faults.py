@@ -238,7 +238,6 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
 
 _OWNER = """
 import asyncio, sys
-from inspect_tinker_plugin.docker_pool import executor
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment as Env
 from inspect_tinker_plugin.docker_pool.manager import pool_manager

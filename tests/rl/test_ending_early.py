@@ -28,7 +28,6 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
 from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -44,15 +43,28 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def boxed(**options: Any) -> Any:
-    """A dataset whose episodes need the only place."""
+    """A dataset whose two episodes compete for the only place, which the first gives back late."""
+
+    async def linger(state: TaskState) -> None:
+        await asyncio.sleep(3)
+
     task = Task(
         dataset=[Sample(id="s", input="Say plum.", target="plum")],
         solver=generate(),
         scorer=includes(),
         sandbox="local",
+        cleanup=linger,
         name="boxed",
     )
     return as_rl_dataset(task, renderer(), group_size=2, max_sandboxes=1, **options)
+
+
+class SlowOnce(Words):
+    """Keeps the first prompt waiting, so that its episode keeps its place."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.delay_s = 30.0 if not self.prompts else 0.0
+        return await super().__call__(*args, **kwargs)
 
 
 LIMITS = RolloutLimits(rollout_timeout_seconds=2.0)
@@ -60,19 +72,17 @@ LIMITS = RolloutLimits(rollout_timeout_seconds=2.0)
 
 async def test_a_timeout_while_waiting_for_a_place_is_the_sandboxs_failure() -> None:
     [builder] = boxed(rollout_limits=LIMITS).get_batch(0)
-    async with sandbox_places("local").place():
-        with pytest.raises(EpisodeError, match="max_sandboxes=1") as raised:
-            await do_group_rollout(builder, Words(["plum"]))
+    with pytest.raises(EpisodeError, match="max_sandboxes=1") as raised:
+        await do_group_rollout(builder, SlowOnce(["plum"]))
     assert raised.value.cause is Cause.SANDBOX
     assert (raised.value.task, raised.value.sample_id) == ("boxed", "s")
 
 
 async def test_on_error_prices_an_episode_that_got_no_place() -> None:
     [builder] = boxed(rollout_limits=LIMITS, on_error={"sandbox": -1.0}).get_batch(0)
-    async with sandbox_places("local").place():
-        group = await do_group_rollout(builder, Words(["plum"]))
-    assert group.get_total_rewards() == [-1.0, -1.0]
-    assert sum(m.get("error/sandbox", 0) for m in group.metrics_G) == 2
+    group = await do_group_rollout(builder, SlowOnce(["plum"]))
+    assert sorted(group.get_total_rewards()) == [-1.0, 0.0]
+    assert sum(m.get("error/sandbox", 0) for m in group.metrics_G) == 1
 
 
 def prepared(task: Task, **options: Any) -> EpisodeRunner:

@@ -60,8 +60,8 @@ one when a time-out of the task ends a command, and is what an exception is rais
 sandbox's own failures have other types, except for a lost connection and ``_REFUSED``."""
 
 _REFUSED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""What this machine answers a provider that wants to start its client or to open a file. The pool
-has raised the same numbers, when it does, from what the kernel said inside a container."""
+"""What this machine answers a provider that wants to start its client or to open a file. From the
+pool, the same numbers tell what the kernel has said inside a container."""
 
 _POOL = "inspect_tinker_plugin.docker_pool"
 _CLIENT = "docker"

@@ -24,7 +24,13 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
+from inspect_tinker_plugin.episode.cancellation import (
+    being_cancelled,
+    bounded,
+    contained,
+    raised_by,
+    stray,
+)
 from inspect_tinker_plugin.errors import RewardError
 
 T = TypeVar("T")
@@ -277,7 +283,7 @@ async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             answered.set_exception(error)
         else:
-            answered.set_exception(RuntimeError(f"raised {error!r}"))
+            answered.set_exception(raised_by("it", error))
 
     def run() -> None:
         answer, error = None, None
