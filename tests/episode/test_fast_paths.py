@@ -600,7 +600,7 @@ async def test_react_describes_the_function_that_it_makes_per_turn_once(
     await of_react()
     names.clear()
     fast = await of_react()
-    with without(FastPath.REACT_TURNS):
+    with without(FastPath.TOOL_DESCRIPTIONS):
         slow = await of_react()
     assert [fast, slow] == described
 

@@ -64,8 +64,11 @@ class FastPath(StrEnum):
     ENCODINGS = "encodings"
     """The tokens of headers and ends of messages are remembered while prompts are rendered."""
 
-    REACT_TURNS = "react_turns"
-    """The function that ``react()`` makes per turn to call the model, described once."""
+    TOOL_DESCRIPTIONS = "tool_descriptions"
+    """What is found out about tools, and about what ``react()`` makes per turn, found out once."""
+
+    IDS = "ids"
+    """Ids of samples, messages and events, drawn many at a time."""
 
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
@@ -195,19 +198,32 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
-_react_once: ContextVar[bool] = ContextVar("inspect_rl_react_once", default=False)
+_remembers_tools: ContextVar[bool] = ContextVar("inspect_rl_remembers_tools", default=False)
+_draws_ids: ContextVar[bool] = ContextVar("inspect_rl_draws_ids", default=False)
 
 
-def describe_react_once() -> None:
-    """Let ``react()`` describe its own functions once in this context."""
-    if taken(FastPath.REACT_TURNS):
-        _remember_react()
-        _react_once.set(True)
+def remember_tools() -> None:
+    """Let Inspect find out what it needs of a tool once in this context."""
+    if taken(FastPath.TOOL_DESCRIPTIONS):
+        _remember_tools()
+        _remembers_tools.set(True)
 
 
 @cache
-def _remember_react() -> None:
-    internals.describe_react_once(_react_once.get)
+def _remember_tools() -> None:
+    internals.remember_tools(_remembers_tools.get)
+
+
+def draw_ids() -> None:
+    """Let Inspect take its ids from ours in this context."""
+    if taken(FastPath.IDS):
+        _draw_ids()
+        _draws_ids.set(True)
+
+
+@cache
+def _draw_ids() -> None:
+    internals.draw_ids(_draws_ids.get)
 
 
 class PolicyCall(NamedTuple):

@@ -34,8 +34,9 @@ from inspect_tinker_plugin.episode.cancellation import (
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     QuietTranscript,
-    describe_react_once,
+    draw_ids,
     keep_out_of_trace_log,
+    remember_tools,
     taken,
 )
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
@@ -125,7 +126,8 @@ class Preparing:
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
-        describe_react_once()
+        remember_tools()
+        draw_ids()
         contain_tools()
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType
-from typing import Any
+from copy import copy, deepcopy
+from operator import is_
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, get_type_hints
+
+from inspect_ai.tool import ToolDef, ToolParams, ToolSource
+from inspect_ai.util import JSONSchema
+from pydantic import BaseModel
 
 from inspect_tinker_plugin.inspect_internals.names import optional_names
 
-__all__ = ["describe_react_once", "hold_tools_weakly"]
+__all__ = ["hold_tools_weakly", "remember_tools"]
 
 
 class _Descriptions(dict[int, Any]):
@@ -55,14 +62,26 @@ def hold_tools_weakly() -> None:
             weakly[key] = value
 
 
-def describe_react_once(wanted: Callable[[], bool]) -> None:
-    """Have the function that ``react()`` makes per turn described once, not each time.
+def remember_tools(wanted: Callable[[], bool]) -> None:
+    """Have what Inspect finds out about tools at every call found out once.
 
-    ``react()`` looks up whether what calls the model takes tools. Its own functions for that all
-    have the same code and the same description; agents that are given to it are asked each time.
+    That is the signature of a tool's function, and what ``react()`` makes per turn to call the
+    model. Whether a tool is a ``ToolSource``, and copies of a tool's parameters, take less time.
 
     Args:
         wanted: Whether to do so in the running context.
+    """
+    _describe_react_once(wanted)
+    _look_at_functions_once(wanted)
+    _tell_sources_quickly(wanted)
+    _copy_parameters_quickly(wanted)
+
+
+def _describe_react_once(wanted: Callable[[], bool]) -> None:
+    """Describe the function that ``react()`` makes per turn once.
+
+    ``react()`` looks up whether what calls the model takes tools. Its own functions for that all
+    have the same code and the same description; agents that are given to it are asked each time.
     """
     names = optional_names("parse_tool_info")
     if names is None:
@@ -80,3 +99,143 @@ def describe_react_once(wanted: Callable[[], bool]) -> None:
         return found
 
     react.parse_tool_info = described  # type: ignore[attr-defined]
+
+
+_TOOL_CALLS = "inspect_ai.model._call_tools"
+_DEFINITIONS = "inspect_ai.tool._tool_def"
+_REACT = "inspect_ai.agent._react"
+
+
+class _Function(NamedTuple):
+    """What is found out about a function."""
+
+    state: list[Any]
+    """What it depends on."""
+    signature: inspect.Signature
+    hints: dict[str, Any]
+    doc: str | None
+
+
+_PLAIN = {str, int, float, bool, type(None)}
+"""Types of values that hold nothing else."""
+
+_STANDS_FOR_ANOTHER = {"__wrapped__", "__signature__"}
+"""Attributes of a function that ``inspect`` describes by something else."""
+
+
+class _Functions:
+    """Takes the place of the module ``inspect``, and remembers what it said about functions.
+
+    It does so for plain functions with plain defaults, while nobody changes them.
+    """
+
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
+        self._known: weakref.WeakKeyDictionary[Any, _Function] = weakref.WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+    def signature(self, function: Any, **options: Any) -> inspect.Signature:
+        known = None if options else self._find(function)
+        return inspect.signature(function, **options) if known is None else known.signature
+
+    def getdoc(self, function: Any) -> str | None:
+        known = self._find(function)
+        return inspect.getdoc(function) if known is None else known.doc
+
+    def get_type_hints(self, function: Any, *others: Any, **options: Any) -> dict[str, Any]:
+        known = None if others or options else self._find(function)
+        return get_type_hints(function, *others, **options) if known is None else dict(known.hints)
+
+    def _find(self, function: Any) -> _Function | None:
+        if type(function) is not FunctionType or not self._wanted():
+            return None
+        if not _STANDS_FOR_ANOTHER.isdisjoint(vars(function)):
+            return None
+        known, state = self._known.get(function), _state(function)
+        if known is not None and _same(known.state, state):
+            return known
+        if not _keeps_nothing(function):
+            return None
+        known = self._known[function] = _Function(
+            state, inspect.signature(function), get_type_hints(function), inspect.getdoc(function)
+        )
+        return known
+
+
+def _look_at_functions_once(wanted: Callable[[], bool]) -> None:
+    """Look at the function of a tool once, not at each call of it."""
+    module = sys.modules[_TOOL_CALLS]
+    own = vars(module)
+    if own.get("inspect") is inspect and own.get("get_type_hints") is get_type_hints:
+        functions = _Functions(wanted)
+        module.inspect = functions  # type: ignore[attr-defined]
+        module.get_type_hints = functions.get_type_hints  # type: ignore[attr-defined]
+
+
+def _state(function: FunctionType) -> list[Any]:
+    """Return everything that a function's signature, hints and documentation depend on."""
+    annotations, keyword_only = function.__annotations__, function.__kwdefaults__ or {}
+    return [
+        function.__code__,
+        function.__defaults__,
+        function.__doc__,
+        *annotations,
+        *annotations.values(),
+        *keyword_only,
+        *keyword_only.values(),
+    ]
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    return len(before) == len(now) and all(map(is_, before, now))
+
+
+def _keeps_nothing(function: FunctionType) -> bool:
+    """Whether the defaults of a function keep nothing alive, such as the function itself."""
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return _PLAIN.issuperset(map(type, defaults))
+
+
+def _tell_sources_quickly(wanted: Callable[[], bool]) -> None:
+    """Tell lists, functions and definitions from a ``ToolSource`` without a look at its protocol.
+
+    Before Python 3.12, that look takes as long as all else that is done with the tool.
+    """
+
+    class Quick(type):
+        def __instancecheck__(cls, thing: object) -> bool:
+            plain = type(thing) in (list, FunctionType, ToolDef) and not hasattr(thing, "tools")
+            return not (plain and wanted()) and isinstance(thing, ToolSource)
+
+    quick = Quick("ToolSource", (), {})
+    for name in (_TOOL_CALLS, _DEFINITIONS, _REACT):
+        module = sys.modules.get(name)
+        if module is not None and vars(module).get("ToolSource") is ToolSource:
+            module.ToolSource = quick  # type: ignore[attr-defined]
+
+
+def _copy_parameters_quickly(wanted: Callable[[], bool]) -> None:
+    """Leave the fields that hold a plain value out of a deep copy of a tool's parameters."""
+
+    def copied(self: Any, memo: dict[int, Any] | None = None) -> Any:
+        if not wanted() or getattr(self, "__pydantic_private__", None) is not None:
+            return BaseModel.__deepcopy__(self, memo)
+        made, memo = object.__new__(type(self)), {} if memo is None else memo
+        fields = {
+            name: value if type(value) in _PLAIN else deepcopy(value, memo)
+            for name, value in vars(self).items()
+        }
+        _set(made, "__dict__", fields)
+        _set(made, "__pydantic_extra__", deepcopy(self.__pydantic_extra__, memo))
+        _set(made, "__pydantic_fields_set__", copy(self.__pydantic_fields_set__))
+        _set(made, "__pydantic_private__", None)
+        return made
+
+    for model in (ToolParams, JSONSchema):
+        if "__deepcopy__" not in vars(model):
+            model.__deepcopy__ = copied  # type: ignore[method-assign]
+
+
+_set = object.__setattr__

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -58,6 +58,7 @@ __all__ = [
     "capture_task_input_media",
     "create_checkpointer",
     "create_eval_sample",
+    "draw_ids",
     "enter_scoring_context",
     "enter_task_context",
     "error_record",
@@ -190,6 +191,35 @@ def unique_id() -> str:
         except IndexError:
             letters = os.urandom(256 * _LENGTH).translate(_LETTERS).decode("ascii")
             _ids.extend(letters[at : at + _LENGTH] for at in range(0, len(letters), _LENGTH))
+
+
+_WITH_IDS = (
+    "inspect_ai._util.trace",
+    "inspect_ai.event._base",
+    "inspect_ai.log._samples",
+    "inspect_ai.model._chat_message",
+)
+"""Modules that make an id, by the name ``uuid``, for each of their objects."""
+
+
+def draw_ids(wanted: Callable[[], bool]) -> None:
+    """Have Inspect's samples, messages, events and traces take ids from :func:`unique_id`.
+
+    Args:
+        wanted: Whether to do so in the running context.
+    """
+    for name in _WITH_IDS:
+        module = sys.modules.get(name)
+        theirs = getattr(module, "uuid", None)
+        if theirs is not None:
+            module.uuid = _instead(theirs, wanted)  # type: ignore[union-attr]
+
+
+def _instead(theirs: Callable[..., str], wanted: Callable[[], bool]) -> Callable[..., str]:
+    def uuid(*args: Any, **kwargs: Any) -> str:
+        return theirs(*args, **kwargs) if args or kwargs or not wanted() else unique_id()
+
+    return uuid
 
 
 def first_messages(sample: Sample) -> list[ChatMessage]:

@@ -505,7 +505,8 @@ def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
         return reply.model_copy(deep=True)
     if not reply.tool_calls:
         return changed(reply)
-    return changed(reply, tool_calls=deepcopy(reply.tool_calls))
+    calls = [replace(call, arguments=deepcopy(call.arguments)) for call in reply.tool_calls]
+    return changed(reply, tool_calls=calls)
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
