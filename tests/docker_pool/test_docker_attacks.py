@@ -440,3 +440,54 @@ async def test_a_cancelled_command_ends_though_nobody_takes_its_output(
         await asyncio.sleep(0.1)
     assert "sleep 60" not in listed
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+_FLIPS = """
+import os, sys
+os.makedirs("/root/closed/inner")
+os.chdir("/root/closed/inner")
+open("regular", "w").write("answer")
+os.mkfifo("pipe")
+os.link("regular", "file")
+os.symlink("/root/closed/inner/file", "/root/answer.txt")
+os.chmod("/root/closed", 0)
+os.close(1)
+os.close(2)
+while True:
+    for kind in ("pipe", "regular"):
+        os.link(kind, "other")
+        os.rename("other", "file")
+"""
+
+
+async def test_a_pipe_in_place_of_a_file_does_not_stop_the_engine(
+    open_sandbox: Any, manager: PoolManager
+) -> None:
+    """The engine reads what root may not, and waits for ever on a pipe that it takes for a file."""
+    sandbox = await open_sandbox()
+    await sandbox.write_file("/tmp/flips.py", _FLIPS)
+    await sandbox.exec(["sh", "-c", "python3 /tmp/flips.py & sleep 1"])
+    found: set[str] = set()
+    async with asyncio.timeout(60):
+        for _ in range(60):
+            try:
+                found.add(await sandbox.read_file("/root/answer.txt"))
+            except OSError as error:
+                found.add(str(error.strerror))
+    assert found == {"answer", "Not a regular file."}
+    state = manager.engine.api.inspect_container(sandbox.container.id)["State"]
+    assert (state["Running"], state["Paused"]) == (True, False)
+    assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_closed_files_are_read_beside_other_work(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox()
+    await sandbox.exec(
+        ["sh", "-c", "mkdir /root/closed; echo a > /root/closed/f; chmod 0 /root/closed"]
+    )
+    reads = [sandbox.read_file("/root/closed/f") for _ in range(8)]
+    others = [sandbox.exec(["echo", "on"]) for _ in range(8)]
+    assert set(await asyncio.gather(*reads)) == {"a\n"}
+    assert {result.stdout for result in await asyncio.gather(*others)} == {"on\n"}
+    with pytest.raises(PermissionError):
+        await sandbox.read_file("/root/closed/missing")

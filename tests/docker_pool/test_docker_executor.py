@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,19 @@ async def test_an_executor_that_does_not_answer_is_noticed_without_a_timeout(
     with pytest.raises(SandboxError):
         await asyncio.wait_for(running, 30)
     client.close()
+
+
+@pytest.mark.parametrize("said", ["echo done", "yes | head -c 60000; echo done"])
+async def test_a_command_does_not_pay_for_a_process_that_was_busy(
+    sandbox: DockerPoolSandboxEnvironment, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """Its end came in time, and nobody had listened."""
+    monkeypatch.setattr(executor, "GRACE_SECONDS", 0.1)
+    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", f"sleep 1; {said}"], timeout=2))
+    await asyncio.sleep(0.3)
+    time.sleep(3)  # noqa: ASYNC251 - as a scorer's long computation does
+    assert (await running).stdout.endswith("done\n")
+    await _still_fast(sandbox)
 
 
 async def test_killing_every_process_spares_the_executor_and_the_command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task
-from inspect_ai.agent import react
+from inspect_ai.agent import as_tool, react
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.tool import Tool, bash, bash_session, skill, text_editor
@@ -108,6 +108,45 @@ async def test_who_is_there_before_inspects_tool_has_no_second_try_once_it_has_w
     assert group.get_total_rewards() == [0.0]
     assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
     assert len(policy.prompts) == 2
+
+
+NO_TAR = "FROM inspect-rl-test/python:1\nCOPY Dockerfile /bin/tar\nCOPY Dockerfile /usr/bin/tar\n"
+
+
+async def test_a_tool_that_has_worked_tells_nothing_about_another_image(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(NO_TAR)
+    images = [DockerPoolConfig(image=IMAGE), DockerPoolConfig(file=str(tmp_path / "Dockerfile"))]
+    boxes = [SandboxEnvironmentSpec("docker_pool", image) for image in images]
+    task = Task(
+        dataset=[Sample(id=n, input="Go.", target="p", sandbox=b) for n, b in enumerate(boxes)],
+        solver=react(tools=[text_editor()]),
+        scorer=includes(),
+    )
+    [suits], [lacks] = (as_rl_dataset(task, renderer()).get_batch(n) for n in (0, 1))
+    group = await do_group_rollout(suits, Words([EDIT, said("submit", answer="p")]))
+    assert group.get_total_rewards() == [1.0]
+    with pytest.raises(EpisodeError, match="SandboxInjectionError") as raised:
+        await do_group_rollout(lacks, Words([EDIT]))
+    assert raised.value.cause is Cause.TOOL
+
+
+async def test_a_tool_that_a_sub_agent_has_called_has_worked() -> None:
+    worker = react(name="worker", description="Works.", tools=[text_editor(), bash(timeout=20)])
+    task = Task(
+        dataset=[Sample(id=1, input="Go.", target="plum")],
+        solver=react(tools=[as_tool(worker), bash(timeout=20)]),
+        scorer=includes(),
+        sandbox=SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(image=IMAGE)),
+    )
+    ask, end = said("worker", input="Edit."), said("submit", answer="plum")
+    [builder] = as_rl_dataset(task, renderer()).get_batch(0)
+    group = await do_group_rollout(builder, Words([ask, EDIT, end, end]))
+    assert group.get_total_rewards() == [1.0]
+    breaks = said("bash", command=IN_THE_WAY["no_tar"])
+    policy = Words([breaks, ask, EDIT, end, end])
+    group = await do_group_rollout(builder, policy, strategy=RetryOnFailure())
+    assert group.get_total_rewards() == [0.0]
+    assert len(policy.prompts) == 3
 
 
 async def test_who_plants_a_skill_has_no_second_try(tmp_path: Path) -> None:

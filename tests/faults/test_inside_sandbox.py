@@ -7,13 +7,14 @@ import contextlib
 import os
 import resource
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import SandboxEnvironment, sandbox
 from tests.rl.policies import Words, renderer
@@ -74,6 +75,50 @@ async def _said_in_a_handler(box: SandboxEnvironment) -> object:
         raise ValueError("the tests take too long")  # noqa: B904 - as tasks do
 
 
+async def _said_without_the_reason(box: SandboxEnvironment) -> object:
+    try:
+        return await box.read_file("answer.txt")
+    except FileNotFoundError:
+        raise ValueError("there is no answer") from None
+
+
+class _Empty(FileNotFoundError):
+    """Counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+async def _said_of_an_empty_one(box: SandboxEnvironment) -> object:
+    try:
+        await box.read_file("answer.txt")
+    except FileNotFoundError as error:
+        error.__class__ = _Empty
+        raise ValueError("there is no answer") from error
+    return None
+
+
+async def _said_of_a_group(box: SandboxEnvironment) -> object:
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(box.read_file, "answer.txt")
+            group.start_soon(box.read_file, "other.txt")
+    except ExceptionGroup as error:
+        raise ValueError("there is no answer") from error
+    return None
+
+
+async def _in_a_group_of_groups(box: SandboxEnvironment) -> object:
+    async def inner() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(box.read_file, "answer.txt")
+            group.start_soon(box.read_file, "other.txt")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(inner)
+    return None
+
+
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
@@ -88,6 +133,10 @@ ACTIONS = [
     _slow_for_the_task,
     _said_in_other_words,
     _said_in_a_handler,
+    _said_without_the_reason,
+    _said_of_an_empty_one,
+    _said_of_a_group,
+    _in_a_group_of_groups,
     _used_up,
 ]
 
@@ -287,6 +336,124 @@ async def test_a_judge_that_fails_where_a_sandbox_was_slow_is_raised() -> None:
     assert caught.value.cause is Cause.JUDGE
 
 
+JUDGE_DOWN = {"grader": get_model("mockllm/model", custom_outputs=lambda *_: _down())}
+
+
+def _down() -> ModelOutput:
+    raise RuntimeError("the judge is down")
+
+
+async def _missing_when_the_judge_is_down(box: SandboxEnvironment) -> object:
+    try:
+        return await get_model(role="grader").generate("What do you think?")
+    except RuntimeError:
+        return await box.read_file("answer.txt")
+
+
+async def _missing_when_the_sandbox_has_died(box: SandboxEnvironment) -> object:
+    try:
+        raise SandboxDiedError("the engine restarted")
+    except SandboxDiedError:
+        return await box.read_file("answer.txt")
+
+
+async def _died_beside_what_is_missing(box: SandboxEnvironment) -> object:
+    async def dies() -> None:
+        raise SandboxDiedError("the engine restarted")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(box.read_file, "answer.txt")
+        group.start_soon(dies)
+    return None
+
+
+async def _mistaken_beside_what_is_missing(box: SandboxEnvironment) -> object:
+    async def mistaken() -> None:
+        raise ZeroDivisionError("a mistake of the task")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(box.read_file, "answer.txt")
+        group.start_soon(mistaken)
+    return None
+
+
+HONEST: dict[Action, Cause | None] = {
+    _missing_when_the_judge_is_down: Cause.JUDGE,
+    _missing_when_the_sandbox_has_died: Cause.SANDBOX,
+    _died_beside_what_is_missing: Cause.SANDBOX,
+    _mistaken_beside_what_is_missing: None,
+}
+
+
+@pytest.mark.parametrize("place", ["solver", "scorer"])
+@pytest.mark.parametrize("action", HONEST, ids=lambda action: action.__name__)
+async def test_a_failure_that_the_policy_has_no_part_in_is_raised(
+    action: Action, place: str
+) -> None:
+    for _ in range(5):  # whichever exception of a group is looked at first
+        dataset = as_rl_dataset(task(action, place), renderer(), model_roles=JUDGE_DOWN)
+        with pytest.raises(EpisodeError) as caught:
+            await do_group_rollout(dataset.get_batch(0)[0], Words(["x"]))
+        assert caught.value.cause is (HONEST[action] or Cause[place.upper()])
+
+
+async def test_what_an_earlier_episode_has_failed_with_blames_nobody() -> None:
+    shared = ValueError("the rubric is gone")
+
+    async def raises_it(box: SandboxEnvironment) -> object:
+        try:
+            await box.read_file("answer.txt")
+        except FileNotFoundError:
+            raise shared  # noqa: B904 - as tasks do
+        raise shared
+
+    solved = task(raises_it, "scorer")
+    [builder] = as_rl_dataset(solved, renderer()).get_batch(0)
+    assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [0.0]
+    solved.setup = prepares(lambda box: box.write_file("answer.txt", "x"))
+    [builder] = as_rl_dataset(solved, renderer()).get_batch(0)
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["x"]))
+    assert caught.value.cause is Cause.SCORER
+
+
+class _Odd(Exception):
+    """Refuses to say what it was raised about."""
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # it is an odd one
+        raise RuntimeError("no cause")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def _raised_from_itself(box: SandboxEnvironment) -> object:
+    error = ValueError("again")
+    raise error from error
+
+
+async def _odd(box: SandboxEnvironment) -> object:
+    raise _Odd("odd")
+
+
+async def _many_times(box: SandboxEnvironment) -> object:
+    error: Exception = ValueError("first")
+    for number in range(3000):
+        last, error = error, ValueError(f"attempt {number}")
+        error.__context__ = last
+    raise error
+
+
+@pytest.mark.parametrize("action", [_raised_from_itself, _odd, _many_times])
+async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
+    action: Action,
+) -> None:
+    [builder] = as_rl_dataset(task(action, "scorer"), renderer()).get_batch(0)
+    with pytest.raises(EpisodeError, match=r"again|odd|attempt 2999") as caught:
+        await asyncio.wait_for(do_group_rollout(builder, Words(["x"])), 120)
+    assert caught.value.cause is Cause.SCORER
+
+
 NOT_SCORED = [action for action in ACTIONS if action is not _slow_for_the_task]
 """An eval scores what a solver has done until a ``TimeoutError`` of its own."""
 
@@ -335,3 +502,45 @@ async def test_its_price_is_told_once_per_dataset(caplog: pytest.LogCaptureFixtu
     [told] = [each.message for each in caplog.records if "inside_sandbox" in each.message]
     assert "task 'task', sample 1" in told
     assert "read_file() of the sandbox" in told
+
+
+PROGRAM = """
+async def run(command):
+    result = await sandbox().exec(["sh", "-c", command])
+    if not result.success:
+        raise RuntimeError("the agent's program failed")
+"""
+
+
+def program(commands: dict[str, str]) -> Solver:
+    """Run an agent's program as packages of such agents do: a command by the policy's words."""
+    package: dict[str, Any] = {"__name__": "inspect_swe._agent", "sandbox": sandbox}
+    exec(compile(PROGRAM, "agent.py", "exec"), package)
+
+    @solver
+    def runs() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            state = await generate(state)
+            await package["run"](commands[state.output.completion])
+            return state
+
+        return solve
+
+    return runs()
+
+
+async def test_an_agents_program_that_fails_is_the_policys_once_it_has_worked() -> None:
+    asked = Task(
+        dataset=[Sample(id=1, input="Go.", target="ends")],
+        solver=program({"ends": "true", "kills it": "kill -9 $$"}),
+        scorer=includes(),
+        sandbox="local",
+    )
+    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
+    with pytest.raises(EpisodeError, match="the agent's program failed") as caught:
+        await do_group_rollout(builder, Words(["kills it"]))  # it may be what is at fault
+    assert caught.value.cause is Cause.SOLVER
+    assert (await do_group_rollout(builder, Words(["ends"]))).get_total_rewards() == [1.0]
+    group = await do_group_rollout(builder, Words(["kills it"]), RetryOnFailure(max_retries=2))
+    assert group.get_total_rewards() == [0.0]
+    assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0

@@ -13,6 +13,7 @@ from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, tool
+from inspect_ai.util import collect
 from tests.rl.policies import Words, encode, renderer, tool_call
 from tests.rl.tasks import (
     add,
@@ -151,6 +152,29 @@ async def test_max_turns_ends_the_episode_scored() -> None:
     assert trajectory.stop_reason == "max_turns"
     assert final(trajectory)["limit/turn"] == 1.0
     assert "score/includes" in final(trajectory)
+
+
+@solver
+def asks_at_once(calls: int) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async def ask(number: int) -> None:
+            output = await get_model().generate(f"number {number}")
+            state.store.set(str(number), output.completion)
+
+        await collect(*map(ask, range(calls)))
+        return state
+
+    return solve
+
+
+async def test_of_calls_at_once_those_within_max_turns_are_answered() -> None:
+    env = await make_env(one(asks_at_once(5)), max_turns=3)
+    trajectory = await do_single_rollout(Words(["a", "b", "c"]), env)
+    assert len(trajectory.transitions) == 3
+    assert final(trajectory)["limit/turn"] == 1.0
+    assert env.ending is not None
+    kept = env.ending.result.state.store
+    assert [kept.get(str(number)) for number in range(5)] == ["a", "b", "c", None, None]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.tokens.conversations import BASH, Rollout, bash, opening
 from tests.tokens.formats import renderer, tokenizer
 
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+from inspect_tinker_plugin.tokens.messages import renderer_message
 
 CALLING = {
     "qwen3_instruct": '<tool_call>\n{"name": "bash", "arguments": {"cmd": VALUE}}\n</tool_call>',
@@ -249,6 +250,34 @@ def test_reasoning_that_the_prompt_opened_is_no_answer_when_cut(name: str) -> No
     (reasoning,) = output.message.content
     assert isinstance(reasoning, ContentReasoning)
     assert reasoning.reasoning == "The answer is 42"
+
+
+CUT = ["qwen3_5", "qwen3_5_preserve_thinking", "glm5_3", "deepseekv4_1_keep"]
+"""Renderers whose prompts open a block of reasoning."""
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("thought", ["", "Hm."])
+def test_an_answer_cut_behind_reasoning_that_the_prompt_opened_is_text(
+    name: str, thought: str
+) -> None:
+    text = f"{thought}\n</think>\n\nIt is"
+    output = sampled(text, name=name, stop=False, stop_reason="length", tools=[])
+    assert output.completion == "It is"
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_reasoning_that_was_cut_is_rendered_again_as_reasoning(name: str) -> None:
+    rollout = Rollout(DatasetRenderer(renderer(name)))
+    asked = opening()[1:]
+    output = rollout.turn(asked, "The answer is", stop=False, stop_reason="length")
+    edited = [ChatMessageUser(content="Another question.")]
+    following = [ChatMessageUser(content="And?")]
+    rollout.turn([*edited, output.message, *following], "x")
+    message = renderer_message(output.message, images=False, call_ids={})
+    said = [{"role": "user", "content": each.text} for each in (*edited, *following)]
+    whole = renderer(name).build_generation_prompt([said[0], message, said[1]])  # type: ignore[list-item]  # plain dicts
+    assert rollout.transitions[1].ob.to_ints() == whole.to_ints()
 
 
 def test_an_answer_cut_at_the_limit_keeps_its_reasoning_apart() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -39,6 +40,10 @@ from inspect_tinker_plugin.errors import (
     SandboxError,
     SandboxMisusedError,
 )
+
+_NOTED_SECONDS = (0.01, 0.05, 0.2, 0.5, 1.0)
+"""Seconds between looks at a container that is said to be paused: the engine notes late that it is
+no longer."""
 
 Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
 """Decides what a failed request means for its container."""
@@ -147,6 +152,7 @@ class Container:
         self._capabilities = command_capabilities(config)
         self._not_found = 127
         self._removal = threading.Lock()
+        self._holding = threading.Lock()
         self._removed = False
 
     @classmethod
@@ -288,16 +294,7 @@ class Container:
             SandboxDiedError: it ended for another reason, or is gone.
             SandboxEngineError: the engine does not answer, or has paused it.
         """
-        import docker
-
-        try:
-            state = self._engine.api.inspect_container(self.id)["State"]
-        except docker.errors.NotFound as ex:
-            raise SandboxDiedError(
-                "the container is gone: somebody removed it", container=self.id
-            ) from ex
-        except (OSError, docker.errors.DockerException) as ex:
-            raise typed(ex, "exec", self.id) from ex
+        state = self._state()
         if state.get("Paused"):  # "running", too; nothing that runs in it can do that
             raise SandboxEngineError(
                 "the container is paused: somebody has paused it while an episode used it",
@@ -319,6 +316,54 @@ class Container:
             f"the container ended (exit status {state['ExitCode']}) while an episode used it",
             container=self.id,
         )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nothing run in the container while this thread looks into it.
+
+        Raises:
+            SandboxDiedError: the container is not running.
+            SandboxEngineError: the engine cannot pause it, or does not answer.
+        """
+        import docker
+
+        api = self._engine.api
+        with self._holding:
+            for wait in (*_NOTED_SECONDS, None):
+                self._state()  # in case the engine has yet to note that it was held before
+                try:
+                    api.pause(self.id)
+                    break
+                except (OSError, docker.errors.DockerException) as ex:
+                    # Processes that come and go can hinder the engine, not for long.
+                    if wait is None or not isinstance(ex, docker.errors.APIError):
+                        raise typed(ex, "pausing it", self.id) from ex
+                    time.sleep(wait)
+            try:
+                yield
+            finally:
+                for wait in _NOTED_SECONDS:
+                    if quietly(api.unpause, self.id):
+                        break
+                    time.sleep(wait)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the engine says about the container, in this thread."""
+        import docker
+
+        for wait in (*_NOTED_SECONDS, None):
+            try:
+                state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
+            except docker.errors.NotFound as ex:
+                raise SandboxDiedError(
+                    "the container is gone: somebody removed it", container=self.id
+                ) from ex
+            except (OSError, docker.errors.DockerException) as ex:
+                raise typed(ex, "exec", self.id) from ex
+            if wait is None or not state.get("Paused"):
+                break
+            time.sleep(wait)
+        return state
 
     def is_ready(self) -> bool:
         """Return, without waiting, whether a warm container still lives."""

@@ -77,7 +77,9 @@ async def read(container: Container, engine: Engine, path: str, name: str) -> by
     """Read a regular file, following links.
 
     The executor reads it, so that no program of the container, which a policy may have
-    replaced, is involved. Files that its root may not read are read by the engine from outside.
+    replaced, is involved. Files that its root may not read are read by the engine from outside,
+    while nothing runs in the container: the engine looks at a file before it opens it, and would
+    wait for ever on a pipe that took the file's place meanwhile.
 
     Args:
         container: where the file is.
@@ -132,7 +134,7 @@ async def _read_from_outside(
     container: Container, engine: Engine, path: str, name: str, limit: int
 ) -> bytes:
     try:
-        found = await engine.run(_read_archive, engine, container.id, path, name, limit)
+        found = await engine.run(_read_archive, engine, container, path, name, limit)
     except _Judged as ex:
         raise ex.error from None
     except SandboxError:
@@ -152,12 +154,15 @@ class _Judged(Exception):
         self.error = error
 
 
-def _read_archive(engine: Engine, container: str, path: str, name: str, limit: int) -> bytes | None:
-    for _ in range(_LINKS):
-        found = _archive(engine, container, path, name, limit)
-        if not isinstance(found, str):
-            return found
-        path = found
+def _read_archive(
+    engine: Engine, container: Container, path: str, name: str, limit: int
+) -> bytes | None:
+    with container.held():
+        for _ in range(_LINKS):
+            found = _archive(engine, container.id, path, name, limit)
+            if not isinstance(found, str):
+                return found
+            path = found
     raise _Judged(_os_error(errno.ELOOP, name))
 
 
@@ -172,7 +177,8 @@ def _archive(
     try:
         # Not the SDK's get_archive: it cannot stop reading a file that turns out to be unwanted.
         encoded = path.encode("utf-8", "surrogateescape")
-        with api.get(url, params={"path": encoded}, stream=True) as response:
+        params = {"path": encoded}
+        with api.get(url, params=params, stream=True, timeout=api.timeout) as response:
             if not response.ok:
                 said = response.text.lower()
                 if response.status_code == 404 and "no such container" in said:

@@ -62,21 +62,29 @@ async def contained(what: str, work: Awaitable[T]) -> T:
         raise raised_by(what, error) from error
 
 
-_contains_tools: ContextVar[bool] = ContextVar("inspect_rl_contains_tools", default=False)
+_worked: ContextVar[Callable[[str], None] | None] = ContextVar("inspect_rl_worked", default=None)
 
 
-def contain_tools() -> None:
+def contain_tools(worked: Callable[[str], None]) -> None:
     """Contain what tools raise that the running context calls.
 
     Inspect runs each in a task of its own, in which ``SystemExit`` would end the event loop: a
     policy that a tool evaluates (``eval("exit()")``) could end the training.
+
+    Args:
+        worked: Called with the name of each tool that has given a result.
     """
     internals.contain_tool_calls(_tool_call)
-    _contains_tools.set(True)
+    _worked.set(worked)
 
 
-async def _tool_call(work: Awaitable[T]) -> T:
-    return await (contained("a tool", work) if _contains_tools.get() else work)
+async def _tool_call(name: str, work: Awaitable[T]) -> T:
+    worked = _worked.get()
+    if worked is None:
+        return await work
+    result = await contained("a tool", work)
+    worked(name)
+    return result
 
 
 def _is_running(task: asyncio.Task[Any] | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from types import TracebackType
 
 from inspect_ai.tool import ToolCall
@@ -45,6 +45,13 @@ _SET_UP_INSIDE = (
 """Where its tools put programs and files into a sandbox, or need those of the image. That fails for
 a policy that was there first, and for an image that does not suit the tool."""
 
+_AGENT_PROGRAMS = "inspect_swe."
+"""Where agents' programs are run in a sandbox. They fail for a policy that kills them or says what
+they cannot go on from, and where they are at fault themselves."""
+
+AGENT_PROGRAM = "the agent's program"
+"""Among what has worked: a solver of the task has come to its end in a sandbox."""
+
 _MCP = "inspect_ai.tool._mcp._local"
 """Where it calls MCP servers, of which some are in a sandbox and others are not."""
 
@@ -74,21 +81,45 @@ _OPERATIONS = frozenset({"exec", "read_file", "write_file", "connection"})
 """Methods of a sandbox environment."""
 
 
+_TOLD_BY = "_inspect_rl_episode"
+"""Attribute of an exception: the episode that failed with it first."""
+
+
+def reported(error: Exception) -> Exception:
+    """Return the exception that is reported of a group: the first one in it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, each once."""
+    """Yield an exception and those that it was raised about, each once.
+
+    ``raise … from None`` hides what it was raised about from readers, not from here.
+    """
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__cause__ or (
-            None if current.__suppress_context__ else current.__context__
-        )
+        try:
+            cause = current.__cause__
+            current = current.__context__ if cause is None else cause
+        except Exception:  # properties of its class
+            return
 
 
 def _modules(tb: TracebackType | None) -> list[str]:
     """Modules of a traceback's frames, outermost first."""
     return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
+
+
+_IN_TURN = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.INSIDE_SANDBOX)
+"""Which cause counts, of those that an exception tells and what it was raised about. A failure of
+the sandbox or the judge counts more than what the policy can provoke, whichever came first."""
+
+_TOGETHER = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, None, Cause.INSIDE_SANDBOX)
+"""The same for the members of a group: one that tells nothing is the fault of what was running."""
 
 
 def attribute(
@@ -98,6 +129,7 @@ def attribute(
     sandbox_modules: frozenset[str] = frozenset(),
     policy_spoke: bool = True,
     worked: Container[str] = (),
+    episode: int = 0,
 ) -> Cause:
     """Decide the cause of an exception that ended an episode.
 
@@ -107,7 +139,10 @@ def attribute(
         sandbox_modules: Modules that define the sandbox environments in use.
         policy_spoke: Whether the policy has given a reply; before that it can provoke nothing.
         worked: Tools of Inspect that have given a result in the task's sandboxes: its image suits
-            them, so that what they miss there is what a policy has taken away.
+            them, so that what they miss there is what a policy has taken away. Also
+            ``AGENT_PROGRAM``.
+        episode: Number of the episode. What an earlier one failed with already (an exception that
+            several await, or that is raised again and again) blames no policy.
 
     Returns:
         The most specific cause: a sandbox that fails under a scorer is the sandbox's fault,
@@ -115,32 +150,58 @@ def attribute(
         can provoke are never the sandbox's own: a policy could void its bad episodes with them.
         Those before its first reply are the task's, whose file was missing or command too slow.
     """
-    cause = _found(error, phase, sandbox_modules, worked)
-    if cause is not Cause.INSIDE_SANDBOX or policy_spoke:
-        return cause
-    died = any(isinstance(link, SandboxMisusedError) for link in _chain(error))
-    return Cause.SANDBOX if died else phase
-
-
-def _found(
-    error: BaseException, phase: Cause, sandbox_modules: frozenset[str], worked: Container[str]
-) -> Cause:
     if phase is Cause.SANDBOX:
         return phase
-    links = list(_chain(error))
-    for link in links:
-        if isinstance(link, PolicyGradingError):
-            return Cause.JUDGE
-        if isinstance(link, RequestRefusedError):
-            return Cause.POLICY
-    # What was raised about an earlier exception, and says nothing itself, has that one's cause.
-    for position, link in enumerate(links):
-        cause = _of_type(link) or _of_place(link, sandbox_modules, worked)
-        if cause is Cause.INSIDE_SANDBOX and Cause.SANDBOX in map(_of_type, links[position:]):
-            return Cause.SANDBOX
-        if cause is not None:
-            return cause
-    modules = _modules(error.__traceback__)
+    died = False
+
+    def told_by(link: BaseException) -> Cause | None:
+        nonlocal died
+        told = _of_type(link) or _of_place(link, sandbox_modules, worked)
+        if told is not Cause.INSIDE_SANDBOX:
+            return told
+        died = died or isinstance(link, SandboxMisusedError)
+        return told if _first_told(link, episode) == episode else None
+
+    cause = _evidence(error, told_by, {})
+    if cause is Cause.INSIDE_SANDBOX and not policy_spoke:
+        cause = Cause.SANDBOX if died else None
+    return cause or _of_what_ran(error, phase)
+
+
+def _evidence(
+    error: BaseException,
+    told_by: Callable[[BaseException], Cause | None],
+    known: dict[int, Cause | None],
+) -> Cause | None:
+    """Return the cause that an exception tells, or its members, or what it was raised about."""
+    found: list[Cause | None] = []
+    for link in _chain(error):
+        if id(link) not in known:
+            known[id(link)] = None  # for a member that was raised about its own group
+            told = told_by(link)
+            if told is None and isinstance(link, BaseExceptionGroup):
+                told = _first_of(
+                    _TOGETHER, [_evidence(each, told_by, known) for each in link.exceptions]
+                )
+            known[id(link)] = told
+        found.append(known[id(link)])
+    return _first_of(_IN_TURN, found)
+
+
+def _first_of(order: Sequence[Cause | None], found: Sequence[Cause | None]) -> Cause | None:
+    return next((cause for cause in order if cause in found), None)
+
+
+def _first_told(error: BaseException, episode: int) -> int:
+    """Return the episode that failed with an exception first: this one, unless there was one."""
+    first: int = vars(error).setdefault(_TOLD_BY, episode)
+    return first
+
+
+def _of_what_ran(error: BaseException, phase: Cause) -> Cause:
+    """Return the cause of an exception that tells nothing: what was running."""
+    raised = reported(error) if isinstance(error, Exception) else error
+    modules = _modules(raised.__traceback__)
     if phase is Cause.SOLVER and modules and modules[-1] not in _TOOL_DISPATCH:
         return Cause.TOOL if _TOOL_DISPATCH.intersection(modules) else phase
     return phase
@@ -148,6 +209,10 @@ def _found(
 
 def _of_type(error: BaseException) -> Cause | None:
     """Return the cause that an exception's type tells."""
+    if isinstance(error, PolicyGradingError):
+        return Cause.JUDGE
+    if isinstance(error, RequestRefusedError):
+        return Cause.POLICY
     if isinstance(error, SandboxMisusedError | SandboxTimeoutError):
         return Cause.INSIDE_SANDBOX
     return Cause.SANDBOX if isinstance(error, SandboxError) else None
@@ -164,9 +229,14 @@ def _of_place(
         provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
         here = isinstance(error, OSError) and _is_of_this_machine(error, modules)
         return Cause.INSIDE_SANDBOX if provoked and not here else Cause.SANDBOX
-    if _answered_inside(tb, modules) or (
-        any(module.startswith(_SET_UP_INSIDE) for module in modules) and _called_tool(tb) in worked
-    ):
+    if _answered_inside(tb, modules):
+        return Cause.INSIDE_SANDBOX
+    if any(module.startswith(_SET_UP_INSIDE) for module in modules):
+        if isinstance(error, OSError) and _is_of_this_machine(error, modules):
+            return Cause.SANDBOX
+        if _called_tool(tb) in worked:
+            return Cause.INSIDE_SANDBOX
+    if modules and modules[-1].startswith(_AGENT_PROGRAMS) and AGENT_PROGRAM in worked:
         return Cause.INSIDE_SANDBOX
     return Cause.JUDGE if _raised_by_another_model(tb, modules) else None
 
@@ -227,6 +297,7 @@ def episode_error(
     sandbox_modules: frozenset[str] = frozenset(),
 ) -> EpisodeError:
     """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
+    error = reported(error) if isinstance(error, Exception) else error
     text = internals.text_of(error)
     if isinstance(error, LimitExceededError):
         text = f"{error.message} while scoring"

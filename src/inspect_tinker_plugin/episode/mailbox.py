@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply, TurnRequest
 
@@ -26,8 +27,9 @@ _PAUSE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    request: TurnRequest
-    answer: asyncio.Future[Reply]
+    request: TurnRequest | None
+    """``None``: it waits for its turn only."""
+    answer: asyncio.Future[Any]
 
 
 class Mailbox:
@@ -58,6 +60,20 @@ class Mailbox:
             PolicyDoneError: The solver has ended.
             CancelledError: Nobody answers any more.
         """
+        answer = await self._park(request)
+        if self.on_ask is not None:
+            self.on_ask(request)
+        return cast(Reply, await answer)
+
+    async def turn(self) -> None:
+        """Wait until the calls that were parked before have got their answers.
+
+        Raises:
+            PolicyDoneError, CancelledError: As for :meth:`ask`.
+        """
+        await (await self._park(None))
+
+    async def _park(self, request: TurnRequest | None) -> asyncio.Future[Any]:
         if not self._open:
             raise PolicyDoneError
         if self._abandoned:
@@ -66,9 +82,7 @@ class Mailbox:
         parked = _Parked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(parked)
         self._notify()
-        if self.on_ask is not None:
-            self.on_ask(request)
-        return await parked.answer
+        return parked.answer
 
     def close(self) -> None:
         """Accept no more model calls, because the solver has ended; parked calls are refused."""
@@ -153,7 +167,11 @@ class Mailbox:
     def _show(self) -> TurnRequest | None:
         while self._waiting:
             parked = self._waiting.pop(0)
-            if not parked.answer.done():
-                self._shown = parked
-                return parked.request
+            if parked.answer.done():
+                continue
+            if parked.request is None:
+                parked.answer.set_result(None)
+                continue
+            self._shown = parked
+            return parked.request
         return None

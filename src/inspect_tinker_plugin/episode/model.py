@@ -231,7 +231,7 @@ class PolicyAPI(ModelAPI):
             raise self.graded
         if self._mailbox is None:
             raise PolicyAbsentError(self.model_name)
-        self._check_turns()
+        await self._check_turns(self._mailbox)
         request = TurnRequest(
             index=self.asked,
             messages=input,
@@ -254,10 +254,11 @@ class PolicyAPI(ModelAPI):
             self._usage = changed(reply.usage) if used is None else used + reply.usage
         return reply
 
-    def _check_turns(self) -> None:
+    async def _check_turns(self, mailbox: Mailbox) -> None:
         limit = self._max_turns
         if limit is None or self.asked < limit:
             return
+        await mailbox.turn()  # of several calls at once, those within the limit are answered
         message = f"The episode has made its {limit:,} model calls (max_turns)."
         record_event(SampleLimitEvent(type="turn", limit=limit, message=message))
         raise LimitExceededError("turn", value=self.asked + 1, limit=limit, message=message)

@@ -246,7 +246,6 @@ class SampleRun:
 
     async def _score(self) -> None:
         self._phase = Cause.SCORER
-        self._record.note_tools()
         await self._scoring.run(self._record)
 
     async def _clean_up(self) -> None:

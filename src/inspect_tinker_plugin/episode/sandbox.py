@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -126,17 +126,21 @@ def sandbox_lifecycle() -> SandboxLifecycle:
 
 async def prepare_provider(
     provider: type[SandboxEnvironment], spec: SandboxEnvironmentSpec, sample: Sample, run_dir: str
-) -> None:
-    """Bind the process's provider state to this context; start the provider on first use."""
+) -> Hashable:
+    """Bind the process's provider state to this context; start the provider on first use.
+
+    Returns:
+        What it was started for: equal for sandboxes of the same images.
+    """
     lifecycle = sandbox_lifecycle()
     internals._lifecycle_state.set(lifecycle.state)
     # The working directory belongs to the whole process, so it is changed only when necessary.
     relative = isinstance(spec.config, str) and not os.path.isabs(spec.config)
     found = provider.task_init_environment(spec.config, sample.metadata or {})
     env = await (in_surroundings(found, run_dir, {}) if relative else found)
-    await lifecycle.ensure_started(
-        _Startup(spec=spec, run_dir=run_dir, env=tuple(sorted(env.items())))
-    )
+    startup = _Startup(spec=spec, run_dir=run_dir, env=tuple(sorted(env.items())))
+    await lifecycle.ensure_started(startup)
+    return startup
 
 
 def in_surroundings(work: Awaitable[T], folder: str, env: dict[str, str]) -> Awaitable[T]:
@@ -242,6 +246,8 @@ class SampleSandboxes:
     environments: dict[str, SandboxEnvironment]
     modules: frozenset[str]
     operations: Operations = field(default_factory=Operations)
+    kind: Hashable = None
+    """Equal for sandboxes of the same images, set up in the same way."""
 
 
 NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
@@ -431,7 +437,7 @@ async def sample_sandboxes(
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
     doing(f"preparing sandbox {spec.type!r}")
-    await prepare_provider(provider, spec, sample, run_dir)
+    kind = await prepare_provider(provider, spec, sample, run_dir)
     bound = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
     places = sandbox_places(spec.type)
     doing(
@@ -457,7 +463,7 @@ async def sample_sandboxes(
             await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
             with operations.of(environments.values()):
-                yield SampleSandboxes(environments, _modules_of(environments), operations)
+                yield SampleSandboxes(environments, _modules_of(environments), operations, kind)
         finally:
             await uninterrupted(lambda: _leave(holder, operations))
 

@@ -31,6 +31,7 @@ from inspect_tinker_plugin.episode.cancellation import (
     raised_by,
     stray,
 )
+from inspect_tinker_plugin.episode.causes import reported
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     QuietTranscript,
@@ -128,7 +129,7 @@ class Preparing:
         keep_out_of_trace_log()
         remember_tools()
         draw_ids()
-        contain_tools()
+        contain_tools(record.note_worked)
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
         self._bind_state()
@@ -342,6 +343,8 @@ class Solving:
         self._generate = generate
         self._spans = spans
         self._stop: LimitExceededError | None = None
+        self._failed_with: Exception | None = None
+        """The group of exceptions that the solver has failed with, or its only one."""
 
     def stop(self, reason: str) -> None:
         """End the solver as a limit would, now or as soon as it begins."""
@@ -358,7 +361,7 @@ class Solving:
         try:
             await self._run_under_limits()
         except internals.SandboxTimeoutError as error:
-            record.fail(error, Cause.SOLVER)
+            record.fail(error, Cause.SOLVER, whole=self._failed_with)
         except TimeoutError as error:
             # As in an eval: a stray TimeoutError ends the solver, and its state so far is scored.
             logger.warning(
@@ -377,7 +380,9 @@ class Solving:
             record.end_by_limit("operator", 1, error.reason)
             _forget_frames(error)
         except Exception as error:
-            record.fail(error, Cause.SOLVER)
+            record.fail(error, Cause.SOLVER, whole=self._failed_with)
+        finally:
+            self._failed_with = None
 
     async def _run_under_limits(self) -> None:
         record = self._record
@@ -399,7 +404,7 @@ class Solving:
                     each.__traceback__ = None  # it refers to the group's frame, which refers to it
                 raise
             except Exception as error:
-                failed = internals.inner_exception(error)
+                failed, self._failed_with = reported(error), error
             except BaseExceptionGroup as error:  # of what background() has started
                 if being_cancelled():
                     raise
@@ -426,6 +431,7 @@ class Solving:
             async with self._spans.span("solvers"):
                 plan = record.task.plan(record.state, self._generate)
                 record.state = await contained("the solver", plan)
+                record.note_end()
         except anyio.get_cancelled_exc_class() as error:
             exceeded = active.limit_exceeded_error
             if exceeded is None:

@@ -179,8 +179,8 @@ def record_solver_events_with(of_solver: SolverRecorder, of_tool: ToolRecorder) 
 ToolRouter = Callable[[Any, ToolCall], Any]
 """Takes a tool's function and the approved call, and returns what to call instead."""
 
-Contained = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""Awaits a tool call, and decides what its exceptions become."""
+Contained = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+"""Awaits a call of the tool with this name, and decides what its exceptions become."""
 
 _inspect_call_tool = _call_tools.call_tool
 _contained: Contained | None = None
@@ -198,7 +198,10 @@ def contain_tool_calls(contained: Contained) -> None:
 
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
     called = _inspect_call_tool(*args, **kwargs)
-    return await (called if _contained is None else _contained(called))
+    if _contained is None:
+        return await called
+    calls = (given for given in (*args, *kwargs.values()) if isinstance(given, ToolCall))
+    return await _contained(next(calls).function, called)
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:

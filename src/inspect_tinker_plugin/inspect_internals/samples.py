@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -289,13 +290,27 @@ def error_record(error: BaseException) -> EvalError:
     """Describe an exception as an eval's log does.
 
     Inspect's report cannot hold half a surrogate pair, which the message of an exception may
-    have from the policy, and cannot be made where the exception's own text fails.
+    have from the policy, cannot be made where the exception's own text fails, and has no end where
+    an exception was raised from itself.
     """
+    with suppress(Exception):
+        if not _comes_back(error):
+            return eval_error(error, type(error), error, error.__traceback__)
     try:
-        return eval_error(error, type(error), error, error.__traceback__)
-    except Exception:
         told = spelt_out("".join(traceback.format_exception(error)))
-        return EvalError(message=text_of(error), traceback=told, traceback_ansi=told)
+    except Exception:
+        told = spelt_out("".join(traceback.format_tb(error.__traceback__)))
+    return EvalError(message=text_of(error), traceback=told, traceback_ansi=told)
+
+
+def _comes_back(error: BaseException) -> bool:
+    """Whether what an exception was raised from leads back to one that was there already."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return link is not None
 
 
 def text_of(error: BaseException) -> str:

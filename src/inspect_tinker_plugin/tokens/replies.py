@@ -221,7 +221,9 @@ class ReplyParser:
         if stop_seq is not None and not exact:
             _cut_text(rendering, stop_seq)
         truncated = (at_limit or not (ended or stop_stated)) and stop_seq is None
-        content, calls = self._contents(rendering, body, tools, truncated=truncated)
+        if truncated:
+            self._open_thinking(rendering, body)
+        content, calls = self._contents(rendering, body, tools)
         call_ids = _own_ids(rendering, calls)
         return ParsedReply(
             message=ChatMessageAssistant(
@@ -321,8 +323,17 @@ class ReplyParser:
             message["unparsed_tool_calls"] = [raw]
             return message, termination
 
+    def _open_thinking(self, rendering: Message, body: list[int]) -> None:
+        """Make reasoning of a block that the token limit left open, in place."""
+        begun = self.opens_thinking and "</think>" not in str(self._tokenizer.decode(body))
+        parts = _parts(rendering)
+        for call in rendering.get("unparsed_tool_calls", []):
+            parts = [_without(part, call.raw_text) for part in parts]
+        if (opened := _open_thinking(parts, begun=begun)) != parts:
+            rendering["content"] = opened
+
     def _contents(
-        self, rendering: Message, body: list[int], tools: Sequence[ToolInfo], *, truncated: bool
+        self, rendering: Message, body: list[int], tools: Sequence[ToolInfo]
     ) -> tuple[str | list[Content], list[ToolCall]]:
         unparsed = rendering.get("unparsed_tool_calls", [])
         parsed = rendering.get("tool_calls", [])
@@ -335,8 +346,6 @@ class ReplyParser:
         parts = _parts(rendering)
         for call in unparsed:
             parts = [_without(part, call.raw_text) for part in parts]
-        if truncated:
-            parts = _open_thinking(parts, begun=self.opens_thinking)
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
 
@@ -468,7 +477,7 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
     """
     if begun and all(part["type"] == "text" for part in parts):
         text = "".join(part["text"] for part in parts if part["type"] == "text")
-        if text and "</think>" not in text:
+        if text:
             return [{"type": "thinking", "thinking": text.strip("\n")}]
     result: list[ContentPart] = []
     for part in parts:
