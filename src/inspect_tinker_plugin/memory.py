@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from functools import cache
 
@@ -43,6 +44,13 @@ def freeze_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+    _thaw_at_exit()
+
+
+@cache
+def _thaw_at_exit() -> None:
+    """Let the end of the process free what is loaded: libraries report it as lost otherwise."""
+    atexit.register(gc.unfreeze)
 
 
 @cache

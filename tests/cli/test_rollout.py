@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,19 @@ def test_the_log_is_there_when_the_command_returns(tmp_path: Path) -> None:
     assert [sample.id for sample in log.samples or []] == ["apples"] * 4
     rewards = [(s.scores or {})["reward"].value for s in log.samples or []]
     assert rewards == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_rollouts_are_shown_though_their_log_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log_dir: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("inspect_tinker_plugin.logs.assemble_pending", full)
+    result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--json")
+    assert result.exit_code == 1
+    assert len(reports(result)) == 4
+    assert f"could not be written to {tmp_path}: [Errno 28] No space left" in result.stderr
 
 
 def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:

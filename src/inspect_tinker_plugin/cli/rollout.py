@@ -117,8 +117,10 @@ def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | 
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        _finish_logs(dataset.options.log_dir)
+        unwritten = _finish_logs(dataset.options.log_dir)
     _show(groups, choices, table_console())
+    if unwritten is not None:
+        raise unwritten
     total = sum(len(group) for group in groups)
     if interrupted:
         wanted = counted(len(builders) * dataset.options.group_size, "rollout")
@@ -275,12 +277,20 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     return dataset
 
 
-def _finish_logs(log_dir: str | Path | None) -> None:
-    """Wait until the logs of the rollouts can be read."""
-    if log_dir is not None:
-        from inspect_tinker_plugin.logs import assemble_pending
+def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
+    """Wait until the logs of the rollouts can be read; return why they cannot be."""
+    if log_dir is None:
+        return None
+    from inspect_tinker_plugin.logs import assemble_pending
 
+    try:
         assemble_pending(log_dir)
+    except OSError as error:
+        return click.ClickException(
+            f"the logs of these rollouts could not be written to {log_dir}: {error}. What is there "
+            "is kept, and the next command that logs to this folder completes it."
+        )
+    return None
 
 
 def _show(

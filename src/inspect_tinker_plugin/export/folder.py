@@ -305,7 +305,7 @@ class ExportFolder:
         """Remove what this export wrote, and the folder if it was made for it."""
         self._discard_open()
         self._drop_work()
-        if self._created and not any(self.path.iterdir()):
+        if self._created and self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def close(self) -> None:
