@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -27,6 +28,7 @@ from tests.rl.tasks import (
     silent,
     sums,
 )
+from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
@@ -195,6 +197,46 @@ async def test_a_time_limit_passes_while_the_policy_samples() -> None:
     trajectory = await do_single_rollout(policy, env)
     assert trajectory.stop_reason == "rollout_timeout"
     assert final(trajectory)["limit/time"] == 1.0
+
+
+class SlowAtFirst(Words):
+    """Takes longer for the first reply than who asks for it waits."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.delay_s = 1.5 if not self.prompts else 0.0
+        return await super().__call__(*args, **kwargs)
+
+
+@solver
+def impatient() -> Solver:
+    """Asks again after a second, as a program does whose client has a time-out."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        with anyio.move_on_after(0.5):
+            return await generate(state)
+        return await generate(state)
+
+    return solve
+
+
+async def trained_texts(task: Task, policy: Words, **options: Any) -> list[str]:
+    """Return what a group of one is trained on."""
+    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
+    group = await do_group_rollout(builder, policy)
+    [trajectory] = group.trajectories_G
+    texts = []
+    for datum in trajectory_to_data(trajectory, 1.0):
+        targets, mask = (datum.loss_fn_inputs[name].tolist() for name in ("target_tokens", "mask"))
+        kept = [token for token, trained in zip(targets, mask, strict=True) if trained]
+        texts.append(str(renderer().tokenizer.decode(kept)))
+    return [text for text in texts if text]
+
+
+async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:
+    policy = SlowAtFirst(["lost", "1"])
+    assert await trained_texts(one(impatient()), policy) == ["1<|im_end|>"]
+    late = Words(["1"], delay_s=1.3)
+    assert await trained_texts(arithmetic(1), late, time_limit=1) == []
 
 
 @pytest.mark.parametrize(

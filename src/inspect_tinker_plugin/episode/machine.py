@@ -50,12 +50,14 @@ class EpisodeMachine:
 
     Attributes:
         state: Where the episode is.
+        heard: Whether somebody still waited for the last reply.
     """
 
     def __init__(
         self, prepared: PreparedTask, sample: Sample, *, epoch: int, keep_log: bool
     ) -> None:
         self.state = EpisodeState.NEW
+        self.heard = True
         self.prepared = prepared
         self.sample = sample
         self.epoch = epoch
@@ -158,7 +160,7 @@ class EpisodeMachine:
         """Answer the parked model call; dropped when the episode has continued without it."""
         if self.state is EpisodeState.NEW or self.state is EpisodeState.STARTING:
             raise RuntimeError(f"no model call waits for a reply: the episode is {self.state}")
-        self._mailbox.answer(reply)
+        self.heard = self._mailbox.answer(reply)
         return await self._mailbox.next()
 
     def halt(self, reason: str) -> None:

@@ -117,11 +117,13 @@ class Mailbox:
         """How the episode ended, once it has."""
         return self._outcome
 
-    def answer(self, reply: Reply) -> None:
-        """Answer the call that was shown last; does nothing when that call is gone."""
+    def answer(self, reply: Reply) -> bool:
+        """Answer the call that was shown last; return whether somebody still waits for it."""
         shown, self._shown = self._shown, None
-        if shown is not None and not shown.answer.done():
-            shown.answer.set_result(reply)
+        if shown is None or shown.answer.done():
+            return False
+        shown.answer.set_result(reply)
+        return True
 
     async def next(self) -> Outcome:
         """Wait for the next model call, or for the end of the episode.

@@ -101,6 +101,11 @@ class Episode:
         return self._machine.released
 
     @property
+    def heard(self) -> bool:
+        """Whether somebody still waited for the last reply."""
+        return self._machine.heard
+
+    @property
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The episode's sandboxes by name, once they have started."""
         return self._machine.sandboxes

@@ -107,6 +107,7 @@ class InspectEnv(Env):
         self._conclusion: asyncio.Task[Ending] | None = None
         self._returned = 0
         self.side_turns: list[bool] = []
+        self.unheard_turns: list[bool] = []
         self._delivered = False
         self._environment_s = 0.0
 
@@ -171,13 +172,16 @@ class InspectEnv(Env):
         try:
             reply = self._parse(action, extra, request)
             self.side_turns.append(request.side)
+            self.unheard_turns.append(False)
             await self._hooks.turn(request, reply)
             metrics = self._rules.count(reply)
             refused = self._rules.refuse(reply)
             if refused is not None:
                 observed: Observation | EpisodeResult = await self._end(refused)
             else:
-                observed = await self._observe(await self._timed(self._episode.reply(reply)))
+                outcome = await self._timed(self._episode.reply(reply))
+                self.unheard_turns[-1] = not self._episode.heard
+                observed = await self._observe(outcome)
             if isinstance(observed, Observation):
                 self._request = observed.request
                 self._returned += 1

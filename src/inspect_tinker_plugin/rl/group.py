@@ -129,7 +129,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         rewards = await self._group_rewards(trajectory_group, env_group)
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, InspectEnv):
-                leave_out(trajectory, env.side_turns)
+                leave_out(trajectory, env.side_turns, env.unheard_turns)
                 arrange(trajectory, env.turns)
         if self._recording is not None:
             self._recording.graded(env_group, trajectory_group, rewards)

@@ -121,16 +121,20 @@ def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:
     trajectory.transitions[:] = in_branch_order(trajectory.transitions, turns)
 
 
-def leave_out(trajectory: Trajectory, side: Sequence[bool]) -> None:
-    """Mark turns in which programs asked for another model, so that they are not trained on.
+def leave_out(trajectory: Trajectory, side: Sequence[bool], unheard: Sequence[bool]) -> None:
+    """Mark turns that are not trained on, with the mark for those whose calls cannot be read.
 
-    The cookbook gives the mark to turns whose calls could not be read. A program that asks for no
-    model under the policy's own name has no main line to keep, and all its turns stay.
+    A program that asks for no model under the policy's own name has no main line to keep, and all
+    its turns stay.
+
+    Args:
+        trajectory: The trajectory.
+        side: By turn, whether a program had asked for another model.
+        unheard: By turn, whether nobody waited for the reply any more.
     """
-    if all(side):
-        return
-    for transition, left_out in zip(trajectory.transitions, side, strict=False):
-        if left_out:
+    keep_side = all(side)
+    for transition, aside, lost in zip(trajectory.transitions, side, unheard, strict=False):
+        if lost or (aside and not keep_side):
             transition.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
 
 
