@@ -377,11 +377,31 @@ async def _mistaken_beside_what_is_missing(box: SandboxEnvironment) -> object:
     return None
 
 
+async def _mistaken_beside_a_command(box: SandboxEnvironment) -> object:
+    async def mistaken() -> None:
+        await anyio.sleep(0.2)
+        raise ZeroDivisionError("a mistake of the task")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(mistaken)
+        await box.exec(["sleep", "30"])
+    return None
+
+
+async def _mistaken_beside_a_command_and_unwrapped(box: SandboxEnvironment) -> object:
+    try:
+        return await _mistaken_beside_a_command(box)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
 HONEST: dict[Action, Cause | None] = {
     _missing_when_the_judge_is_down: Cause.JUDGE,
     _missing_when_the_sandbox_has_died: Cause.SANDBOX,
     _died_beside_what_is_missing: Cause.SANDBOX,
     _mistaken_beside_what_is_missing: None,
+    _mistaken_beside_a_command: None,
+    _mistaken_beside_a_command_and_unwrapped: None,
 }
 
 

@@ -175,7 +175,13 @@ def _evidence(
 ) -> Cause | None:
     """Return the cause that an exception tells, or its members, or what it was raised about."""
     found: list[Cause | None] = []
+    of_group = False
     for link in _chain(error):
+        # Whatever runs beside a group's member that fails is cancelled, slow or not.
+        cancelled_with_it = of_group and isinstance(link, asyncio.CancelledError)
+        of_group = isinstance(link, BaseExceptionGroup)
+        if cancelled_with_it:
+            continue
         if id(link) not in known:
             known[id(link)] = None  # for a member that was raised about its own group
             told = told_by(link)
