@@ -217,9 +217,12 @@ async def test_the_last_of_much_output_is_kept(kind: str, tmp_path: Path) -> Non
     assert result.stdout.endswith("xend\n")
 
 
-async def test_nothing_outlives_an_episode_on_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["wait", "exit", "kill -9 $$"])
+async def test_nothing_outlives_an_episode_on_this_machine(then: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:
-        await box.exec_remote(sh("sleep 61359 & wait"))
+        command = await box.exec_remote(sh(f"sleep 61359 & {then}"))
+        if then != "wait":
+            assert isinstance([event async for event in command][-1], ExecCompleted)
 
     async def runs() -> bool:
         found = psutil.process_iter(["cmdline"])

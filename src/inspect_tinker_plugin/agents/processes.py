@@ -75,6 +75,7 @@ async def use_processes(operations: Operations) -> AsyncIterator[None]:
         _here.reset(token)
         for command in here.started:
             await command.close()
+            command.end_left()
 
 
 class Running(Protocol):
@@ -385,6 +386,10 @@ class LocalCommand:
             if not self._over.done():
                 await self._kill()
             await asyncio.wait([self._over], timeout=5)
+
+    def end_left(self) -> None:
+        """Kill what it started and left behind."""
+        internals.end_processes({self._process.pid: self._process})
 
     async def _kill(self) -> None:
         with suppress(ProcessLookupError):

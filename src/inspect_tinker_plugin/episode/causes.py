@@ -24,7 +24,11 @@ from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, Sand
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
 _TOOL_DISPATCH = frozenset(
-    {"inspect_ai.model._call_tools", "inspect_ai.agent._bridge.sandbox.host_tool"}
+    {
+        "inspect_ai.agent._bridge.sandbox.host_tool",
+        "inspect_ai.model._call_tools",
+        internals.host_tool_called.__module__,
+    }
 )
 _ANSWERED_INSIDE = frozenset(
     {
@@ -270,6 +274,9 @@ def _called_tool(tb: TracebackType | None) -> str:
         call = frame.f_locals.get("call")
         if isinstance(call, ToolCall):
             return call.function
+        for_program = internals.host_tool_called(frame)
+        if for_program is not None:
+            return for_program
     return ""
 
 

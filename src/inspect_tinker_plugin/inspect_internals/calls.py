@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from copy import copy
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import version
+from types import FrameType
 from typing import Any
 
 from inspect_ai._util.registry import registry_unqualified_name
+from inspect_ai.agent._bridge.sandbox import service as _bridge_service
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
@@ -30,6 +32,7 @@ __all__ = [
     "KNOWN_MODEL_CALLS",
     "contain_tool_calls",
     "digest_of_model_calls",
+    "host_tool_called",
     "knows_model_calls",
     "leave_out_solver_events",
     "parse_tool_call",
@@ -183,17 +186,22 @@ Contained = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 """Awaits a call of the tool with this name, and decides what its exceptions become."""
 
 _inspect_call_tool = _call_tools.call_tool
+_inspect_host_tools = _bridge_service.call_tool
 _contained: Contained | None = None
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 """Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
 
 
 def contain_tool_calls(contained: Contained) -> None:
-    """Have every tool call of the process awaited by a function, which knows whose it is."""
+    """Have every tool call of the process awaited by a function, which knows whose it is.
+
+    Those that programs make through an agent bridge are among them.
+    """
     global _contained
     _contained = contained
     if _call_tools.call_tool is _inspect_call_tool:
         _call_tools.call_tool = _call_tool
+    _bridge_service.call_tool = _host_tools
 
 
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
@@ -202,6 +210,36 @@ async def _call_tool(*args: Any, **kwargs: Any) -> Any:
         return await called
     calls = (given for given in (*args, *kwargs.values()) if isinstance(given, ToolCall))
     return await _contained(next(calls).function, called)
+
+
+def _host_tools(bridge: Any) -> Callable[..., Awaitable[Any]]:
+    """Return what calls the tools of the host for a program."""
+    inspects = _inspect_host_tools(bridge)
+
+    @wraps(inspects)
+    async def execute(server: str, tool: str, arguments: Any) -> Any:
+        called = inspects(server, tool, arguments)
+        if _contained is None:
+            return await called
+        try:
+            return await _contained(tool, called)
+        except RuntimeError as error:
+            # Inspect fails the sample for exceptions only; the program is told of all.
+            if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+                getattr(bridge, "request_fail", _nothing)(error)
+            raise
+
+    return execute
+
+
+def _nothing(error: Exception) -> None:
+    """Do nothing, in releases whose programs are told of errors, and nobody else."""
+
+
+def host_tool_called(frame: FrameType) -> str | None:
+    """Return the name of the tool that a frame calls for a program; ``None`` if it calls none."""
+    name = frame.f_locals.get("tool")
+    return name if frame.f_code in _host_tools.__code__.co_consts else None
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:

@@ -82,6 +82,9 @@ PRIVATE_NAMES: dict[str, str] = {
         "where a bridge gets its sandbox, which an episode serves without polling"
     ),
     "inspect_ai.agent._bridge.sandbox.service:MODEL_SERVICE": "names the bridge's port",
+    "inspect_ai.agent._bridge.sandbox.service:call_tool": (
+        "where programs call tools of the host, which may raise what ends an event loop"
+    ),
     "inspect_ai.agent._bridge.sandbox.service:sandbox_service": (
         "where a bridge serves its sandbox, which an episode does without polling"
     ),

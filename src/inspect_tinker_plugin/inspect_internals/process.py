@@ -115,7 +115,7 @@ def _kill_group(started: asyncio.Task[Process]) -> None:
 _CLOSE_SECONDS = 2.5
 """Seconds from a process's termination until its pipes are closed. Inspect kills it after two."""
 
-ProcessGroups = dict[int, Process]
+ProcessGroups = dict[int, Process | asyncio.subprocess.Process]
 """Ids of process groups, with the process that leads each of them."""
 
 _kept: ContextVar[ProcessGroups | None] = ContextVar("inspect_rl_processes", default=None)
