@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from inspect_ai._util.registry import registry_unqualified_name
-from inspect_ai.agent._bridge.sandbox import service as _bridge_service
+from inspect_ai.agent._bridge.sandbox.service import call_tool as _inspect_host_tools
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
@@ -186,7 +186,6 @@ Contained = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 """Awaits a call of the tool with this name, and decides what its exceptions become."""
 
 _inspect_call_tool = _call_tools.call_tool
-_inspect_host_tools = _bridge_service.call_tool
 _contained: Contained | None = None
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 """Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
@@ -201,7 +200,7 @@ def contain_tool_calls(contained: Contained) -> None:
     _contained = contained
     if _call_tools.call_tool is _inspect_call_tool:
         _call_tools.call_tool = _call_tool
-    _bridge_service.call_tool = _host_tools
+    vars(sys.modules[_inspect_host_tools.__module__])["call_tool"] = _host_tools
 
 
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
