@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +19,8 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from inspect_ai.util import SandboxEnvironment, sandbox
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox, sandboxenv
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
@@ -119,6 +123,34 @@ async def _in_a_group_of_groups(box: SandboxEnvironment) -> object:
     return None
 
 
+async def _slow_in_a_group(box: SandboxEnvironment) -> object:
+    with anyio.fail_after(1):
+        async with anyio.create_task_group() as group:
+            group.start_soon(box.exec, ["sleep", "30"])
+            group.start_soon(box.exec, ["sleep", "31"])
+    return None
+
+
+async def _slow_among_those_that_are_waited_for(box: SandboxEnvironment) -> object:
+    commands = [box.exec(["sleep", "30"]), box.exec(["true"])]
+    return [await each for each in asyncio.as_completed(commands, timeout=1)]
+
+
+async def _slow_and_cleaned_up_after(box: SandboxEnvironment) -> object:
+    try:
+        with anyio.fail_after(1):
+            try:
+                return await box.exec(["sleep", "30"])
+            finally:
+                await box.exec(["true"])
+    except TimeoutError as error:
+        raise RuntimeError("the tests take too long") from error
+
+
+async def _no_name(box: SandboxEnvironment) -> object:
+    return await box.read_file("answer\0.txt")
+
+
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
@@ -137,6 +169,10 @@ ACTIONS = [
     _said_of_an_empty_one,
     _said_of_a_group,
     _in_a_group_of_groups,
+    _slow_in_a_group,
+    _slow_among_those_that_are_waited_for,
+    _slow_and_cleaned_up_after,
+    _no_name,
     _used_up,
 ]
 
@@ -318,6 +354,62 @@ async def test_what_this_machine_refuses_is_raised(place: str) -> None:
     assert caught.value.cause is Cause.SANDBOX
 
 
+@sandboxenv(name="far")
+class Far(LocalSandboxEnvironment):
+    """A provider that is written where its task is, and that is asked over a network."""
+
+    fails_with: OSError | None = None
+
+    @classmethod
+    async def sample_init(cls, *args: Any) -> dict[str, SandboxEnvironment]:
+        return {"default": cls()}
+
+    async def read_file(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fails_with is not None:
+            raise self.fails_with
+        return await super().read_file(*args, **kwargs)
+
+
+class LibraryError(OSError):
+    """As those of HTTP clients."""
+
+
+AWAY = [
+    OSError(errno.EHOSTUNREACH, "no route"),
+    OSError(errno.ETIMEDOUT, "timed out"),
+    socket.gaierror(socket.EAI_AGAIN, "no answer"),
+    ssl.SSLError("handshake"),
+    ConnectionResetError("reset"),
+    LibraryError("503"),
+]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+async def test_the_way_to_a_provider_is_none_of_the_policys(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "fails_with", error)
+    far = task(_missing, "scorer")
+    far.sandbox = SandboxEnvironmentSpec("far")
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(as_rl_dataset(far, renderer()).get_batch(0)[0], Words(["x"]))
+    assert caught.value.cause is Cause.SANDBOX
+
+
+async def test_what_a_task_does_beside_its_own_provider_is_no_operation_of_it() -> None:
+    async def opens(box: SandboxEnvironment) -> object:
+        return os.stat("/nowhere/rubric.txt")
+
+    far = task(opens, "scorer")
+    far.sandbox = SandboxEnvironmentSpec("far")
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(as_rl_dataset(far, renderer()).get_batch(0)[0], Words(["x"]))
+    assert caught.value.cause is Cause.SCORER
+    far.scorer = [looks(_missing)]
+    group = await do_group_rollout(as_rl_dataset(far, renderer()).get_batch(0)[0], Words(["x"]))
+    assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
+
+
 async def test_a_judge_that_fails_where_a_sandbox_was_slow_is_raised() -> None:
     def down(*_: object) -> ModelOutput:
         raise RuntimeError("the judge is down")
@@ -395,6 +487,32 @@ async def _mistaken_beside_a_command_and_unwrapped(box: SandboxEnvironment) -> o
         raise group.exceptions[0] from None
 
 
+async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
+    try:
+        with anyio.fail_after(0.5):
+            try:
+                await anyio.sleep(30)
+            finally:
+                await box.exec(["true"])
+    except TimeoutError as error:
+        raise RuntimeError("no verdict in time") from error
+    return None
+
+
+async def _host_is_late_beside_a_command(box: SandboxEnvironment) -> object:
+    async def late() -> None:
+        await anyio.sleep(0.2)
+        raise TimeoutError("the judge's own")
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(late)
+            group.start_soon(box.exec, ["sleep", "30"])
+    except ExceptionGroup as error:
+        raise RuntimeError("no verdict in time") from error
+    return None
+
+
 HONEST: dict[Action, Cause | None] = {
     _missing_when_the_judge_is_down: Cause.JUDGE,
     _missing_when_the_sandbox_has_died: Cause.SANDBOX,
@@ -402,6 +520,8 @@ HONEST: dict[Action, Cause | None] = {
     _mistaken_beside_what_is_missing: None,
     _mistaken_beside_a_command: None,
     _mistaken_beside_a_command_and_unwrapped: None,
+    _host_hangs_before_a_clean_up: None,
+    _host_is_late_beside_a_command: None,
 }
 
 
@@ -474,7 +594,8 @@ async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
     assert caught.value.cause is Cause.SCORER
 
 
-NOT_SCORED = [action for action in ACTIONS if action is not _slow_for_the_task]
+_SCORED = (_slow_for_the_task, _slow_in_a_group, _slow_among_those_that_are_waited_for)
+NOT_SCORED = [action for action in ACTIONS if action not in _SCORED]
 """An eval scores what a solver has done until a ``TimeoutError`` of its own."""
 
 
@@ -532,9 +653,9 @@ async def run(command):
 """
 
 
-def program(commands: dict[str, str]) -> Solver:
+def program(commands: dict[str, str], module: str = "inspect_swe._agent") -> Solver:
     """Run an agent's program as packages of such agents do: a command by the policy's words."""
-    package: dict[str, Any] = {"__name__": "inspect_swe._agent", "sandbox": sandbox}
+    package: dict[str, Any] = {"__name__": module, "sandbox": sandbox}
     exec(compile(PROGRAM, "agent.py", "exec"), package)
 
     @solver
@@ -564,3 +685,17 @@ async def test_an_agents_program_that_fails_is_the_policys_once_it_has_worked() 
     group = await do_group_rollout(builder, Words(["kills it"]), RetryOnFailure(max_retries=2))
     assert group.get_total_rewards() == [0.0]
     assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
+
+
+async def test_an_agents_program_that_cannot_be_fetched_is_not_the_policys() -> None:
+    asked = Task(
+        dataset=[Sample(id=1, input="Go.", target="ends")],
+        solver=program({"ends": "true", "no network": "exit 1"}, "inspect_swe._agent.agentbinary"),
+        scorer=includes(),
+        sandbox="local",
+    )
+    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
+    assert (await do_group_rollout(builder, Words(["ends"]))).get_total_rewards() == [1.0]
+    with pytest.raises(EpisodeError) as caught:
+        await do_group_rollout(builder, Words(["no network"]))
+    assert caught.value.cause is Cause.SOLVER

@@ -20,6 +20,7 @@ from inspect_tinker_plugin.episode.model import (
     PolicyModel,
     RequestRefusedError,
 )
+from inspect_tinker_plugin.episode.operations import is_clean_up
 from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
@@ -53,6 +54,9 @@ _AGENT_PROGRAMS = "inspect_swe."
 """Where agents' programs are run in a sandbox. They fail for a policy that kills them or says what
 they cannot go on from, and where they are at fault themselves."""
 
+_FETCHES = (".agentbinary", ".agentwheel", ".download")
+"""How the names of the modules end that fetch the programs to this machine."""
+
 AGENT_PROGRAM = "the agent's program"
 """Among what has worked: a solver of the task has come to its end in a sandbox."""
 
@@ -65,10 +69,34 @@ _MCP_IN_SANDBOX = "create_server_sandbox."
 _PROVIDERS = "inspect_ai.model._providers"
 _MODEL = "inspect_ai.model._model"
 
-_PROVOKED = (OSError, UnicodeError, OutputLimitExceededError, asyncio.CancelledError)
+_PROVOKED = (UnicodeError, OutputLimitExceededError, asyncio.CancelledError)
 """Exceptions that a sandbox raises about files and commands, which the policy can provoke (the last
-one when a time-out of the task ends a command, and is what an exception is raised about). The
-sandbox's own failures have other types, except for a lost connection and ``_REFUSED``."""
+one when a time-out of the task ends a command, and is what an exception is raised about), beside
+an ``OSError`` that is not about a connection. The sandbox's own failures have other types."""
+
+_ABOUT_FILES = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    TimeoutError,
+)
+
+_NETWORK = frozenset(
+    {
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the way to a provider answers."""
 
 _REFUSED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """What this machine answers a provider that wants to start its client or to open a file. From the
@@ -99,18 +127,23 @@ def reported(error: Exception) -> Exception:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and those that it was raised about, each once.
 
-    ``raise … from None`` hides what it was raised about from readers, not from here.
+    ``raise … from …`` hides what else it was raised about from readers, not from here. Left out are
+    cancellations by a group, of whatever ran beside a member that failed: slow or not.
     """
     seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
+    left: list[tuple[BaseException | None, bool]] = [(error, False)]
+    while left:
+        current, of_group = left.pop()
+        if current is None or id(current) in seen:
+            continue
         seen.add(id(current))
-        yield current
+        if not (of_group and isinstance(current, asyncio.CancelledError)):
+            yield current
+        of_group = isinstance(current, BaseExceptionGroup)
         try:
-            cause = current.__cause__
-            current = current.__context__ if cause is None else cause
+            left += [(current.__context__, of_group), (current.__cause__, of_group)]
         except Exception:  # properties of its class
-            return
+            continue
 
 
 def _modules(tb: TracebackType | None) -> list[str]:
@@ -179,13 +212,7 @@ def _evidence(
 ) -> Cause | None:
     """Return the cause that an exception tells, or its members, or what it was raised about."""
     found: list[Cause | None] = []
-    of_group = False
     for link in _chain(error):
-        # Whatever runs beside a group's member that fails is cancelled, slow or not.
-        cancelled_with_it = of_group and isinstance(link, asyncio.CancelledError)
-        of_group = isinstance(link, BaseExceptionGroup)
-        if cancelled_with_it:
-            continue
         if id(link) not in known:
             known[id(link)] = None  # for a member that was raised about its own group
             told = told_by(link)
@@ -206,6 +233,17 @@ def _first_told(error: BaseException, episode: int) -> int:
     """Return the episode that failed with an exception first: this one, unless there was one."""
     first: int = vars(error).setdefault(_TOLD_BY, episode)
     return first
+
+
+def has_timed_out(error: BaseException) -> bool:
+    """Whether an exception is or was raised about a time-out of the code that was running.
+
+    The time-out of a group's member is what ends those beside it, and not the other way round.
+    """
+    links = list(_chain(error))
+    return any(isinstance(link, TimeoutError) for link in links) and not any(
+        isinstance(link, BaseExceptionGroup) for link in links
+    )
 
 
 def _of_what_ran(error: BaseException, phase: Cause) -> Cause:
@@ -235,10 +273,11 @@ def _of_place(
     tb = error.__traceback__
     modules = _modules(tb)
     ended = isinstance(error, asyncio.CancelledError) and _WATCHED in modules
-    if ended or sandbox_modules.intersection(modules):
-        provoked = isinstance(error, _PROVOKED) and not isinstance(error, ConnectionError)
-        here = isinstance(error, OSError) and _is_of_this_machine(error, modules)
-        return Cause.INSIDE_SANDBOX if provoked and not here else Cause.SANDBOX
+    if ended and is_clean_up(error):
+        return None
+    if ended or _in_operation(tb, modules, sandbox_modules):
+        provoked = _provoked(error, tb, modules)
+        return Cause.INSIDE_SANDBOX if provoked else Cause.SANDBOX
     if _answered_inside(tb, modules):
         return Cause.INSIDE_SANDBOX
     if any(module.startswith(_SET_UP_INSIDE) for module in modules):
@@ -247,8 +286,36 @@ def _of_place(
         if _called_tool(tb) in worked:
             return Cause.INSIDE_SANDBOX
     if modules and modules[-1].startswith(_AGENT_PROGRAMS) and AGENT_PROGRAM in worked:
-        return Cause.INSIDE_SANDBOX
+        return None if modules[-1].endswith(_FETCHES) else Cause.INSIDE_SANDBOX
     return Cause.JUDGE if _raised_by_another_model(tb, modules) else None
+
+
+def _in_operation(
+    tb: TracebackType | None, modules: list[str], sandbox_modules: frozenset[str]
+) -> bool:
+    """Whether a sandbox has raised an exception; its module may be that of the task."""
+    below = modules[modules.index(_WATCHED) :] if _WATCHED in modules else ()
+    return not sandbox_modules.isdisjoint(below) or _operation(tb, sandbox_modules) is not None
+
+
+def _provoked(error: BaseException, tb: TracebackType | None, modules: list[str]) -> bool:
+    """Whether what a sandbox has raised is about what is inside, or what it was asked for."""
+    if isinstance(error, OSError):
+        # Those of other libraries are about the way to the provider.
+        file = isinstance(error, _ABOUT_FILES) or type(error).__module__ == "builtins"
+        away = isinstance(error, ConnectionError) or error.errno in _NETWORK
+        return file and not away and not _is_of_this_machine(error, modules)
+    # No system takes a name with a NUL byte.
+    return isinstance(error, _PROVOKED) or (type(error) is ValueError and _asked_for_nul(tb))
+
+
+def _asked_for_nul(tb: TracebackType | None) -> bool:
+    for frame, _ in traceback.walk_tb(tb):
+        if frame.f_globals.get("__name__") == _WATCHED and "args" in frame.f_locals:
+            args, kwargs = frame.f_locals["args"], frame.f_locals["kwargs"]
+            named = [value for name, value in kwargs.items() if name not in ("input", "contents")]
+            return "\\x00" in repr((args[:1], named))
+    return False
 
 
 def _is_of_this_machine(error: OSError, modules: list[str]) -> bool:
@@ -290,9 +357,9 @@ def _raised_by_another_model(tb: TracebackType | None, modules: list[str]) -> bo
     )
 
 
-def _sandbox_operation(error: BaseException, sandbox_modules: frozenset[str]) -> str | None:
+def _operation(tb: TracebackType | None, sandbox_modules: frozenset[str]) -> str | None:
     """Name the operation of a sandbox environment that raised an exception."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    for frame, _ in traceback.walk_tb(tb):
         if frame.f_code.co_name in _OPERATIONS and (
             str(frame.f_globals.get("__name__", "")) in sandbox_modules
         ):
@@ -314,7 +381,7 @@ def episode_error(
     text = internals.text_of(error)
     if isinstance(error, LimitExceededError):
         text = f"{error.message} while scoring"
-    operation = _sandbox_operation(error, sandbox_modules)
+    operation = _operation(error.__traceback__, sandbox_modules)
     if operation is not None:
         text = f"{text} (in {operation}() of the sandbox)"
     wrapped = EpisodeError(

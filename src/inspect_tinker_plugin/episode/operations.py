@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin.episode.cancellation import bounded, contained
@@ -21,6 +23,9 @@ Work = Callable[..., Coroutine[Any, Any, Any]]
 CANCEL_GRACE = 5.0
 """Seconds that operations have to end after they were cancelled; Inspect gives a command two."""
 
+_MOMENT = 1.0
+"""Seconds from the end of what a time-out has cancelled to the exception that tells of it."""
+
 
 @dataclass(eq=False)
 class _Operation:
@@ -29,11 +34,13 @@ class _Operation:
     Attributes:
         part: The part of the episode that asked for it; ``None`` if somebody else did.
         caller: The episode's own task that waits for it.
+        clean_up: Whether the caller was cancelled before it asked.
         task: The task that it runs in.
     """
 
     part: _Part | None
     caller: asyncio.Task[Any] | None
+    clean_up: bool = False
     task: asyncio.Task[Any] | None = None
 
 
@@ -56,6 +63,11 @@ class Operations:
     def running(self) -> int:
         """How many are running."""
         return len(self._running)
+
+    @property
+    def just_cut_off(self) -> bool:
+        """Whether one was cancelled a moment ago, or goes on, that counts as this part's."""
+        return self.awaited or time.monotonic() - self.cut_off_at < _MOMENT
 
     @property
     def awaited(self) -> bool:
@@ -123,9 +135,18 @@ class Operations:
                 # A trainer may use the sandbox, too, in a task that is not the episode's to cancel.
                 asked = _Operation(None, None)
             else:
-                asked = _Operation(part, asyncio.current_task())
+                # What is asked for in a cancelled scope (by a `finally`) is cancelled at once.
+                late = anyio.current_effective_deadline() == -math.inf
+                asked = _Operation(part, asyncio.current_task(), late)
+            handled = sys.exception()
             try:
                 return await bounded(noted(asked, *args, **kwargs), None, grace=CANCEL_GRACE)
+            except asyncio.CancelledError as error:
+                if asked.clean_up:
+                    vars(error)[_CLEAN_UP] = True
+                if error.__context__ is None and error is not handled:
+                    error.__context__ = handled  # Python forgets it when there was more to await
+                raise
             finally:
                 asked.caller = None  # who has given it up waits for something else
 
@@ -137,7 +158,7 @@ class Operations:
             try:
                 return await contained("a sandbox", operation(*args, **kwargs))
             except asyncio.CancelledError:
-                if self._counts(asked):
+                if self._counts(asked) and not asked.clean_up:
                     self.cut_off_at = time.monotonic()
                 raise
             finally:
@@ -146,6 +167,15 @@ class Operations:
                     self._all_ended.set_result(None)
 
         return watched
+
+
+_CLEAN_UP = "_inspect_rl_clean_up"
+"""Attribute of a cancellation: what it has ended was asked for when it was due already."""
+
+
+def is_clean_up(error: BaseException) -> bool:
+    """Whether a cancellation has only ended what was asked for after it, which tells nothing."""
+    return _CLEAN_UP in vars(error)
 
 
 async def _refuse(*_: object, **__: object) -> None:

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.episode.cancellation import (
     raised_by,
     stray,
 )
-from inspect_tinker_plugin.episode.causes import reported
+from inspect_tinker_plugin.episode.causes import has_timed_out, reported
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     QuietTranscript,
@@ -271,11 +271,11 @@ class Scoring:
                 raise
             record.fail(stray("the scorer", error), Cause.SCORER)
         except Exception as error:
-            cut_off = (
-                isinstance(error, LimitExceededError)
-                and budget is not None
-                and record.sandboxes.operations.cut_off_at >= started + budget / 2
-            )
+            operations = record.sandboxes.operations
+            if isinstance(error, LimitExceededError):
+                cut_off = budget is not None and operations.cut_off_at >= started + budget / 2
+            else:
+                cut_off = has_timed_out(error) and operations.just_cut_off
             record.fail(error, Cause.SCORER, in_sandbox=cut_off)
         if record.error is None and record.policy.graded is not None:
             # Its scorer caught that, or a program that it runs was shown it; in an eval the
