@@ -48,7 +48,7 @@ from inspect_tinker_plugin.episode.fast_paths import (
     without,
 )
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model
@@ -445,6 +445,58 @@ async def test_who_looks_while_a_call_waits_sees_it_pending_and_later_its_reply(
     assert event.pending is None
     assert event.output.completion == "so"
     assert [each for each in episode.events if isinstance(each, ModelEvent)] == [event]
+
+
+@solver
+def edits() -> Solver:
+    """Changes what it finds in its transcript, and its model's options."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        for event in transcript().events:
+            if isinstance(event, ModelEvent):
+                event.input[0].content = "gone"
+                event.output.choices[0].message.content = "gone"
+                event.config.temperature = 0.9
+        state = await generate(state)
+        get_model().config.top_k = 7
+        return await generate(state)
+
+    return solve
+
+
+async def test_who_edits_events_or_options_changes_no_other_call() -> None:
+    task = Task(dataset=[Sample(id=1, input="?")], solver=edits())
+    runner, asked = EpisodeRunner(task), list[tuple[float | None, int | None]]()
+    for _ in range(2):
+        episode = runner.episode(task.dataset[0])
+        outcome = await episode.start()
+        while isinstance(outcome, TurnRequest):
+            asked.append((outcome.config.temperature, outcome.config.top_k))
+            outcome = await episode.reply(ModelOutput.from_content("m", "so"))
+        assert isinstance(outcome, EpisodeResult)
+        assert [message.text for message in outcome.state.messages] == ["?", "so", "so", "so"]
+    assert asked == [(None, None), (None, None), (None, 7)] * 2
+
+
+@solver
+def sends(bodies: list[Any]) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        for body in bodies:
+            state = await generate(state, extra_body={"flag": body})
+        return state
+
+    return solve
+
+
+async def test_options_that_are_equal_in_python_only_are_not_the_same() -> None:
+    task = Task(dataset=[Sample(id=1, input="?")], solver=sends([1, True, 1.0]))
+    episode = EpisodeRunner(task).episode(task.dataset[0])
+    outcome, sent = await episode.start(), []
+    while isinstance(outcome, TurnRequest):
+        sent.append(repr(outcome.config.extra_body))
+        outcome = await episode.reply(ModelOutput.from_content("m", "so"))
+    assert sent == ["{'flag': 1}", "{'flag': True}", "{'flag': 1.0}"]
 
 
 async def test_an_episode_that_waits_for_the_policy_takes_little_memory() -> None:

@@ -117,6 +117,43 @@ def test_a_function_that_is_changed_is_looked_at_again(change: Callable[[Any], N
     assert in_episode(told) == slow
 
 
+def moved_to_keywords(function: Any) -> None:
+    """Have the same values in the same order, in other places."""
+    function.__kwdefaults__ = dict(function.__annotations__)
+    function.__annotations__ = {}
+
+
+def test_what_moves_to_another_place_is_a_change() -> None:
+    def told() -> list[Any]:
+        function = fresh()
+        function.__kwdefaults__ = None
+        before = params(function, page="2", aloud=True)
+        moved_to_keywords(function)
+        return [before, params(function, page="2", aloud=True)]
+
+    with without(FastPath.TOOL_DESCRIPTIONS):
+        slow = in_episode(told)
+    assert slow[0] != slow[1]
+    assert in_episode(told) == slow
+
+
+@pytest.mark.parametrize("now", [float, None])
+def test_what_a_name_in_an_annotation_stands_for_may_change(now: type | None) -> None:
+    def told() -> list[Any]:
+        names: dict[str, Any] = {"Number": int}
+        exec("async def count(upto: 'Number') -> str:\n    'Count.'\n    return ''", names)
+        before = params(names["count"], upto="2")
+        names["Number"] = now
+        if now is None:
+            del names["Number"]
+        return [before, params(names["count"], upto="2")]
+
+    with without(FastPath.TOOL_DESCRIPTIONS):
+        slow = in_episode(told)
+    assert slow[0] != slow[1]
+    assert in_episode(told) == slow
+
+
 def test_what_is_not_a_plain_function_is_looked_at_each_time() -> None:
     class Reader:
         async def __call__(self, page: int) -> str:
@@ -168,9 +205,21 @@ def test_what_is_remembered_does_not_keep_a_tool() -> None:
         in_episode(lambda: params(read, page=1))
         return weakref.ref(read)
 
-    functions = [of_an_episode() for _ in range(3)]
+    def with_a_class() -> weakref.ref[Any]:
+        class Page(BaseModel):
+            number: int
+
+        async def read(page: Page, others: list[Page]) -> str:
+            """Read."""
+            return str(page.number)
+
+        Page.__doc__, Page.reader = "A page.", read  # type: ignore[attr-defined]
+        in_episode(lambda: params(read, page={"number": 1}, others=[]))
+        return weakref.ref(read)
+
+    functions = [made() for made in (of_an_episode, with_a_class) for _ in range(3)]
     gc.collect()
-    assert [function() for function in functions] == [None] * 3
+    assert [function() for function in functions] == [None] * 6
 
 
 # tools or sources of tools

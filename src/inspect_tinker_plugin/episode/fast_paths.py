@@ -137,7 +137,7 @@ class QuietTranscript(internals.Transcript):
     def begin(self, call: QuietCall) -> None:
         """Record a model call, whose event is made when somebody looks at it."""
         if self._recorded is None:
-            super()._event(call.event)
+            super()._event(call.read())
         else:
             self._recorded.append(call)
 
@@ -153,8 +153,8 @@ class QuietTranscript(internals.Transcript):
             raise AttributeError(name)
         self._recorded = None
         super().__init__(log_model_api=False)
-        for event in _events_of(recorded):
-            super()._event(event)
+        for each in recorded:
+            super()._event(each.read() if isinstance(each, QuietCall) else each)
         self._on_read()
         return getattr(self, name)
 
@@ -362,11 +362,12 @@ class QuietCall:
     Waiting for the policy it needs a tenth of the memory of an event.
     """
 
-    __slots__ = ("_asked", "_event")
+    __slots__ = ("_asked", "_event", "_is_read")
 
     def __init__(self, asked: PolicyCall) -> None:
         self._asked = asked._replace(messages=list(asked.messages))
         self._event: ModelEvent | None = None
+        self._is_read = False
         running = transcript()
         if isinstance(running, QuietTranscript):
             running.begin(self)
@@ -388,7 +389,7 @@ class QuietCall:
                 input=asked.messages,
                 tools=asked.tools,
                 tool_choice=asked.tool_choice,
-                config=asked.config,
+                config=changed(asked.config),  # which calls share, and who reads it may change it
                 cache=None,
                 pending=True,
                 uuid=internals.unique_id(),
@@ -396,11 +397,20 @@ class QuietCall:
             )
         return self._event
 
+    def read(self) -> ModelEvent:
+        """Return its event for a reader, who may change it: it shares no message any more."""
+        event = self.event
+        if not self._is_read:
+            self._is_read = True
+            event.input = [message.model_copy(deep=True) for message in event.input]
+            event.output = event.output.model_copy(deep=True)
+        return event
+
     def complete(self, result: ModelOutput | Exception) -> None:
         """Complete its event with the reply or error."""
         event = self.event
         if isinstance(result, ModelOutput):
-            event.output = result
+            event.output = result.model_copy(deep=True) if self._is_read else result
         else:
             parts = internals.optional_names()
             assert parts is not None

@@ -245,10 +245,11 @@ class PolicyAPI(ModelAPI):
         reply = await self._mailbox.ask(request)
         if isinstance(reply, Exception):
             raise reply
-        if reply.stop_reason == "model_length":  # nobody has sampled it
+        stop_reason = reply.stop_reason if reply.choices else None
+        if stop_reason == "model_length":  # nobody has sampled it
             return reply
         self.answered += 1
-        self.truncated = reply.stop_reason == "max_tokens"
+        self.truncated = stop_reason == "max_tokens"
         if reply.usage is not None:
             used = self._usage
             self._usage = changed(reply.usage) if used is None else used + reply.usage
@@ -305,7 +306,12 @@ class MergedConfigs:
 
     def find(self, asked: GenerateConfig) -> GenerateConfig | None:
         """Return the merged options, or ``None`` when the last ones asked for were different."""
-        return self._last[1] if self._last is not None and self._last[0] == asked else None
+        if self._last is None or self._last[0] != asked:
+            return None
+        last, merged = self._last
+        # 1 and True are equal, and not the same in JSON.
+        free = [(each.extra_body, each.response_schema) for each in (asked, last)]
+        return merged if free[0] == (None, None) or repr(free[0]) == repr(free[1]) else None
 
     def keep(self, asked: GenerateConfig, merged: GenerateConfig) -> None:
         """Remember merged options; the caller may change ``asked`` afterwards."""
@@ -316,6 +322,9 @@ T = TypeVar("T")
 
 NO_PLACE = object()
 """What a call holds that needs no place in a pool of connections."""
+
+
+_NO_OPTIONS = GenerateConfig()
 
 
 class PolicyModel(Model):
@@ -336,13 +345,28 @@ class PolicyModel(Model):
     """Whether its calls may take the fast path."""
     keep_events = True
     """Whether the events of its calls are for a log."""
+    _own: GenerateConfig | None = None
+    """Its own options, which episodes do not share; most never ask for them."""
+
+    @property
+    def config(self) -> GenerateConfig:
+        """Its own options. It has none, unless a solver sets some."""
+        if self._own is None:
+            self._own = GenerateConfig()
+        return self._own
+
+    @config.setter
+    def config(self, options: GenerateConfig) -> None:
+        self._own = options
 
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
         asked = config or GenerateConfig()
-        known = self.merged.find(asked)
+        usual = self._own is None or self._own == _NO_OPTIONS
+        known = self.merged.find(asked) if usual else None
         if known is None:
             known = super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
-            self.merged.keep(asked, known)
+            if usual:
+                self.merged.keep(asked, known)
         # Without a log and anybody who looks at the call, nothing writes to it.
         shared = self.fast and not self.keep_events and not internals.somebody_watches_model_calls()
         return known if shared else changed(known)
@@ -427,7 +451,9 @@ def _templates() -> tuple[PolicyModel, PolicyAPI]:
     api = make(POLICY_NAME, mailbox=Mailbox())
     assert isinstance(api, PolicyAPI)
     api.qualified_model_name = POLICY_MODEL
-    return PolicyModel(api, GenerateConfig()), api
+    model = PolicyModel(api, _NO_OPTIONS)
+    del model._own
+    return model, api
 
 
 @cache

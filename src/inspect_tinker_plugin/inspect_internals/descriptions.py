@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import weakref
 from collections.abc import Callable
 from copy import copy, deepcopy
+from functools import cache
 from operator import is_
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from inspect_ai.tool import ToolDef, ToolParams, ToolSource
 from inspect_ai.util import JSONSchema
@@ -126,7 +128,8 @@ _STANDS_FOR_ANOTHER = {"__wrapped__", "__signature__"}
 class _Functions:
     """Takes the place of the module ``inspect``, and remembers what it said about functions.
 
-    It does so for plain functions with plain defaults, while nobody changes them.
+    It does so for plain functions with plain defaults and parameters of lasting types, while nobody
+    changes them, nor what the names in their annotations stand for.
     """
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
@@ -156,10 +159,11 @@ class _Functions:
         known, state = self._known.get(function), _state(function)
         if known is not None and _same(known.state, state):
             return known
-        if not _keeps_nothing(function):
+        hints = get_type_hints(function) if _keeps_nothing(function) else None
+        if hints is None or not all(map(_lasts, hints.values())):
             return None
         known = self._known[function] = _Function(
-            state, inspect.signature(function), get_type_hints(function), inspect.getdoc(function)
+            state, inspect.signature(function), hints, inspect.getdoc(function)
         )
         return known
 
@@ -177,15 +181,34 @@ def _look_at_functions_once(wanted: Callable[[], bool]) -> None:
 def _state(function: FunctionType) -> list[Any]:
     """Return everything that a function's signature, hints and documentation depend on."""
     annotations, keyword_only = function.__annotations__, function.__kwdefaults__ or {}
+    seen = function.__globals__
+    named = [n for text in annotations.values() if type(text) is str for n in _names_in(text)]
     return [
         function.__code__,
         function.__defaults__,
         function.__doc__,
         *annotations,
         *annotations.values(),
+        _Function,  # ends the annotations
         *keyword_only,
         *keyword_only.values(),
+        *(seen.get(name) for name in named),
     ]
+
+
+@cache
+def _names_in(annotation: str) -> list[str]:
+    """Return the names that an annotation is made of, also those in quotes."""
+    return re.findall(r"[^\W\d]\w*", annotation)
+
+
+def _lasts(hint: object) -> bool:
+    """Whether a type is one of Python's or Inspect's own, which keep no tool alive."""
+    parts = get_args(hint)
+    if parts:
+        return get_origin(hint) is Literal or all(part is ... or _lasts(part) for part in parts)
+    module = getattr(hint, "__module__", "")
+    return hint in (None, Any) or module == "builtins" or module.startswith("inspect_ai.")
 
 
 def _same(before: list[Any], now: list[Any]) -> bool:
