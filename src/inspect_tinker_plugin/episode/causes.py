@@ -82,6 +82,7 @@ _ABOUT_FILES = (
     PermissionError,
     TimeoutError,
 )
+"""Kinds of ``OSError`` that are about what is inside, also where a provider has its own of them."""
 
 _NETWORK = frozenset(
     {

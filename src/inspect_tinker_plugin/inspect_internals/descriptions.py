@@ -135,6 +135,8 @@ class _Functions:
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
         self._known: weakref.WeakKeyDictionary[Any, _Function] = weakref.WeakKeyDictionary()
+        self._passing: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Functions with parameters of types that may not last, which are not looked at again."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(inspect, name)
@@ -159,8 +161,11 @@ class _Functions:
         known, state = self._known.get(function), _state(function)
         if known is not None and _same(known.state, state):
             return known
-        hints = get_type_hints(function) if _keeps_nothing(function) else None
-        if hints is None or not all(map(_lasts, hints.values())):
+        if not _keeps_nothing(function) or function in self._passing:
+            return None
+        hints = get_type_hints(function)
+        if not all(map(_lasts, hints.values())):
+            self._passing.add(function)
             return None
         known = self._known[function] = _Function(
             state, inspect.signature(function), hints, inspect.getdoc(function)
