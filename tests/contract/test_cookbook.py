@@ -161,7 +161,7 @@ def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
     prompt = tinker.ModelInput.from_ints([1, 2])
     action = Identified(tokens=[5, 6, 7], maybe_logprobs=[-1.0, -2.0, -3.0], sequence_id="s:1")
     turn = Turn(
-        offer="",
+        offer=(),
         seen=Seen(),
         count=0,
         has_user=True,

@@ -20,8 +20,7 @@ from tests.tools.runs import add
 
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
-    draw_ids,
-    remember_tools,
+    take_inside,
     taken,
     without,
 )
@@ -33,8 +32,7 @@ def in_episode(work: Callable[[], Any]) -> Any:
     """Do something where an episode would."""
 
     def inside() -> Any:
-        remember_tools()
-        draw_ids()
+        take_inside()
         return work()
 
     return copy_context().run(inside)
@@ -366,3 +364,52 @@ def test_names_in_annotations_are_resolved() -> None:
         repr({"count": 4}),
         repr({"count": None}),
     ]
+
+
+VALUES: list[Any] = ["", "x", 0, 1, -1.5, 1.0, True, None, [], ["x"], {}, {"a": 1}]
+SCHEMAS = [
+    *[
+        JSONSchema(type=kind, description="d")
+        for kind in ("string", "integer", "number", "boolean")
+    ],
+    JSONSchema(type="string", enum=["x"]),
+    JSONSchema(type="string", minLength=1, default=""),
+    JSONSchema(type="number", minimum=0),
+    JSONSchema(type="array", items=JSONSchema(type="string")),
+    JSONSchema(type="object", properties={"a": JSONSchema(type="string")}),
+    JSONSchema(anyOf=[JSONSchema(type="integer"), JSONSchema(type="null")]),
+    JSONSchema(type=["string", "null"]),
+    JSONSchema(type="null"),
+    JSONSchema(),
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.model_dump_json()[:60])
+def test_arguments_are_refused_as_by_the_validator(schema: JSONSchema) -> None:
+    given: list[dict[str, Any]] = [{}, {"b": 1}, {"a": "x", "c": 1}]
+    given += [{"a": value} for value in VALUES] + [{"a": "x", "b": value} for value in VALUES]
+
+    def said() -> list[Any]:
+        parameters = ToolParams(
+            properties={"a": schema, "b": JSONSchema(type="integer")}, required=["a"]
+        )
+        found = [CALLS.validate_tool_input(each, parameters) for each in given]
+        for more in (JSONSchema(type="string"), True):
+            parameters.additionalProperties = more
+            found += [CALLS.validate_tool_input(each, parameters) for each in given]
+        return found
+
+    with without(FastPath.TOOL_DESCRIPTIONS):
+        expected = in_episode(said)
+    assert in_episode(said) == expected
+    assert any(expected)
+    assert None in expected
+
+
+def test_plain_arguments_need_no_validator(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = ToolParams(properties={"a": JSONSchema(type="string")}, required=["a"])
+    assert in_episode(lambda: CALLS.validate_tool_input({"a": "x"}, parameters)) is None
+    monkeypatch.setattr("jsonschema.Draft7Validator", None)
+    assert in_episode(lambda: CALLS.validate_tool_input({"a": "x"}, parameters)) is None
+    with pytest.raises(TypeError):
+        in_episode(lambda: CALLS.validate_tool_input({"a": 1}, parameters))

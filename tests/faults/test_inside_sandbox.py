@@ -19,7 +19,13 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox, sandboxenv
+from inspect_ai.util import (
+    SandboxEnvironment,
+    SandboxEnvironmentSpec,
+    sandbox,
+    sandboxenv,
+    subprocess,
+)
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
@@ -256,7 +262,7 @@ async def test_scoring_that_a_policy_keeps_from_ending_costs_and_is_not_retried(
     if by == "task":
         endless.time_limit = round(2 * patience)
     else:
-        limits = RolloutLimits(rollout_timeout_seconds=1.0)
+        limits = RolloutLimits(rollout_timeout_seconds=3.0)
     dataset = as_rl_dataset(endless, renderer(), stop_timeout=patience, rollout_limits=limits)
     [builder] = dataset.get_batch(0)
     rolled = do_group_rollout(builder, Words(["done"]), RetryOnFailure(max_retries=1))
@@ -278,7 +284,7 @@ async def test_a_solver_that_a_policy_keeps_from_ending_in_a_shield_costs_and_is
             await _endless(box)
         return None
 
-    limits = RolloutLimits(rollout_timeout_seconds=1.0)
+    limits = RolloutLimits(rollout_timeout_seconds=3.0)
     dataset = as_rl_dataset(
         task(shielded, "solver"), renderer(), stop_timeout=1.0, rollout_limits=limits
     )
@@ -469,13 +475,14 @@ async def _mistaken_beside_what_is_missing(box: SandboxEnvironment) -> object:
     return None
 
 
-async def _mistaken_beside_a_command(box: SandboxEnvironment) -> object:
-    async def mistaken() -> None:
-        await anyio.sleep(0.2)
-        raise ZeroDivisionError("a mistake of the task")
+async def _soon_mistaken() -> None:
+    await anyio.sleep(0.2)
+    raise ZeroDivisionError("a mistake of the task")
 
+
+async def _mistaken_beside_a_command(box: SandboxEnvironment) -> object:
     async with anyio.create_task_group() as group:
-        group.start_soon(mistaken)
+        group.start_soon(_soon_mistaken)
         await box.exec(["sleep", "30"])
     return None
 
@@ -485,6 +492,16 @@ async def _mistaken_beside_a_command_and_unwrapped(box: SandboxEnvironment) -> o
         return await _mistaken_beside_a_command(box)
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+async def _mistaken_beside_a_command_that_cleans_up(box: SandboxEnvironment) -> object:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_soon_mistaken)
+        try:
+            await box.exec(["sleep", "30"])
+        finally:
+            await anyio.sleep(0.1)  # which is cancelled as well
+    return None
 
 
 async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
@@ -497,6 +514,22 @@ async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
     except TimeoutError as error:
         raise RuntimeError("no verdict in time") from error
     return None
+
+
+async def _host_has_no_place_for_a_command(box: SandboxEnvironment) -> object:
+    others = [
+        asyncio.ensure_future(subprocess(["sleep", "30"])) for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    await asyncio.sleep(0.2)
+    try:
+        with anyio.fail_after(0.5):
+            return await box.exec(["true"])
+    except TimeoutError as error:
+        raise RuntimeError("no verdict in time") from error
+    finally:
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
 
 
 async def _host_is_late_beside_a_command(box: SandboxEnvironment) -> object:
@@ -520,7 +553,9 @@ HONEST: dict[Action, Cause | None] = {
     _mistaken_beside_what_is_missing: None,
     _mistaken_beside_a_command: None,
     _mistaken_beside_a_command_and_unwrapped: None,
+    _mistaken_beside_a_command_that_cleans_up: None,
     _host_hangs_before_a_clean_up: None,
+    _host_has_no_place_for_a_command: None,
     _host_is_late_beside_a_command: None,
 }
 

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai import Task
+from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log, read_eval_log_sample_summaries
-from inspect_ai.model import ChatMessageAssistant
+from inspect_ai.model import ChatMessageAssistant, Model, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import TaskState, generate
 from tests.logs.rollouts import (
@@ -32,6 +32,48 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.logs import assemble_pending, rollout
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import scripted_model
+
+
+@scorer(metrics=[mean()])
+def asks_a_judge(judge: Model, note: str) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        await judge.generate(note)
+        return Score(value=1.0)
+
+    return score
+
+
+async def test_events_of_scores_say_what_those_of_an_eval_say(tmp_path: Path) -> None:
+    reply = ModelOutput.from_content("scripted", "2")
+    reply.usage = ModelUsage(input_tokens=3, output_tokens=4, total_tokens=7)
+
+    def judged() -> Task:
+        judge = scripted_model(lambda _: reply)
+        scorers = [match(location="any"), asks_a_judge(judge, "x" * 200)]
+        return Task(dataset=sums(1), solver=generate(), scorer=scorers, name="judged")
+
+    def events(record: EvalSample) -> list[Any]:
+        scores = [event for event in record.events if event.event == "score"]
+        return [
+            (event.scorer, event.score.value, event.scorer_args, sorted(event.model_usage or ()))
+            for event in scores
+        ]
+
+    policy = get_model("mockllm/policy", custom_outputs=[reply])
+    [log] = await eval_async(judged(), model=policy, log_dir=str(tmp_path / "eval"))
+    expected = events((log.samples or [])[0])
+    for builder in dataset(judged(), tmp_path / "rollouts", group_size=1).get_batch(0):
+        await do_group_rollout(builder, Words(["2"]))
+    assemble_pending(tmp_path / "rollouts")
+    found = events(samples(only_log(tmp_path / "rollouts"))[0])
+    assert [each[:3] for each in found] == [each[:3] for each in expected]
+    assert found[0][2] == {"location": "any"}
+    assert [each[3] for each in expected] == [
+        ["mockllm/policy"],
+        ["mockllm/policy", "scripted/model"],
+    ]
+    assert [each[3] for each in found] == [["rl/policy"], ["rl/policy", "scripted/model"]]
 
 
 class Breaking(Words):

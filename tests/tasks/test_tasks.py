@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "neighbour.py").write_text('ADDRESSEE = "all"\n')
     (tmp_path / "greeting.txt").write_text("hello\n")
+    (tmp_path / "folder.py").mkdir()
     one = "from inspect_ai import Task, task\n\n@task\ndef only():\n    return Task()\n"
     (tmp_path / "one.py").write_text(one)
     (tmp_path / "none.py").write_text("x = 1\n")
@@ -90,6 +91,9 @@ def test_a_task_goes_by_the_name_of_its_decorator(folder: Path) -> None:
         ("none.py", TaskNotFoundError, "no function decorated with @task"),
         ("greeting.txt@greet", TaskNotFoundError, "not a Python file"),
         (".", TaskNotFoundError, "is a folder; name one task"),
+        ("folder.py", TaskNotFoundError, "folder.py is a folder; name one task"),
+        ("./greeting.txt", TaskNotFoundError, "not a Python file"),
+        ("@greet", TaskNotFoundError, "there is no task '@greet'."),
         ("syntax.py", TaskError, "syntax.py, line 7: SyntaxError"),
         ("imports.py", TaskError, "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raises.py", TaskError, "raises.py, line 5)"),

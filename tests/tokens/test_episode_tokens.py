@@ -33,6 +33,7 @@ from tests.tokens.formats import FORMATS, WITHOUT_TOOLS, renderer, tokenizer
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.renderers import RenderContext as MessagePosition
 from tinker_cookbook.renderers.base import RenderedMessage
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
 from inspect_tinker_plugin.errors import Cause, EpisodeError
@@ -354,9 +355,9 @@ def test_a_group_renders_its_common_first_prompt_once() -> None:
 def test_a_prompt_cache_is_bounded_and_pickles_empty() -> None:
     cache = PromptCache(size=2)
     for number in range(5):
-        cache.put((str(number), ()), [])
+        cache.put(((str(number),), ()), [])
     assert len(cache) == 2
-    assert cache.get(("4", ())) is not None
+    assert cache.get((("4",), ())) is not None
     assert len(pickle.loads(pickle.dumps(cache))) == 0
 
 
@@ -390,6 +391,32 @@ def test_a_renderer_that_breaks_its_promise_is_found_out(
     assert "[4] More?" in text
     assert caplog.text.count("renders new messages by what stands before them") == 1
     assert_honest(rollout)
+
+
+class NamesResults(Qwen3InstructRenderer):
+    """Keeps state between messages: each result of a tool tells the name of its call."""
+
+    def build_generation_prompt(self, messages: list[Message], *args: Any) -> Any:
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        self.names = {call.id: call.function.name for call in calls}
+        return super().build_generation_prompt(messages, *args)
+
+    def render_message(self, message: Message, ctx: MessagePosition) -> RenderedMessage:
+        if message["role"] == "tool":
+            name = self.names[message["tool_call_id"]]
+            message = Message(role="tool", content=f"{name}: {message['content']}")
+        return super().render_message(message, ctx)
+
+
+def test_a_renderer_may_keep_state_between_messages() -> None:
+    rollout = Rollout(DatasetRenderer(NamesResults(tokenizer())), tools=[BASH, SUBMIT])
+    messages = opening()
+    for turn in range(6):
+        output = rollout.turn(messages, compact_call(f"cat file_{turn}.py"))
+        messages += [output.message, *tool_results(output, f"result {turn}")]
+    rollout.turn(messages, compact_call("ls"))
+    assert rollout.tokens.metrics["tokens/segments"] == 1
+    assert rollout.tokens.metrics["tokens/continued"] == 6
 
 
 def test_solver_stop_sequences_join_string_stops() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,10 @@ from inspect_ai.model import (
     ContentReasoning,
     ContentText,
 )
-from inspect_ai.tool import ToolCall, ToolCallError
+from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo, ToolParams
+from inspect_ai.util import JSONSchema
 
-from inspect_tinker_plugin.tokens.message_keys import Seen, message_key
+from inspect_tinker_plugin.tokens.message_keys import Seen, message_key, tools_key
 
 TEXTS = st.sampled_from(["", "a", "b", "a\nb"])
 PARTS: st.SearchStrategy[Content] = st.one_of(
@@ -138,3 +140,72 @@ def test_every_change_in_place_is_noticed(change: str, copies: Callable[[Any], A
     CHANGES[change](later)
     assert not seen.begins(later, 4)
     assert seen.keys == [message_key(message) for message in rich()]
+
+
+class Titled(ToolParams):
+    """Parameters with one more field."""
+
+    title: str = "one"
+
+
+def tools() -> list[ToolInfo]:
+    schemas = {
+        "text": JSONSchema(type="string", description="A text.", default="x"),
+        "many": JSONSchema(type="array", items=JSONSchema(type="integer", minimum=0)),
+        "either": JSONSchema(anyOf=[JSONSchema(type="integer"), JSONSchema(type="null")]),
+    }
+    parameters = ToolParams(properties=schemas, required=["text"])
+    return [
+        ToolInfo(name="plain", description="Does it.", parameters=parameters),
+        ToolInfo(name="titled", description="Does it.", parameters=Titled()),
+    ]
+
+
+def of_plain(
+    change: Callable[[dict[str, JSONSchema]], object],
+) -> Callable[[list[ToolInfo]], object]:
+    return lambda offered: change(offered[0].parameters.properties)
+
+
+OFFERS: dict[str, Callable[[list[ToolInfo]], object]] = {
+    "a name": lambda offered: setattr(offered[0], "name", "other"),
+    "a description": lambda offered: setattr(offered[1], "description", "Does more."),
+    "a tool less": lambda offered: offered.pop(),
+    "another order": lambda offered: offered.reverse(),
+    "what is required": lambda offered: offered[0].parameters.required.append("many"),
+    "what more there may be": lambda offered: setattr(
+        offered[0].parameters, "additionalProperties", True
+    ),
+    "a field of a class of its own": lambda offered: setattr(offered[1].parameters, "title", "two"),
+    "a parameter's description": of_plain(lambda p: setattr(p["text"], "description", "More.")),
+    "a default of one": of_plain(lambda p: setattr(p["text"], "default", 1)),
+    "a default of true": of_plain(lambda p: setattr(p["text"], "default", True)),
+    "a default of 1.0": of_plain(lambda p: setattr(p["text"], "default", 1.0)),
+    "no number": of_plain(lambda p: setattr(p["text"], "default", math.nan)),
+    "no default": of_plain(lambda p: setattr(p["text"], "default", None)),
+    "a schema within": of_plain(lambda p: setattr(p["many"].items, "minimum", 1)),
+    "an alternative": of_plain(lambda p: p["either"].anyOf.reverse()),  # type: ignore[union-attr]
+    "a parameter's name": of_plain(lambda p: p.update(other=p.pop("text"))),
+    "the order of parameters": of_plain(lambda p: p.update(text=p.pop("text"))),
+}
+
+
+def test_offers_of_tools_have_keys_by_what_they_say() -> None:
+    def changed(change: Callable[[list[ToolInfo]], object]) -> list[ToolInfo]:
+        offered = tools()
+        change(offered)
+        return offered
+
+    offers = [tools(), *map(changed, OFFERS.values())]
+    keys = list(map(tools_key, offers))
+    assert len(set(keys)) == len(keys)
+    for offered, key in zip(offers, keys, strict=True):
+        assert tools_key(copy.deepcopy(offered)) == key
+        assert tools_key([tool.model_copy(deep=True) for tool in offered]) == key
+
+
+def test_odd_tools_have_keys_too() -> None:
+    odd = tools()
+    odd[0].parameters.properties["text"].default = "\ud800"
+    odd[0].parameters.properties["many"].default = JSONSchema(type="string")
+    assert tools_key(odd) == tools_key(copy.deepcopy(odd)) != tools_key(tools())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, TypeVar
 
 import anyio
@@ -40,6 +42,11 @@ def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     wrapped = RuntimeError(f"{what} {NOT_BY_THE_EPISODE}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def modules_of(tb: TracebackType | None) -> list[str]:
+    """Return the modules of a traceback's frames, outermost first."""
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
 
 
 async def contained(what: str, work: Awaitable[T]) -> T:

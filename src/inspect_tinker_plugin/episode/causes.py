@@ -15,12 +15,13 @@ from inspect_ai.tool import ToolCall
 from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.episode.cancellation import modules_of
 from inspect_tinker_plugin.episode.model import (
     PolicyGradingError,
     PolicyModel,
     RequestRefusedError,
 )
-from inspect_tinker_plugin.episode.operations import is_clean_up
+from inspect_tinker_plugin.episode.operations import was_idle
 from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
@@ -138,18 +139,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        if not (of_group and isinstance(current, asyncio.CancelledError)):
+        of_group = of_group and isinstance(current, asyncio.CancelledError)
+        if not of_group:
             yield current
-        of_group = isinstance(current, BaseExceptionGroup)
+        # A member is cancelled again and again until it ends, each time about the time before.
+        of_group = of_group or isinstance(current, BaseExceptionGroup)
         try:
             left += [(current.__context__, of_group), (current.__cause__, of_group)]
         except Exception:  # properties of its class
             continue
-
-
-def _modules(tb: TracebackType | None) -> list[str]:
-    """Modules of a traceback's frames, outermost first."""
-    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
 
 
 _IN_TURN = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.INSIDE_SANDBOX)
@@ -250,7 +248,7 @@ def has_timed_out(error: BaseException) -> bool:
 def _of_what_ran(error: BaseException, phase: Cause) -> Cause:
     """Return the cause of an exception that tells nothing: what was running."""
     raised = reported(error) if isinstance(error, Exception) else error
-    modules = _modules(raised.__traceback__)
+    modules = modules_of(raised.__traceback__)
     if phase is Cause.SOLVER and modules and modules[-1] not in _TOOL_DISPATCH:
         return Cause.TOOL if _TOOL_DISPATCH.intersection(modules) else phase
     return phase
@@ -272,9 +270,9 @@ def _of_place(
 ) -> Cause | None:
     """Return the cause that the place tells where an exception was raised."""
     tb = error.__traceback__
-    modules = _modules(tb)
+    modules = modules_of(tb)
     ended = isinstance(error, asyncio.CancelledError) and _WATCHED in modules
-    if ended and is_clean_up(error):
+    if ended and was_idle(error):
         return None
     if ended or _in_operation(tb, modules, sandbox_modules):
         provoked = _provoked(error, tb, modules)

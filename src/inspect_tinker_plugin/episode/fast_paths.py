@@ -62,7 +62,7 @@ class FastPath(StrEnum):
     """No lines of episodes in Inspect's trace log, which an eval in the process turns on."""
 
     ENCODINGS = "encodings"
-    """The tokens of headers and ends of messages are remembered while prompts are rendered."""
+    """The tokens of texts that return, such as headers of messages, while prompts are rendered."""
 
     TOOL_DESCRIPTIONS = "tool_descriptions"
     """What is found out about tools, and about what ``react()`` makes per turn, found out once."""
@@ -198,32 +198,26 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     )
 
 
-_remembers_tools: ContextVar[bool] = ContextVar("inspect_rl_remembers_tools", default=False)
-_draws_ids: ContextVar[bool] = ContextVar("inspect_rl_draws_ids", default=False)
+_INSIDE: dict[FastPath, Callable[[Callable[[], bool]], None]] = {
+    FastPath.TOOL_DESCRIPTIONS: internals.remember_tools,
+    FastPath.IDS: internals.draw_ids,
+}
+"""Paths through Inspect's own code, with what opens them for the contexts that want them."""
+
+_wanted = {path: ContextVar(f"inspect_rl_{path}", default=False) for path in _INSIDE}
 
 
-def remember_tools() -> None:
-    """Let Inspect find out what it needs of a tool once in this context."""
-    if taken(FastPath.TOOL_DESCRIPTIONS):
-        _remember_tools()
-        _remembers_tools.set(True)
-
-
-@cache
-def _remember_tools() -> None:
-    internals.remember_tools(_remembers_tools.get)
-
-
-def draw_ids() -> None:
-    """Let Inspect take its ids from ours in this context."""
-    if taken(FastPath.IDS):
-        _draw_ids()
-        _draws_ids.set(True)
+def take_inside() -> None:
+    """Take the paths through Inspect's own code in this context."""
+    for path, wanted in _wanted.items():
+        if taken(path):
+            _open(path)
+            wanted.set(True)
 
 
 @cache
-def _draw_ids() -> None:
-    internals.draw_ids(_draws_ids.get)
+def _open(path: FastPath) -> None:
+    _INSIDE[path](_wanted[path].get)
 
 
 class PolicyCall(NamedTuple):

@@ -15,8 +15,9 @@ from typing import Any
 import anyio
 from inspect_ai.util import SandboxEnvironment
 
-from inspect_tinker_plugin.episode.cancellation import bounded, contained
+from inspect_tinker_plugin.episode.cancellation import bounded, contained, modules_of
 from inspect_tinker_plugin.errors import SandboxError
+from inspect_tinker_plugin.turnstile import Turnstile
 
 Work = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -34,13 +35,14 @@ class _Operation:
     Attributes:
         part: The part of the episode that asked for it; ``None`` if somebody else did.
         caller: The episode's own task that waits for it.
-        clean_up: Whether the caller was cancelled before it asked.
+        idle: Whether its end tells nothing: the caller was cancelled before it asked,
+            or while it waited for one of the process's places for commands.
         task: The task that it runs in.
     """
 
     part: _Part | None
     caller: asyncio.Task[Any] | None
-    clean_up: bool = False
+    idle: bool = False
     task: asyncio.Task[Any] | None = None
 
 
@@ -142,8 +144,8 @@ class Operations:
             try:
                 return await bounded(noted(asked, *args, **kwargs), None, grace=CANCEL_GRACE)
             except asyncio.CancelledError as error:
-                if asked.clean_up:
-                    vars(error)[_CLEAN_UP] = True
+                if asked.idle:
+                    vars(error)[_IDLE] = True
                 if error.__context__ is None and error is not handled:
                     error.__context__ = handled  # Python forgets it when there was more to await
                 raise
@@ -157,8 +159,9 @@ class Operations:
             self._running.append(asked)
             try:
                 return await contained("a sandbox", operation(*args, **kwargs))
-            except asyncio.CancelledError:
-                if self._counts(asked) and not asked.clean_up:
+            except asyncio.CancelledError as error:
+                asked.idle = asked.idle or _has_waited_for_a_place(error)
+                if self._counts(asked) and not asked.idle:
                     self.cut_off_at = time.monotonic()
                 raise
             finally:
@@ -169,13 +172,18 @@ class Operations:
         return watched
 
 
-_CLEAN_UP = "_inspect_rl_clean_up"
-"""Attribute of a cancellation: what it has ended was asked for when it was due already."""
+_IDLE = "_inspect_rl_idle"
+"""Attribute of a cancellation: what it has ended had not reached the sandbox."""
 
 
-def is_clean_up(error: BaseException) -> bool:
-    """Whether a cancellation has only ended what was asked for after it, which tells nothing."""
-    return _CLEAN_UP in vars(error)
+def was_idle(error: BaseException) -> bool:
+    """Whether a cancellation has only ended what had not reached the sandbox: it tells nothing."""
+    return _IDLE in vars(error)
+
+
+def _has_waited_for_a_place(error: BaseException) -> bool:
+    """Whether a cancellation has ended the wait for one of the process's places."""
+    return modules_of(error.__traceback__)[-1:] == [Turnstile.__module__]
 
 
 async def _refuse(*_: object, **__: object) -> None:

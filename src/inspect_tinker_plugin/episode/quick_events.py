@@ -59,7 +59,6 @@ _SPAN_END = SpanEndEvent(id="")
 _STATE = StateEvent(changes=[])
 _SCORE = ScoreEvent(score=Score(value=0))
 _NO_OUTPUT = ModelOutput.from_content("", "")
-_UNCHANGING = frozenset({str, int, float, bool, type(None)})
 _INIT = SampleInitEvent(sample=Sample(input=""), state={})
 
 _now = SpanBeginEvent.model_fields["timestamp"].default_factory
@@ -81,9 +80,9 @@ def sample_init_event(sample: Sample, state: Any) -> SampleInitEvent:
     return _like(_INIT, sample=sample, state=state)
 
 
-def score_event(score: Score, *, target: Any, scorer: str) -> ScoreEvent:
+def score_event(score: Score, **fields: Any) -> ScoreEvent:
     """Make the event of a score."""
-    return _like(_SCORE, score=score, target=target, scorer=scorer)
+    return _like(_SCORE, score=score, **fields)
 
 
 def _like(template: _Event, **fields: Any) -> _Event:
@@ -258,7 +257,7 @@ class _QuickCall:
     def _copied(self, message: ChatMessage) -> ChatMessage:
         """Return a message as it is now; later changes of the original do not show in it."""
         fields = message.__dict__
-        if not all(type(value) in _UNCHANGING for value in fields.values()):
+        if not all(type(value) in internals.PLAIN_TYPES for value in fields.values()):
             made: ChatMessage = self._names._snapshot_message(message)
             return made
         copies = self._running.copies

@@ -9,13 +9,13 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from copy import deepcopy
 from logging import getLogger
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.dataset import Sample
 from inspect_ai.event import SampleInitEvent, SampleLimitEvent, ScoreEvent
-from inspect_ai.scorer import SampleScore, Score, Target
+from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
 
@@ -35,9 +35,8 @@ from inspect_tinker_plugin.episode.causes import has_timed_out, reported
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     QuietTranscript,
-    draw_ids,
     keep_out_of_trace_log,
-    remember_tools,
+    take_inside,
     taken,
 )
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
@@ -127,8 +126,7 @@ class Preparing:
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
         keep_out_of_trace_log()
-        remember_tools()
-        draw_ids()
+        take_inside()
         contain_tools(record.note_worked)
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
@@ -231,11 +229,17 @@ class EpisodeTranscript:
             return nullcontext()
         return quick_span(name, kind) if can_be_quick() else span(name, type=kind)
 
-    def score(self, score: Score, *, name: str, sample: Sample) -> None:
-        """Record a score."""
+    def score(
+        self, score: Score, *, name: str, sample: Sample, scorer: Scorer | None = None
+    ) -> None:
+        """Record a score, of a scorer or the solver's own."""
         if self._keep:
             make = score_event if can_be_quick() else ScoreEvent
-            internals.record_event(make(score=score, target=sample.target, scorer=name))
+            args = None if scorer is None else internals.scorer_args(scorer)
+            usage: dict[str, Any] = internals.sample_usage()
+            internals.record_event(
+                make(score=score, target=sample.target, scorer=name, scorer_args=args, **usage)
+            )
 
 
 class Scoring:
@@ -308,7 +312,7 @@ class Scoring:
                 scorer=internals.registry_unqualified_name(named.scorer),
             )
             state.scores[named.name] = score
-            self._transcript.score(score, name=named.name, sample=sample)
+            self._transcript.score(score, name=named.name, sample=sample, scorer=named.scorer)
             self.scores[named.name] = found
 
     def _keep(self, names: Sequence[str], state: TaskState, sample: Sample) -> None:

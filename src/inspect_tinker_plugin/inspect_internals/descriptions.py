@@ -19,7 +19,10 @@ from pydantic import BaseModel
 
 from inspect_tinker_plugin.inspect_internals.names import optional_names
 
-__all__ = ["hold_tools_weakly", "remember_tools"]
+__all__ = ["PLAIN_TYPES", "hold_tools_weakly", "remember_tools"]
+
+PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+"""Types of values that hold nothing else and never change."""
 
 
 class _Descriptions(dict[int, Any]):
@@ -68,7 +71,8 @@ def remember_tools(wanted: Callable[[], bool]) -> None:
     """Have what Inspect finds out about tools at every call found out once.
 
     That is the signature of a tool's function, and what ``react()`` makes per turn to call the
-    model. Whether a tool is a ``ToolSource``, and copies of a tool's parameters, take less time.
+    model. Whether a tool is a ``ToolSource``, copies of a tool's parameters, and the check of a
+    call's arguments, take less time.
 
     Args:
         wanted: Whether to do so in the running context.
@@ -77,6 +81,7 @@ def remember_tools(wanted: Callable[[], bool]) -> None:
     _look_at_functions_once(wanted)
     _tell_sources_quickly(wanted)
     _copy_parameters_quickly(wanted)
+    _check_arguments_quickly(wanted)
 
 
 def _describe_react_once(wanted: Callable[[], bool]) -> None:
@@ -117,9 +122,6 @@ class _Function(NamedTuple):
     hints: dict[str, Any]
     doc: str | None
 
-
-_PLAIN = {str, int, float, bool, type(None)}
-"""Types of values that hold nothing else."""
 
 _STANDS_FOR_ANOTHER = {"__wrapped__", "__signature__"}
 """Attributes of a function that ``inspect`` describes by something else."""
@@ -223,7 +225,7 @@ def _same(before: list[Any], now: list[Any]) -> bool:
 def _keeps_nothing(function: FunctionType) -> bool:
     """Whether the defaults of a function keep nothing alive, such as the function itself."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return _PLAIN.issuperset(map(type, defaults))
+    return PLAIN_TYPES.issuperset(map(type, defaults))
 
 
 def _tell_sources_quickly(wanted: Callable[[], bool]) -> None:
@@ -245,16 +247,17 @@ def _tell_sources_quickly(wanted: Callable[[], bool]) -> None:
 
 
 def _copy_parameters_quickly(wanted: Callable[[], bool]) -> None:
-    """Leave the fields that hold a plain value out of a deep copy of a tool's parameters."""
+    """Make deep copies of a tool's parameters without a look-up for each plain value."""
 
     def copied(self: Any, memo: dict[int, Any] | None = None) -> Any:
         if not wanted() or getattr(self, "__pydantic_private__", None) is not None:
             return BaseModel.__deepcopy__(self, memo)
         made, memo = object.__new__(type(self)), {} if memo is None else memo
-        fields = {
-            name: value if type(value) in _PLAIN else deepcopy(value, memo)
-            for name, value in vars(self).items()
-        }
+        memo[id(self)] = made
+        fields = dict(vars(self))
+        for name, value in fields.items():
+            if type(value) not in PLAIN_TYPES:
+                fields[name] = _deep_copy(value, memo)
         _set(made, "__dict__", fields)
         _set(made, "__pydantic_extra__", deepcopy(self.__pydantic_extra__, memo))
         _set(made, "__pydantic_fields_set__", copy(self.__pydantic_fields_set__))
@@ -266,4 +269,80 @@ def _copy_parameters_quickly(wanted: Callable[[], bool]) -> None:
             model.__deepcopy__ = copied  # type: ignore[method-assign]
 
 
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return ``deepcopy(value, memo)``, which takes longer for lists and dictionaries."""
+    kind = type(value)
+    if (kind is not dict and kind is not list) or id(value) in memo:
+        return deepcopy(value, memo)
+    if kind is list:
+        memo[id(value)] = many = []
+        many += [each if type(each) in PLAIN_TYPES else _deep_copy(each, memo) for each in value]
+        return many
+    if not {str}.issuperset(map(type, value)):
+        return deepcopy(value, memo)
+    memo[id(value)] = named = {}
+    for name, each in value.items():
+        named[name] = each if type(each) in PLAIN_TYPES else _deep_copy(each, memo)
+    return named
+
+
 _set = object.__setattr__
+
+
+_TAKEN: dict[Any, frozenset[type]] = {
+    "string": frozenset({str}),
+    "integer": frozenset({int}),
+    "number": frozenset({int, float}),
+    "boolean": frozenset({bool}),
+}
+"""Types of values that certainly are what a schema's type asks for."""
+
+_PARAMETERS = {"type", "properties", "required", "additionalProperties"}
+"""All that the parameters of a tool say."""
+
+_SAYS_NOTHING = frozenset({"type", "description", "default"})
+"""Fields of a schema that rule nothing out, apart from its type."""
+
+
+def _check_arguments_quickly(wanted: Callable[[], bool]) -> None:
+    """Let plain arguments of calls pass without a validator of their tool's schema."""
+    names = optional_names("validate_tool_input")
+    if names is None:
+        return
+    module, validate = sys.modules[_TOOL_CALLS], names.validate_tool_input
+
+    def validated(input: dict[str, Any], parameters: ToolParams) -> str | None:
+        if wanted() and _is_asked_for(input, parameters):
+            return None
+        said: str | None = validate(input, parameters)
+        return said
+
+    module.validate_tool_input = validated  # type: ignore[attr-defined]
+
+
+def _is_asked_for(given: Any, parameters: ToolParams) -> bool:
+    """Whether arguments are certainly what a schema asks for; if not, a validator decides."""
+    if type(given) is not dict or type(parameters) is not ToolParams or parameters.model_extra:
+        return False
+    if vars(parameters).keys() != _PARAMETERS or parameters.additionalProperties is not False:
+        return False
+    schemas, required = parameters.properties, parameters.required
+    if parameters.type != "object" or type(schemas) is not dict or type(required) is not list:
+        return False
+    if not given.keys() >= set(required):
+        return False
+    for name, value in given.items():
+        schema = schemas.get(name)
+        if type(schema) is not JSONSchema or type(value) not in _taken_by(schema):
+            return False
+    return True
+
+
+def _taken_by(schema: JSONSchema) -> frozenset[type]:
+    fields = vars(schema)
+    if schema.model_extra or any(
+        value is not None and name not in _SAYS_NOTHING for name, value in fields.items()
+    ):
+        return frozenset()
+    wanted = fields["type"]
+    return _TAKEN.get(wanted, frozenset()) if type(wanted) is str else frozenset()

@@ -67,6 +67,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",
     "inspect_ai._util.json:to_json_safe": "a record as JSON, whatever a model has written",
     "inspect_ai._util.path:chdir": "folder of a sandbox's task_init",
+    "inspect_ai._util.registry:has_registry_params": "whether a scorer's arguments are known",
     "inspect_ai._util.registry:is_registry_object": "whether a log can name a scorer",
     "inspect_ai._util.registry:registry_find": "names for `did you mean`",
     "inspect_ai._util.registry:registry_lookup": (
@@ -115,6 +116,8 @@ PRIVATE_NAMES: dict[str, str] = {
         "one approved tool call on its way to the tool, where executors come in"
     ),
     "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
+    "inspect_ai.model._model:sample_model_usage": "usage so far, in the event of a score",
+    "inspect_ai.model._model:sample_role_usage": "usage so far by role, in the event of a score",
     "inspect_ai.model._model_config:model_roles_config_to_model_roles": (
         "the judges that a log's header names"
     ),
@@ -195,6 +198,7 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai.log._transcript:track_store_changes": "changes of the store in a span, for a log",
     "inspect_ai.model._call_tools:tool_call_view": "views of the tool calls in a reply",
     "inspect_ai.model._call_tools:span": "spans around tools, which only a log needs",
+    "inspect_ai.model._call_tools:validate_tool_input": "arguments that need no validator",
     "inspect_ai.model._model:_check_limits_before_dispatch": (
         "refuses a call when a token or cost limit is reached"
     ),

@@ -20,6 +20,7 @@ from inspect_ai._eval.task.run import create_eval_sample, resolve_plan
 from inspect_ai._eval.task.util import sample_messages
 from inspect_ai._util.exception import TerminateSampleError
 from inspect_ai._util.json import to_json_safe
+from inspect_ai._util.registry import has_registry_params, registry_params
 from inspect_ai._util.working import init_sample_working_time
 from inspect_ai.agent._acp.transport import _acp_live_active
 from inspect_ai.dataset import Sample
@@ -29,9 +30,13 @@ from inspect_ai.log import EvalError, transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import ChatMessage, ChatMessageUser, GenerateConfig, Model
+from inspect_ai.model import ChatMessage, ChatMessageUser, GenerateConfig, Model, ModelUsage
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
-from inspect_ai.model._model import init_sample_model_data
+from inspect_ai.model._model import (
+    init_sample_model_data,
+    sample_model_usage,
+    sample_role_usage,
+)
 from inspect_ai.scorer._score import init_scoring_context
 from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
@@ -82,6 +87,8 @@ __all__ = [
     "running_sample",
     "running_sample_id",
     "sample_state",
+    "sample_usage",
+    "scorer_args",
     "set_sample_state",
     "set_task_generate",
     "state_jsonable",
@@ -109,6 +116,19 @@ PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
 def record_event(event: Event) -> None:
     """Append an event to the transcript of the running episode."""
     transcript()._event(event)
+
+
+def scorer_args(scorer: object) -> dict[str, Any] | None:
+    """Return the arguments that a scorer was made with, for the event of its score."""
+    return registry_params(scorer) if has_registry_params(scorer) else None
+
+
+def sample_usage() -> dict[str, dict[str, ModelUsage] | None]:
+    """Return what models have used in the running episode so far, for the event of a score."""
+    return {
+        "model_usage": dict(sample_model_usage()) or None,
+        "role_usage": dict(sample_role_usage()) or None,
+    }
 
 
 def enter_scoring_context(

@@ -156,7 +156,14 @@ class Scorers:
                         continue
                     kept[name] = score
                     internals.record_event(
-                        ScoreEvent(score=score, target=whole.target, scorer=name)
+                        ScoreEvent(
+                            score=score,
+                            target=whole.target,
+                            scorer=name,
+                            scorer_args=internals.scorer_args(scorer),
+                            model_usage=whole.model_usage or None,
+                            role_usage=whole.role_usage or None,
+                        )
                     )
         record.events = [*record.events, *internals.recorded_events(transcript)[before:]]
         return kept

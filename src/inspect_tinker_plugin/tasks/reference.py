@@ -177,16 +177,23 @@ def _split(spec: str) -> tuple[Path | None, str | None]:
     path, name = (before, after) if at else (spec, None)
     if Path(path).suffix in TASK_SUFFIXES:
         return Path(path), name or None
-    if at and Path(path).exists():
+    if (at and path and Path(path).exists()) or (
+        path.startswith(("/", ".")) and Path(path).is_file()
+    ):
         raise TaskNotFoundError(f"{path} is not a Python file or a notebook, so it has no tasks.")
     if not at and Path(path).is_dir() and not path.startswith("hf/"):
-        raise TaskNotFoundError(f"{path} is a folder; name one task, as file.py@task.")
+        raise TaskNotFoundError(_FOLDER.format(path))
     return None, None
+
+
+_FOLDER = "{} is a folder; name one task, as file.py@task."
 
 
 def _existing_file(path: Path, spec: str) -> Path:
     if path.is_file():
         return path.resolve()
+    if path.is_dir():
+        raise TaskNotFoundError(_FOLDER.format(path))
     folder = path.parent
     if folder.is_dir():
         others = [p.name for p in sorted(folder.iterdir()) if p.suffix in TASK_SUFFIXES]

@@ -20,6 +20,7 @@ from inspect_tinker_plugin.tokens.message_keys import (
     Dialect,
     MessageKey,
     Seen,
+    ToolsKey,
     message_key,
     spoken_letters,
 )
@@ -60,7 +61,7 @@ class Reply:
 class Turn:
     """One prompt, and the reply to it once there is one."""
 
-    offer: str
+    offer: ToolsKey
     """Key of the tools offered."""
 
     seen: Seen
@@ -123,12 +124,14 @@ class Turns:
     """The turns of one episode."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, Place] = {}
+        self._roots: dict[ToolsKey, Place] = {}
         self._by_name: dict[str, list[Turn]] = {}
         self._by_wording: dict[str, list[Turn]] = {}
         self._not_by_wording: list[Turn] = []
 
-    def find(self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
+    def find(
+        self, offer: ToolsKey, messages: Sequence[ChatMessage], dialect: Dialect | None
+    ) -> Match:
         """Look a request up.
 
         Args:
@@ -159,7 +162,7 @@ class Turns:
         self._not_by_wording = []
 
     def _newest_reply(
-        self, offer: str, messages: Sequence[ChatMessage], dialect: Dialect | None
+        self, offer: ToolsKey, messages: Sequence[ChatMessage], dialect: Dialect | None
     ) -> list[Match]:
         """Find the newest reply that a request names and that all messages before it lead to.
 

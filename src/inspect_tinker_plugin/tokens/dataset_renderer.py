@@ -1,16 +1,7 @@
-"""A dataset's renderer: what is known of it, what it can honour, and a tokenizer for many threads.
+"""A dataset's renderer: what is known of it, and what it can honour.
 
 Facts about a renderer are computed once. Of the sampling options that a solver asks for, an
 environment can honour the stop condition.
-
-The fast tokenizers of ``transformers`` are made usable from several threads at once. Their
-compiled part refuses a change of settings while another thread encodes ("Already
-borrowed"), and ``encode`` changes settings: a renderer that encodes with
-``split_special_tokens=True`` and a reward function that does not keep changing them. Reward
-functions and scorers run in threads, trainers decode in theirs, and all of them share the one
-tokenizer that ``get_tokenizer`` caches. So the lock is on the tokenizer's class, one per
-tokenizer, and every user of a tokenizer waits for the others. A copy per user would not do: tokens
-that were added in memory, and image processors, do not survive every way of copying.
 """
 
 from __future__ import annotations
@@ -20,182 +11,18 @@ import inspect
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
 
 from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.surrogates import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
-
-_GUARDED = (
-    "_encode_plus",
-    "_batch_encode_plus",
-    "_decode",
-    "_add_tokens",
-    "set_truncation_and_padding",
-    "train_new_from_iterator",
-)
-"""Methods through which all encoding, decoding and changes of settings go."""
-
-_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-_making = threading.Lock()
-
-
-def make_thread_safe(tokenizer: object) -> None:
-    """Guard the class of a tokenizer, once per process; does nothing for other kinds.
-
-    Tokenizers written in Python, and ``tiktoken``, have no settings that encoding changes.
-    """
-    for owner in type(tokenizer).__mro__:
-        if "backend_tokenizer" not in vars(owner):
-            continue
-        with _making:
-            for name in _GUARDED:
-                method = vars(owner).get(name)
-                if method is not None and not hasattr(method, "_inspect_rl_guarded"):
-                    setattr(owner, name, _guarded(method))
-            encode = getattr(owner, "encode", None)
-            if encode is not None and not hasattr(encode, "_inspect_rl_remembering"):
-                owner.encode = _remembering(encode, of=owner)  # type: ignore[attr-defined]  # a class of transformers
-            decode = getattr(owner, "decode", None)
-            if decode is not None and not hasattr(decode, "_inspect_rl_straight"):
-                owner.decode = _straight(decode)  # type: ignore[attr-defined]  # the same
-
-
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _lock_of(self):
-            if method.__name__ == "_add_tokens":
-                _encodings.pop(self, None)
-            return method(self, *args, **kwargs)
-
-    guarded._inspect_rl_guarded = True  # type: ignore[attr-defined]
-    return guarded
-
-
-def _lock_of(tokenizer: object) -> threading.RLock:
-    lock = _locks.get(tokenizer)
-    if lock is None:
-        with _making:
-            lock = _locks.setdefault(tokenizer, threading.RLock())
-    return lock
-
-
-_SHORT = 256
-"""Length of the texts whose tokens are remembered: headers, ends of messages, stubs."""
-
-_REMEMBERED = 4096
-"""Texts that are remembered per tokenizer; then it starts again."""
-
-_encodings: WeakKeyDictionary[Any, dict[Any, list[int]]] = WeakKeyDictionary()
-_here = threading.local()
-
-
-class RememberedEncodings:
-    """Shortens, in a block of this thread, what a renderer asks of a tokenizer.
-
-    Most of what it encodes for a prompt are the same few headers and ends of messages, and each
-    costs as much as a paragraph: their tokens are remembered. Other texts are encoded without
-    the places of tokens in the text, a third of the work. Decoding takes lists of integers as
-    they are.
-    """
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        """Begin to remember."""
-        self._before = getattr(_here, "remembers", False)
-        _here.remembers = taken(FastPath.ENCODINGS)
-
-    def __exit__(self, *_: object) -> None:
-        """Do as before."""
-        _here.remembers = self._before
-
-
-_UNDERSTOOD = frozenset({"add_special_tokens", "split_special_tokens"})
-"""Arguments of ``encode`` that the short ways know."""
-
-
-def _remembering(method: Callable[..., Any], *, of: type) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def encode(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            not getattr(_here, "remembers", False)
-            or args
-            or type(text) is not str
-            or not kwargs.keys() <= _UNDERSTOOD
-            or not all(type(value) is bool for value in kwargs.values())
-        ):
-            return method(self, text, *args, **kwargs)
-        if len(text) > _SHORT:
-            return _encoded(self, text, kwargs, method, of)
-        known = _encodings.get(self)
-        if known is None or len(known) >= _REMEMBERED:
-            known = _encodings[self] = {}
-        key = (text, *sorted(kwargs.items()), getattr(self, "split_special_tokens", None))
-        tokens = known.get(key)
-        if tokens is None:
-            tokens = _encoded(self, text, kwargs, method, of)
-            if type(tokens) is not list:
-                return tokens
-            known[key] = tokens
-        return list(tokens)
-
-    encode._inspect_rl_remembering = True  # type: ignore[attr-defined]
-    return encode
-
-
-def _encoded(
-    tokenizer: Any, text: str, kwargs: dict[str, bool], method: Callable[..., Any], owner: type
-) -> Any:
-    """Encode one text as ``encode`` does, which also finds out where each token stands in it."""
-    with _lock_of(tokenizer):
-        backend = tokenizer.backend_tokenizer
-        if (
-            type(tokenizer)._encode_plus is not vars(owner).get("_encode_plus")
-            or backend.truncation is not None
-            or backend.padding is not None
-        ):
-            return method(tokenizer, text, **kwargs)
-        split = kwargs.get("split_special_tokens", tokenizer.split_special_tokens)
-        if backend.encode_special_tokens != split:
-            backend.encode_special_tokens = split
-        [encoding] = backend.encode_batch_fast(
-            [text], add_special_tokens=kwargs.get("add_special_tokens", True)
-        )
-    tokens: list[int] = encoding.ids
-    if len(tokens) > tokenizer.model_max_length:
-        tokenizer._eventual_warn_about_too_long_sequence(tokens, None, True)
-    return tokens
-
-
-def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decode sampled tokens, which are a list of integers, without a look at the kind of each."""
-
-    @functools.wraps(method)
-    def decode(self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            args
-            or kwargs
-            or not getattr(_here, "remembers", False)
-            or type(token_ids) is not list
-            or {*map(type, token_ids)} != {int}
-        ):
-            return method(self, token_ids, *args, **kwargs)
-        return self._decode(token_ids=token_ids, skip_special_tokens=False)
-
-    decode._inspect_rl_straight = True  # type: ignore[attr-defined]
-    return decode
-
+from inspect_tinker_plugin.tokens.tokenizers import make_thread_safe
 
 SAMPLER_OPTIONS = (
     "max_tokens",

@@ -37,7 +37,6 @@ from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn,
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
-    RememberedEncodings,
     stop_condition,
     warn_of_ignored,
 )
@@ -46,6 +45,7 @@ from inspect_tinker_plugin.tokens.message_keys import (
     DIALECTS,
     Dialect,
     Seen,
+    ToolsKey,
     message_key,
     tools_key,
 )
@@ -60,6 +60,7 @@ from inspect_tinker_plugin.tokens.prompts import (
     flatten,
     merged,
 )
+from inspect_tinker_plugin.tokens.tokenizers import RememberedEncodings
 from inspect_tinker_plugin.wording import counted
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
@@ -378,7 +379,7 @@ class EpisodeTokens:
         """Return the prompt of a conversation that is rendered as a whole."""
         offer = tools_key(tools)
         shared = None if self._ledger.answered else self._shared
-        key = (offer, tuple(map(message_key, messages))) if shared is not None else ("", ())
+        key = (offer, tuple(map(message_key, messages))) if shared is not None else ((), ())
         chunks = shared.get(key) if shared is not None else None
         if chunks is None:
             whole = self._whole(messages, tools, dialect)
@@ -402,7 +403,7 @@ class EpisodeTokens:
         self,
         match: Match,
         messages: Sequence[ChatMessage],
-        offer: str,
+        offer: ToolsKey,
         chunks: list[tinker.ModelInputChunk],
         length: int,
     ) -> Turn:

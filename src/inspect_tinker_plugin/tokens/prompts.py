@@ -11,15 +11,25 @@ once and kept (:class:`PromptCache`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tinker
-from tinker_cookbook.renderers import ContentPart, Message, Renderer, TextPart, ThinkingPart
+from tinker_cookbook.renderers import (
+    ContentPart,
+    Message,
+    RenderContext,
+    Renderer,
+    TextPart,
+    ThinkingPart,
+)
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
+from tinker_cookbook.renderers.base import RenderedMessage
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.tokens.message_keys import MessageKey
+from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
+from inspect_tinker_plugin.tokens.message_keys import MessageKey, ToolsKey
 
 _STUB = "x"
 
@@ -73,6 +83,7 @@ class Extension:
         self, renderer: Renderer, tokenizer: Tokenizer, stops: list[str] | list[int]
     ) -> None:
         self._renderer = renderer
+        self._stubbed = _StubbedRenderer(renderer)
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop for stop in stops if isinstance(stop, int))
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
@@ -113,7 +124,7 @@ class Extension:
         new: Sequence[Message],
     ) -> PromptTail | None:
         try:
-            chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
+            chunks = self._stubbed.prompt(anchor, stub, new).chunks
             head = self._head(anchor)
             if flatten(chunks)[: len(head)] != head:
                 return None
@@ -203,6 +214,69 @@ class Extension:
         return None
 
 
+class _StubbedRenderer:
+    """Renders prompts that begin with a stub, whose own two messages are rendered once.
+
+    All of them is removed from the prompt again, so they need not know the texts that follow.
+    Only for renderers of the cookbook, which keep no state between messages: a copy of one renders
+    the prompt, and others see nothing of it.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._rendered: dict[Any, list[RenderedMessage]] = {}
+
+    def prompt(self, anchor: Message, stub: Message, new: Sequence[Message]) -> tinker.ModelInput:
+        """Render a stub of two messages, and the new messages behind it."""
+        messages = [anchor, stub, *new]
+        names = tuple(call.function.name for call in stub.get("tool_calls", ()))
+        if not self._has_no_state() or sum(map(len, names)) > _LONG_NAMES:
+            return self._renderer.build_generation_prompt(messages)
+        structure = (anchor["role"], str(stub["content"]), names, *(each["role"] for each in new))
+        known = self._rendered.get(structure)
+        if known is None:
+            if len(self._rendered) >= _STRUCTURES:
+                self._rendered.clear()
+            known = self._rendered[structure] = []
+        own = object.__new__(type(self._renderer))
+        vars(own).update(vars(self._renderer), render_message=self._once(messages[:2], known))
+        return own.build_generation_prompt(messages)
+
+    def _has_no_state(self) -> bool:
+        renderer = self._renderer
+        return (
+            type(renderer).__module__.startswith(_COOKBOOK)
+            and "render_message" not in vars(renderer)
+            and taken(FastPath.ENCODINGS)
+        )
+
+    def _once(
+        self, stub: Sequence[Message], known: list[RenderedMessage]
+    ) -> Callable[[Message, RenderContext], RenderedMessage]:
+        """Return what renders a message for a prompt, from what is known of the stub's."""
+        render = self._renderer.render_message
+
+        def render_message(message: Message, ctx: RenderContext) -> RenderedMessage:
+            place = next((i for i, of_stub in enumerate(stub) if message is of_stub), len(stub))
+            if place < len(known):
+                return known[place]
+            rendered = render(message, ctx)
+            if place == len(known) < len(stub):
+                known.append(rendered)
+            return rendered
+
+        return render_message
+
+
+_COOKBOOK = "tinker_cookbook.renderers."
+
+_STRUCTURES = 256
+"""Structures of stubs that are remembered; a policy may invent names of tools."""
+
+_LONG_NAMES = 1000
+"""Characters of the names in a stub beyond which it is not remembered."""
+
+
 def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCall]) -> Message:
     stub = Message(role="assistant", content=content)
     if calls:
@@ -216,7 +290,7 @@ def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCa
     return stub
 
 
-PromptKey = tuple[str, tuple[MessageKey, ...]]
+PromptKey = tuple[ToolsKey, tuple[MessageKey, ...]]
 """What determines a prompt: the tools offered, and the contents of its messages."""
 
 

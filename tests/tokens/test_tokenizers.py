@@ -1,4 +1,4 @@
-"""One tokenizer, used by episodes, reward functions, scorers and the trainer at once."""
+"""One tokenizer, used by episodes, rewards, scorers and trainer at once, and what it remembers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pickle
 import threading
 from collections.abc import Callable
 
+import pytest
 from inspect_ai import Task
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import TaskState, generate
@@ -19,7 +20,9 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer, RememberedEncodings
+from inspect_tinker_plugin.tokens import tokenizers
+from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
+from inspect_tinker_plugin.tokens.tokenizers import RememberedEncodings
 
 TEXT = "A line of text. <|im_end|> <think> " * 200
 
@@ -100,13 +103,54 @@ def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
         with RememberedEncodings():
             return all_tokens()
 
-    for _ in range(2):
+    for _ in range(4):  # longer texts are remembered when they come for the second time
         before = remembered()
         assert before == all_tokens()
         before[0].append(-1)  # who was given tokens may change the list
-    shared.add_special_tokens({"additional_special_tokens": [later]})
-    assert remembered() == all_tokens()
-    assert len(shared.encode(later, add_special_tokens=False)) == 1
+    other = copy.copy(shared)  # which has the same tokens
+    for owner, name in ((shared, later), (other, "added by the copy")):
+        owner.add_special_tokens({"additional_special_tokens": [name]})
+        assert remembered() == all_tokens()
+        with RememberedEncodings():
+            assert len(shared.encode(name, add_special_tokens=False)) == 1
+
+
+def test_only_texts_that_return_are_remembered_and_only_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = tokenizer()
+    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    encoded: list[str] = []
+    kept = tokenizers._Encodings.put
+
+    def put(self: object, key: tuple[str, bool], tokens: list[int]) -> None:
+        encoded.append(key[0])
+        kept(self, key, tokens)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tokenizers._Encodings, "put", put)
+
+    def encode(text: str) -> list[int]:
+        before: list[int] = shared.encode(text, add_special_tokens=False)
+        with RememberedEncodings():
+            assert shared.encode(text, add_special_tokens=False) == before
+        return before
+
+    for text, times in (("a header", 1), ("a result " * 100, 2), ("a book " * 20_000, 4)):
+        encoded.clear()
+        for _ in range(4):
+            encode(text)
+        assert len(encoded) == times
+    for number in range(400):  # each a hundredth of what is remembered
+        for _ in range(2):
+            encode(f"{number} " + "long " * 2000)
+    known = tokenizers._encodings[shared]
+    for part in (known._latest, known._before):
+        assert sum(len(key[0]) for key in part) <= tokenizers._REMEMBERED
+    encoded.clear()
+    encode("399 " + "long " * 2000)
+    assert not encoded
+    encode("0 " + "long " * 2000)
+    assert encoded
 
 
 def test_remembered_encodings_follow_a_length_that_the_tokenizer_is_set_to() -> None:
