@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -504,6 +504,36 @@ async def _mistaken_beside_a_command_that_cleans_up(box: SandboxEnvironment) -> 
     return None
 
 
+async def _beside_a_command_when_cancelled_once_more(
+    failing: Callable[[], Coroutine[Any, Any, None]], box: SandboxEnvironment
+) -> object:
+    ended: list[BaseException] = []
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failing)
+            try:
+                await box.exec(["sleep", "30"])
+            except asyncio.CancelledError as error:
+                ended.append(error)
+                raise
+    except ExceptionGroup as group:
+        failure = group.exceptions[0]
+    # As Python does in a context manager that unwraps the group, in a moment of cancellation.
+    failure.__context__ = ended[0]
+    raise failure
+
+
+async def _mistaken_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
+    return await _beside_a_command_when_cancelled_once_more(_soon_mistaken, box)
+
+
+async def _late_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
+    try:
+        return await _beside_a_command_when_cancelled_once_more(_late, box)
+    except TimeoutError as error:
+        raise RuntimeError("no verdict in time") from error
+
+
 async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
     try:
         with anyio.fail_after(0.5):
@@ -532,14 +562,15 @@ async def _host_has_no_place_for_a_command(box: SandboxEnvironment) -> object:
         await asyncio.wait(others)
 
 
-async def _host_is_late_beside_a_command(box: SandboxEnvironment) -> object:
-    async def late() -> None:
-        await anyio.sleep(0.2)
-        raise TimeoutError("the judge's own")
+async def _late() -> None:
+    await anyio.sleep(0.2)
+    raise TimeoutError("the judge's own")
 
+
+async def _host_is_late_beside_a_command(box: SandboxEnvironment) -> object:
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(late)
+            group.start_soon(_late)
             group.start_soon(box.exec, ["sleep", "30"])
     except ExceptionGroup as error:
         raise RuntimeError("no verdict in time") from error
@@ -554,6 +585,8 @@ HONEST: dict[Action, Cause | None] = {
     _mistaken_beside_a_command: None,
     _mistaken_beside_a_command_and_unwrapped: None,
     _mistaken_beside_a_command_that_cleans_up: None,
+    _mistaken_beside_a_command_when_cancelled_once_more: None,
+    _late_beside_a_command_when_cancelled_once_more: None,
     _host_hangs_before_a_clean_up: None,
     _host_has_no_place_for_a_command: None,
     _host_is_late_beside_a_command: None,

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.episode.model import (
     PolicyModel,
     RequestRefusedError,
 )
-from inspect_tinker_plugin.episode.operations import was_idle
+from inspect_tinker_plugin.episode.operations import is_blameless
 from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
@@ -272,7 +272,7 @@ def _of_place(
     tb = error.__traceback__
     modules = modules_of(tb)
     ended = isinstance(error, asyncio.CancelledError) and _WATCHED in modules
-    if ended and was_idle(error):
+    if ended and is_blameless(error):
         return None
     if ended or _in_operation(tb, modules, sandbox_modules):
         provoked = _provoked(error, tb, modules)

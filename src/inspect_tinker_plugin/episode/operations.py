@@ -35,15 +35,16 @@ class _Operation:
     Attributes:
         part: The part of the episode that asked for it; ``None`` if somebody else did.
         caller: The episode's own task that waits for it.
-        idle: Whether its end tells nothing: the caller was cancelled before it asked,
-            or while it waited for one of the process's places for commands.
+        blameless: Whether its end tells nothing about the sandbox.
         task: The task that it runs in.
+        cut_off_at: When it was cancelled, by the monotonic clock.
     """
 
     part: _Part | None
     caller: asyncio.Task[Any] | None
-    idle: bool = False
+    blameless: bool = False
     task: asyncio.Task[Any] | None = None
+    cut_off_at: float = -math.inf
 
 
 class Operations:
@@ -54,12 +55,17 @@ class Operations:
     """
 
     def __init__(self) -> None:
-        self.cut_off_at = -math.inf
-        """When one was cancelled last that counts as this part's, by the monotonic clock."""
         self._part = _Part(self)
         self._running: list[_Operation] = []
+        self._cut_off: list[_Operation] = []
         self._all_ended: asyncio.Future[None] | None = None
         self._closed = False
+
+    @property
+    def cut_off_at(self) -> float:
+        """When one was cancelled last that counted as its part's, by the monotonic clock."""
+        told = (each.cut_off_at for each in self._cut_off if not each.blameless)
+        return max(told, default=-math.inf)
 
     @property
     def running(self) -> int:
@@ -138,14 +144,15 @@ class Operations:
                 asked = _Operation(None, None)
             else:
                 # What is asked for in a cancelled scope (by a `finally`) is cancelled at once.
-                late = anyio.current_effective_deadline() == -math.inf
-                asked = _Operation(part, asyncio.current_task(), late)
-            handled = sys.exception()
+                asked = _Operation(part, asyncio.current_task(), _in_cancelled_scope())
+            handled, deadline = sys.exception(), anyio.current_effective_deadline()
             try:
                 return await bounded(noted(asked, *args, **kwargs), None, grace=CANCEL_GRACE)
             except asyncio.CancelledError as error:
-                if asked.idle:
-                    vars(error)[_IDLE] = True
+                if _in_cancelled_scope() and anyio.current_time() < deadline:
+                    asked.blameless = True
+                if asked.blameless:
+                    vars(error)[_BLAMELESS] = True
                 if error.__context__ is None and error is not handled:
                     error.__context__ = handled  # Python forgets it when there was more to await
                 raise
@@ -160,11 +167,13 @@ class Operations:
             try:
                 return await contained("a sandbox", operation(*args, **kwargs))
             except asyncio.CancelledError as error:
-                asked.idle = asked.idle or _has_waited_for_a_place(error)
-                if self._counts(asked) and not asked.idle:
-                    self.cut_off_at = time.monotonic()
+                asked.blameless = asked.blameless or _has_waited_for_a_place(error)
+                if self._counts(asked):
+                    asked.cut_off_at = time.monotonic()
+                    self._cut_off.append(asked)
                 raise
             finally:
+                asked.task = None
                 self._running.remove(asked)
                 if not self._running and self._all_ended and not self._all_ended.done():
                     self._all_ended.set_result(None)
@@ -172,13 +181,22 @@ class Operations:
         return watched
 
 
-_IDLE = "_inspect_rl_idle"
-"""Attribute of a cancellation: what it has ended had not reached the sandbox."""
+_BLAMELESS = "_inspect_rl_blameless"
+"""Attribute of a cancellation that tells nothing about the sandbox."""
 
 
-def was_idle(error: BaseException) -> bool:
-    """Whether a cancellation has only ended what had not reached the sandbox: it tells nothing."""
-    return _IDLE in vars(error)
+def is_blameless(error: BaseException) -> bool:
+    """Whether a cancellation tells nothing about the sandbox.
+
+    What it has ended had not reached the sandbox, or its scope was cancelled before a deadline: by
+    a group, whose failing member is what tells. (What that member is raised about may be lost: in
+    a task that is cancelled once more meanwhile, Python puts what the task handles in its place.)
+    """
+    return _BLAMELESS in vars(error)
+
+
+def _in_cancelled_scope() -> bool:
+    return anyio.current_effective_deadline() == -math.inf
 
 
 def _has_waited_for_a_place(error: BaseException) -> bool:
