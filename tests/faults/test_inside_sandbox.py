@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -137,6 +137,15 @@ async def _slow_in_a_group(box: SandboxEnvironment) -> object:
     return None
 
 
+async def _slow_in_a_group_that_is_waited_for(box: SandboxEnvironment) -> object:
+    async def together() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(box.exec, ["sleep", "30"])
+            group.start_soon(box.exec, ["sleep", "31"])
+
+    return await asyncio.wait_for(together(), 1)
+
+
 async def _slow_among_those_that_are_waited_for(box: SandboxEnvironment) -> object:
     commands = [box.exec(["sleep", "30"]), box.exec(["true"])]
     return [await each for each in asyncio.as_completed(commands, timeout=1)]
@@ -176,6 +185,7 @@ ACTIONS = [
     _said_of_a_group,
     _in_a_group_of_groups,
     _slow_in_a_group,
+    _slow_in_a_group_that_is_waited_for,
     _slow_among_those_that_are_waited_for,
     _slow_and_cleaned_up_after,
     _no_name,
@@ -504,34 +514,21 @@ async def _mistaken_beside_a_command_that_cleans_up(box: SandboxEnvironment) -> 
     return None
 
 
-async def _beside_a_command_when_cancelled_once_more(
-    failing: Callable[[], Coroutine[Any, Any, None]], box: SandboxEnvironment
-) -> object:
+async def _mistaken_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
     ended: list[BaseException] = []
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(failing)
+            tasks.start_soon(_soon_mistaken)
             try:
                 await box.exec(["sleep", "30"])
             except asyncio.CancelledError as error:
                 ended.append(error)
                 raise
     except ExceptionGroup as group:
-        failure = group.exceptions[0]
+        mistake = group.exceptions[0]
     # As Python does in a context manager that unwraps the group, in a moment of cancellation.
-    failure.__context__ = ended[0]
-    raise failure
-
-
-async def _mistaken_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
-    return await _beside_a_command_when_cancelled_once_more(_soon_mistaken, box)
-
-
-async def _late_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
-    try:
-        return await _beside_a_command_when_cancelled_once_more(_late, box)
-    except TimeoutError as error:
-        raise RuntimeError("no verdict in time") from error
+    mistake.__context__ = ended[0]
+    raise mistake
 
 
 async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
@@ -586,7 +583,6 @@ HONEST: dict[Action, Cause | None] = {
     _mistaken_beside_a_command_and_unwrapped: None,
     _mistaken_beside_a_command_that_cleans_up: None,
     _mistaken_beside_a_command_when_cancelled_once_more: None,
-    _late_beside_a_command_when_cancelled_once_more: None,
     _host_hangs_before_a_clean_up: None,
     _host_has_no_place_for_a_command: None,
     _host_is_late_beside_a_command: None,
@@ -662,7 +658,12 @@ async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
     assert caught.value.cause is Cause.SCORER
 
 
-_SCORED = (_slow_for_the_task, _slow_in_a_group, _slow_among_those_that_are_waited_for)
+_SCORED = (
+    _slow_for_the_task,
+    _slow_in_a_group,
+    _slow_in_a_group_that_is_waited_for,
+    _slow_among_those_that_are_waited_for,
+)
 NOT_SCORED = [action for action in ACTIONS if action not in _SCORED]
 """An eval scores what a solver has done until a ``TimeoutError`` of its own."""
 

@@ -35,16 +35,15 @@ class _Operation:
     Attributes:
         part: The part of the episode that asked for it; ``None`` if somebody else did.
         caller: The episode's own task that waits for it.
-        blameless: Whether its end tells nothing about the sandbox.
+        idle: Whether its end tells nothing: the caller was cancelled before it asked,
+            or while it waited for one of the process's places for commands.
         task: The task that it runs in.
-        cut_off_at: When it was cancelled, by the monotonic clock.
     """
 
     part: _Part | None
     caller: asyncio.Task[Any] | None
-    blameless: bool = False
+    idle: bool = False
     task: asyncio.Task[Any] | None = None
-    cut_off_at: float = -math.inf
 
 
 class Operations:
@@ -55,17 +54,12 @@ class Operations:
     """
 
     def __init__(self) -> None:
+        self.cut_off_at = -math.inf
+        """When one was cancelled last that counts as this part's, by the monotonic clock."""
         self._part = _Part(self)
         self._running: list[_Operation] = []
-        self._cut_off: list[_Operation] = []
         self._all_ended: asyncio.Future[None] | None = None
         self._closed = False
-
-    @property
-    def cut_off_at(self) -> float:
-        """When one was cancelled last that counted as its part's, by the monotonic clock."""
-        told = (each.cut_off_at for each in self._cut_off if not each.blameless)
-        return max(told, default=-math.inf)
 
     @property
     def running(self) -> int:
@@ -149,9 +143,7 @@ class Operations:
             try:
                 return await bounded(noted(asked, *args, **kwargs), None, grace=CANCEL_GRACE)
             except asyncio.CancelledError as error:
-                if _in_cancelled_scope() and anyio.current_time() < deadline:
-                    asked.blameless = True
-                if asked.blameless:
+                if asked.idle or (_in_cancelled_scope() and anyio.current_time() < deadline):
                     vars(error)[_BLAMELESS] = True
                 if error.__context__ is None and error is not handled:
                     error.__context__ = handled  # Python forgets it when there was more to await
@@ -167,13 +159,11 @@ class Operations:
             try:
                 return await contained("a sandbox", operation(*args, **kwargs))
             except asyncio.CancelledError as error:
-                asked.blameless = asked.blameless or _has_waited_for_a_place(error)
-                if self._counts(asked):
-                    asked.cut_off_at = time.monotonic()
-                    self._cut_off.append(asked)
+                asked.idle = asked.idle or _has_waited_for_a_place(error)
+                if self._counts(asked) and not asked.idle:
+                    self.cut_off_at = time.monotonic()
                 raise
             finally:
-                asked.task = None
                 self._running.remove(asked)
                 if not self._running and self._all_ended and not self._all_ended.done():
                     self._all_ended.set_result(None)
