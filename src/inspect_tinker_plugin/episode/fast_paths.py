@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -69,6 +69,9 @@ class FastPath(StrEnum):
 
     IDS = "ids"
     """Ids of samples, messages and events, drawn many at a time."""
+
+    USAGE = "usage"
+    """Sums of usage, without checks of numbers that were checked before."""
 
     FIRST_CALLS = "first_calls"
     """An export's episodes, closed inside their first model call, without providers' state."""
@@ -180,27 +183,31 @@ def keep_out_of_trace_log() -> None:
     """
     if not taken(FastPath.TRACES) or os.environ.get("INSPECT_TRACE_FILE"):
         return
-    _filter_traces()
+    _leave_out_traces()
     _in_episode.set(True)
 
 
 @cache
-def _filter_traces() -> None:
+def _leave_out_traces() -> None:
+    """Have the loggers say that traces are turned off, before a record is made."""
     for name in _TRACED:
-        logging.getLogger(name).addFilter(_is_wanted)
+        logger = logging.getLogger(name)
+        logger.isEnabledFor = partial(_is_wanted, logger.isEnabledFor)  # type: ignore[method-assign]
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return (
-        record.levelno != internals.TRACE
-        or not _in_episode.get()
-        or logging.getLogger().level == internals.TRACE  # `--log-level trace`
+def _is_wanted(enabled: Callable[[int], bool], level: int) -> bool:
+    left_out = (
+        level == internals.TRACE
+        and _in_episode.get()
+        and logging.getLogger().level != internals.TRACE  # `--log-level trace`
     )
+    return not left_out and enabled(level)
 
 
 _INSIDE: dict[FastPath, Callable[[Callable[[], bool]], None]] = {
     FastPath.TOOL_DESCRIPTIONS: internals.remember_tools,
     FastPath.IDS: internals.draw_ids,
+    FastPath.USAGE: internals.add_usage_quickly,
 }
 """Paths through Inspect's own code, with what opens them for the contexts that want them."""
 

@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
-from copy import copy, deepcopy
+from copy import deepcopy
 from functools import cache
 from operator import is_
 from types import CodeType, FunctionType
@@ -255,12 +255,14 @@ def _copy_parameters_quickly(wanted: Callable[[], bool]) -> None:
         made, memo = object.__new__(type(self)), {} if memo is None else memo
         memo[id(self)] = made
         fields = dict(vars(self))
-        for name, value in fields.items():
-            if type(value) not in PLAIN_TYPES:
-                fields[name] = _deep_copy(value, memo)
+        if not PLAIN_TYPES.issuperset(map(type, fields.values())):
+            for name, value in fields.items():
+                if type(value) not in PLAIN_TYPES:
+                    fields[name] = _deep_copy(value, memo)
         _set(made, "__dict__", fields)
-        _set(made, "__pydantic_extra__", deepcopy(self.__pydantic_extra__, memo))
-        _set(made, "__pydantic_fields_set__", copy(self.__pydantic_fields_set__))
+        extra = self.__pydantic_extra__
+        _set(made, "__pydantic_extra__", extra if extra is None else deepcopy(extra, memo))
+        _set(made, "__pydantic_fields_set__", {*self.__pydantic_fields_set__})
         _set(made, "__pydantic_private__", None)
         return made
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from inspect_ai import Task
@@ -61,6 +62,7 @@ __all__ = [
     "Transcript",
     "_acp_live_active",
     "_sample_active",
+    "add_usage_quickly",
     "capture_task_input_media",
     "create_checkpointer",
     "create_eval_sample",
@@ -241,6 +243,48 @@ def _instead(theirs: Callable[..., str], wanted: Callable[[], bool]) -> Callable
         return theirs(*args, **kwargs) if args or kwargs or not wanted() else unique_id()
 
     return uuid
+
+
+_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
+_NO_OPTIONAL = dict.fromkeys(
+    ("input_tokens_cache_write", "input_tokens_cache_read", "reasoning_tokens", "total_cost")
+)
+_counts, _optional = attrgetter(*_COUNTS), attrgetter(*_NO_OPTIONAL)
+_NONE = (*_NO_OPTIONAL.values(),)
+_INTEGER = frozenset({int})
+_set = object.__setattr__
+
+
+def add_usage_quickly(wanted: Callable[[], bool]) -> None:
+    """Have sums of usage made without a check of numbers that were checked before.
+
+    That is for counts of tokens alone, as the policy's usage is. Inspect adds up each call's
+    for the sample, for the process and for every limit.
+
+    Args:
+        wanted: Whether to do so in the running context.
+    """
+    add = ModelUsage.__add__
+    if (*ModelUsage.model_fields,) != (*_COUNTS, *_NO_OPTIONAL):
+        return
+
+    def added(self: ModelUsage, other: ModelUsage) -> ModelUsage:
+        if not (type(self) is type(other) is ModelUsage and wanted()):
+            return add(self, other)
+        mine, theirs = _counts(self), _counts(other)
+        if not (_optional(self) == _optional(other) == _NONE) or not (
+            _INTEGER.issuperset(map(type, (*mine, *theirs)))
+        ):
+            return add(self, other)
+        made = object.__new__(ModelUsage)
+        counts = dict(zip(_COUNTS, map(int.__add__, mine, theirs), strict=True))
+        _set(made, "__dict__", {**counts, **_NO_OPTIONAL})
+        _set(made, "__pydantic_extra__", None)
+        _set(made, "__pydantic_fields_set__", {*_COUNTS, *_NO_OPTIONAL})
+        _set(made, "__pydantic_private__", None)
+        return made
+
+    ModelUsage.__add__ = added  # type: ignore[method-assign]
 
 
 def first_messages(sample: Sample) -> list[ChatMessage]:

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from tinker_cookbook.renderers import Message
 from inspect_tinker_plugin.episode.fast_paths import changed
 from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
 from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
+from inspect_tinker_plugin.inspect_internals import PLAIN_TYPES
 from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
@@ -50,9 +51,9 @@ from inspect_tinker_plugin.tokens.message_keys import (
     tools_key,
 )
 from inspect_tinker_plugin.tokens.messages import (
+    call_name,
     conversation_prefix,
     renderer_message,
-    renderer_tool_call,
 )
 from inspect_tinker_plugin.tokens.prompts import (
     PromptCache,
@@ -70,6 +71,12 @@ T = TypeVar("T")
 
 LEAST_ROOM = 2
 """Tokens that a reply needs; where fewer are left, the cookbook's runner would end the rollout."""
+
+
+_USAGE = ModelUsage()
+_CHOICE = ChatCompletionChoice(message=ChatMessageAssistant(content=""))
+_OUTPUT = ModelOutput()
+"""What outputs are copied from, whose values need no check."""
 
 
 class OverWindowError(Exception):
@@ -265,14 +272,17 @@ class EpisodeTokens:
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"
-        usage = ModelUsage(
+        usage = changed(
+            _USAGE,
             input_tokens=turn.length,
             output_tokens=len(tokens),
             total_tokens=turn.length + len(tokens),
         )
-        return ModelOutput(
+        return changed(
+            _OUTPUT,
             model=self._context.model,
-            choices=[ChatCompletionChoice(message=reply.message, stop_reason=reason)],
+            choices=[changed(_CHOICE, message=reply.message, stop_reason=reason)],
+            completion=reply.message.text,
             usage=usage,
             input_context_tokens=turn.length,
         )
@@ -331,9 +341,7 @@ class EpisodeTokens:
             return None
         new = messages[match.position :]
         again = self._turns.replies_among(new, dialect)
-        calls = [
-            renderer_tool_call(call, self._call_ids) for call in base.reply.message.tool_calls or []
-        ]
+        calls = [call_name(call, self._call_ids) for call in base.reply.message.tool_calls or []]
         tail = self._context.extension.after_reply(
             calls=calls,
             follows_user=base.has_user,
@@ -416,7 +424,10 @@ class EpisodeTokens:
         else:  # its conversation went another way
             seen = Seen(messages[: base.count])
         new = messages[len(seen.keys) :]
-        seen.add(new)
+        known = None
+        if base is not None and base.reply is not None and not match.lossy:
+            known = base.reply.key if match.position - 1 == len(seen.keys) else None
+        seen.add(new, known)
         return Turn(
             offer=offer,
             seen=seen,
@@ -506,7 +517,10 @@ def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
         return reply.model_copy(deep=True)
     if not reply.tool_calls:
         return changed(reply)
-    calls = [replace(call, arguments=deepcopy(call.arguments)) for call in reply.tool_calls]
+    calls = [copy(call) for call in reply.tool_calls]
+    for call in calls:
+        plain = PLAIN_TYPES.issuperset(map(type, call.arguments.values()))
+        call.arguments = dict(call.arguments) if plain else deepcopy(call.arguments)
     return changed(reply, tool_calls=calls)
 
 

@@ -90,6 +90,9 @@ def _simple_tool_key(tool: ToolInfo) -> bytes | None:
         return None
 
 
+_SCHEMA = [*JSONSchema.model_fields]
+
+
 def _plain(value: Any) -> Any:
     """Return a schema, or a part of one, as lists and dictionaries of plain values.
 
@@ -97,17 +100,19 @@ def _plain(value: Any) -> Any:
         ValueError: It has something else, of which ``marshal`` may see a part only.
     """
     kind = type(value)
-    if kind is JSONSchema:
-        return _plain(vars(value))
-    if kind is dict:
-        return {
-            _plain(name): each if type(each) in PLAIN_TYPES else _plain(each)
-            for name, each in value.items()
-        }
-    if kind is list:
-        return [_plain(each) for each in value]
     if kind in PLAIN_TYPES:
         return value
+    if kind is JSONSchema:
+        value, kind = vars(value), dict
+        if [*value] == _SCHEMA:
+            return (_plain([*value.values()]),)
+    if kind is dict:
+        names, values = list(value), list(value.values())
+        if not PLAIN_TYPES.issuperset(map(type, names)):
+            raise ValueError(names)
+        return names, _plain(values)
+    if kind is list:
+        return value if PLAIN_TYPES.issuperset(map(type, value)) else [*map(_plain, value)]
     raise ValueError(kind)
 
 
@@ -115,10 +120,13 @@ def _call_key(call: ToolCall) -> tuple[str, str, str, str | None]:
     return (call.id, call.function, arguments_json(call.arguments), call.parse_error)
 
 
+_written = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def arguments_json(arguments: Any) -> str:
     """Return arguments as a renderer writes them."""
     try:
-        return json.dumps(arguments, ensure_ascii=False)
+        return _written(arguments)
     except (TypeError, ValueError):  # a solver put in something that JSON cannot hold
         return repr(arguments)
 
@@ -160,9 +168,12 @@ class Seen:
         if messages:
             self.add(messages)
 
-    def add(self, messages: Sequence[ChatMessage]) -> None:
-        """Append messages to the snapshot."""
-        self.keys.extend(map(message_key, messages))
+    def add(self, messages: Sequence[ChatMessage], first: MessageKey | None = None) -> None:
+        """Append messages to the snapshot; the key of the first may be known already."""
+        if first is None:
+            self.keys.extend(map(message_key, messages))
+        else:
+            self.keys += [first, *map(message_key, messages[1:])]
         if self._columns is None:
             return
         more = _columns(messages)
@@ -221,9 +232,7 @@ def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
             kinds,
             [content if type(content) is str else len(content) for content in contents],
             part_kinds,
-            list(map(attrgetter("text"), _those(ContentText, parts, part_kinds))),
-            list(map(attrgetter("image"), _those(ContentImage, parts, part_kinds))),
-            list(map(_reasoning, _those(ContentReasoning, parts, part_kinds))),
+            *(_part_columns(parts, part_kinds) if parts else ([], [], [])),
             list(map(attrgetter("tool_call_id"), results)),
             list(map(attrgetter("function"), results)),
             [None if result.error is None else result.error.message for result in results],
@@ -240,6 +249,12 @@ def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
         ]
     except (AttributeError, TypeError, ValueError):  # a solver put in an invalid value
         return None
+
+
+def _part_columns(parts: Sequence[Content], kinds: Sequence[type]) -> Iterator[list[Any]]:
+    yield list(map(attrgetter("text"), _those(ContentText, parts, kinds)))
+    yield list(map(attrgetter("image"), _those(ContentImage, parts, kinds)))
+    yield list(map(_reasoning, _those(ContentReasoning, parts, kinds)))
 
 
 _BY_VALUE = 2

@@ -35,6 +35,13 @@ from inspect_tinker_plugin.tokens.message_keys import arguments_json
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
 
+class CallName(NamedTuple):
+    """What there is to a tool call apart from its arguments."""
+
+    id: str
+    name: str
+
+
 class ConversationPrefix(NamedTuple):
     """The opening of a conversation in the renderer's terms."""
 
@@ -120,19 +127,22 @@ def renderer_message(
         )
         if message.tool_calls:
             converted["tool_calls"] = [
-                renderer_tool_call(call, call_ids or {}) for call in message.tool_calls
+                _tool_call(call, call_ids or {}) for call in message.tool_calls
             ]
         return converted
     return Message(role=message.role, content=_content(message, images=images, reasoning=False))
 
 
-def renderer_tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererToolCall:
-    """Return a tool call with its arguments as JSON, under the policy's own id."""
+def call_name(call: ToolCall, call_ids: Mapping[str, str]) -> CallName:
+    """Return the name of a tool call, under the policy's own id."""
+    return CallName(spelt_out(call_ids.get(call.id, call.id)), spelt_out(call.function))
+
+
+def _tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererToolCall:
+    """Return a tool call with its arguments as JSON."""
+    named, arguments = call_name(call, call_ids), spelt_out(arguments_json(call.arguments))
     return RendererToolCall(
-        id=spelt_out(call_ids.get(call.id, call.id)),
-        function=RendererToolCall.FunctionBody(
-            name=spelt_out(call.function), arguments=spelt_out(arguments_json(call.arguments))
-        ),
+        id=named.id, function=RendererToolCall.FunctionBody(name=named.name, arguments=arguments)
     )
 
 

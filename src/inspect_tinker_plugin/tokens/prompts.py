@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tinker
@@ -30,6 +31,7 @@ from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.tokens.message_keys import MessageKey, ToolsKey
+from inspect_tinker_plugin.tokens.messages import CallName
 
 _STUB = "x"
 
@@ -95,12 +97,12 @@ class Extension:
         ]
 
     def after_reply(
-        self, *, calls: Sequence[RendererToolCall], follows_user: bool, new: Sequence[Message]
+        self, *, calls: Sequence[CallName], follows_user: bool, new: Sequence[Message]
     ) -> PromptTail | None:
         """Render what follows a reply.
 
         Args:
-            calls: tool calls of the reply.
+            calls: ids and names of the tool calls of the reply.
             follows_user: whether there is a user message anywhere before the reply.
             new: messages after the reply.
 
@@ -120,7 +122,7 @@ class Extension:
         self,
         anchor: Message,
         stub: Message,
-        calls: Sequence[RendererToolCall],
+        calls: Sequence[CallName],
         new: Sequence[Message],
     ) -> PromptTail | None:
         try:
@@ -160,12 +162,10 @@ class Extension:
             self._heads[user] = flatten(self._renderer.build_generation_prompt([anchor]).chunks)
         return self._heads[user]
 
-    def _stub_length(
-        self, anchor: Message, stub: Message, calls: Sequence[RendererToolCall]
-    ) -> int | None:
+    def _stub_length(self, anchor: Message, stub: Message, calls: Sequence[CallName]) -> int | None:
         """Return where the stub ends when the usual messages follow it."""
         usual = [
-            Message(role="tool", content=_STUB, tool_call_id=call.id or "", name=call.function.name)
+            Message(role="tool", content=_STUB, tool_call_id=call.id, name=call.name)
             for call in calls
         ] or [Message(role="user", content=_STUB)]
         chunks = self._renderer.build_generation_prompt([anchor, stub, *usual]).chunks
@@ -214,17 +214,29 @@ class Extension:
         return None
 
 
-class _StubbedRenderer:
-    """Renders prompts that begin with a stub, whose own two messages are rendered once.
+class _Stub:
+    """What is known of the prompts that have one stub, and new messages of the same roles."""
 
-    All of them is removed from the prompt again, so they need not know the texts that follow.
-    Only for renderers of the cookbook, which keep no state between messages: a copy of one renders
-    the prompt, and others see nothing of it.
+    __slots__ = ("opening", "rendered")
+
+    def __init__(self) -> None:
+        self.rendered: list[RenderedMessage] = []
+        """The stub's messages."""
+        self.opening: dict[str, list[int]] = {}
+        """What opens the next reply, by its role."""
+
+
+class _StubbedRenderer:
+    """Renders prompts that begin with a stub: its own messages, and what follows all, only once.
+
+    The stub is removed from the prompt again, so it need not know the texts that follow. What opens
+    the next reply depends on the roles before it. Only for renderers of the cookbook, which keep
+    no state between messages: a copy of one renders the prompt, and others see nothing of it.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._rendered: dict[Any, list[RenderedMessage]] = {}
+        self._known: dict[Any, _Stub] = {}
 
     def prompt(self, anchor: Message, stub: Message, new: Sequence[Message]) -> tinker.ModelInput:
         """Render a stub of two messages, and the new messages behind it."""
@@ -233,14 +245,24 @@ class _StubbedRenderer:
         if not self._has_no_state() or sum(map(len, names)) > _LONG_NAMES:
             return self._renderer.build_generation_prompt(messages)
         structure = (anchor["role"], str(stub["content"]), names, *(each["role"] for each in new))
-        known = self._rendered.get(structure)
+        known = self._known.get(structure)
         if known is None:
-            if len(self._rendered) >= _STRUCTURES:
-                self._rendered.clear()
-            known = self._rendered[structure] = []
+            if len(self._known) >= _STRUCTURES:
+                self._known.clear()
+            known = self._known[structure] = _Stub()
         own = object.__new__(type(self._renderer))
-        vars(own).update(vars(self._renderer), render_message=self._once(messages[:2], known))
+        vars(own).update(
+            vars(self._renderer),
+            render_message=self._once(messages[:2], known.rendered),
+            _get_generation_suffix=partial(self._opening, known.opening),
+        )
         return own.build_generation_prompt(messages)
+
+    def _opening(self, known: dict[str, list[int]], role: str, ctx: RenderContext) -> list[int]:
+        tokens = known.get(role)
+        if tokens is None:
+            tokens = known[role] = [*self._renderer._get_generation_suffix(role, ctx)]
+        return [*tokens]
 
     def _has_no_state(self) -> bool:
         renderer = self._renderer
@@ -277,13 +299,13 @@ _LONG_NAMES = 1000
 """Characters of the names in a stub beyond which it is not remembered."""
 
 
-def _stub_reply(content: str | list[ContentPart], calls: Sequence[RendererToolCall]) -> Message:
+def _stub_reply(content: str | list[ContentPart], calls: Sequence[CallName]) -> Message:
     stub = Message(role="assistant", content=content)
     if calls:
         stub["tool_calls"] = [
             RendererToolCall(
                 id=call.id,
-                function=RendererToolCall.FunctionBody(name=call.function.name, arguments="{}"),
+                function=RendererToolCall.FunctionBody(name=call.name, arguments="{}"),
             )
             for call in calls
         ]

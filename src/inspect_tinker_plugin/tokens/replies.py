@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 from inspect_ai.model import ChatMessageAssistant, Content, ContentReasoning, ContentText
 from inspect_ai.tool import ToolCall, ToolInfo
@@ -27,6 +26,7 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+from inspect_tinker_plugin.episode.fast_paths import changed
 from inspect_tinker_plugin.inspect_internals import (
     parse_tool_call,
     tool_parse_error_message,
@@ -64,7 +64,7 @@ def read_calls(
 
 
 def _new_id() -> str:
-    return f"call_{uuid4().hex[:16]}"
+    return f"call_{unique_id()}"
 
 
 def _called(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
@@ -405,7 +405,7 @@ def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
             own[call.id] = said.id
             renamed.append(said)
         else:
-            renamed.append(said.model_copy(update={"id": call.id}))
+            renamed.append(changed(said, id=call.id))
     if renamed:
         rendering["tool_calls"] = renamed
     return own

@@ -185,6 +185,8 @@ class RememberedEncodings:
 _UNDERSTOOD = frozenset({"add_special_tokens", "split_special_tokens"})
 """Arguments of ``encode`` that the short ways know."""
 
+_BOOL = frozenset({bool})
+
 
 def _remembering(method: Callable[..., Any], *, of: type) -> Callable[..., Any]:
     @functools.wraps(method)
@@ -194,7 +196,7 @@ def _remembering(method: Callable[..., Any], *, of: type) -> Callable[..., Any]:
             or args
             or type(text) is not str
             or not kwargs.keys() <= _UNDERSTOOD
-            or not all(type(value) is bool for value in kwargs.values())
+            or not _BOOL.issuperset(map(type, kwargs.values()))
             or type(self)._encode_plus is not vars(of).get("_encode_plus")
         ):
             return method(self, text, *args, **kwargs)
