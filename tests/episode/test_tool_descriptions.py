@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from copy import deepcopy
+from itertools import product
 from typing import Any, cast
 
 import pytest
-from inspect_ai.model import ChatMessageUser
+from inspect_ai.model import ChatMessageUser, ModelUsage
 from inspect_ai.tool import Tool, ToolDef, ToolParams, ToolSource, tool
 from inspect_ai.util import JSONSchema
 from pydantic import BaseModel, PrivateAttr
@@ -343,6 +344,54 @@ def test_messages_take_their_ids_from_inspect_outside_of_episodes(
     with without(FastPath.IDS):
         assert not taken(FastPath.IDS)
         assert len(in_episode(lambda: ChatMessageUser(content="?").id)) == 22
+
+
+# sums of usage
+
+
+class OwnUsage(ModelUsage):
+    """Another class, whose sums are Inspect's."""
+
+
+_COUNTED: Any = dict(input_tokens=3, output_tokens=2, total_tokens=5)
+USAGES = [
+    ModelUsage(),
+    ModelUsage(**_COUNTED),
+    ModelUsage.model_construct(**_COUNTED),
+    ModelUsage(**_COUNTED, reasoning_tokens=1, input_tokens_cache_read=4),
+    ModelUsage(**_COUNTED, input_tokens_cache_write=0, total_cost=0.5),
+    ModelUsage.model_construct(input_tokens=True, output_tokens=1.0, total_tokens="1"),
+    ModelUsage.model_construct(input_tokens=None),
+    OwnUsage(**_COUNTED),
+]
+
+
+def test_sums_of_usage_are_inspects() -> None:
+    def sums() -> list[Any]:
+        found: list[Any] = []
+        for one, other in product(USAGES, USAGES):
+            before = one.model_dump(warnings=False), other.model_dump(warnings=False)
+            try:
+                both = one + other
+                kinds = [*map(type, both.__dict__.values())]
+                found.append([both, both.__dict__, kinds, sorted(both.model_fields_set)])
+            except (TypeError, ValueError) as error:
+                found.append(type(error))
+            assert before == (one.model_dump(warnings=False), other.model_dump(warnings=False))
+        return found
+
+    with without(FastPath.USAGE):
+        expected = in_episode(sums)
+    assert repr(in_episode(sums)) == repr(expected)
+    assert TypeError in expected
+
+
+def test_sums_of_counts_are_not_checked_in_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = in_episode(lambda: USAGES[1] + USAGES[1])
+    monkeypatch.setattr(ModelUsage, "__init__", None)
+    assert in_episode(lambda: USAGES[1] + USAGES[1]) == one
+    with pytest.raises(TypeError):
+        _ = USAGES[1] + USAGES[1]
 
 
 @tool

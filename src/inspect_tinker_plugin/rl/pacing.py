@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 
-AT_ONCE = 64
+AT_ONCE = 128
 """Starts per iteration of the loop, at most: many at once take less time than one by one."""
 
 AT_LEAST = 16
