@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 
-AT_ONCE = 128
+AT_ONCE = 64
 """Starts per iteration of the loop, at most: many at once take less time than one by one."""
 
 AT_LEAST = 16
 """Starts per iteration, however long it takes."""
 
-LONG = 0.03
+LONG = 0.02
 """Seconds of an iteration after which the next ones have half as many starts."""
 
 
