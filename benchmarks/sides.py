@@ -287,6 +287,10 @@ class CookbookRead:
         }
 
 
+AT_ONCE = 16
+"""Rollouts, or samples of an eval, that run at once where a turn of them is measured."""
+
+
 class ToolWork:
     """An episode of several turns: a tool call in each but the last, which answers.
 
@@ -375,18 +379,17 @@ class ToolWork:
     # figures
 
     def turn_of_rollout(self, make: Callable[[], list[EnvGroupBuilder]]) -> Side:
-        """CPU of a turn: that of the whole rollout, by its turns."""
+        """CPU of a turn: that of many rollouts at once, as in an eval, by their turns."""
 
         async def work() -> None:
-            for _ in range(4):
-                await self.rollout(make())
+            await asyncio.gather(*[self.rollout(make()) for _ in range(AT_ONCE)])
 
-        return lambda: cpu_ms(work, 4 * self.turns)
+        return lambda: cpu_ms(work, AT_ONCE * self.turns)
 
     def turn_of_eval(self, name: str) -> Side:
-        samples, logging = 16, EVALS[name]
+        logging = EVALS[name]
         return lambda: cpu_ms(
-            lambda: evaluated(self.task(samples), self.script(), logging), samples * self.turns
+            lambda: evaluated(self.task(AT_ONCE), self.script(), logging), AT_ONCE * self.turns
         )
 
     def late_turn_of_rollout(self, make: Callable[[], list[EnvGroupBuilder]]) -> Side:
