@@ -135,8 +135,9 @@ class Extension:
             # Some formats end a reply by the next message's role token, and have no end at all
             # before an unusual role: then the first stop token is not the stub's.
             usual = bool(new) and new[0]["role"] == ("tool" if calls else "user")
-            end = self._first_stop(chunks, len(head))
-            if not usual and end != self._stub_length(anchor, stub, calls):
+            if not usual and (
+                self._first_stop(chunks, len(head)) != self._stub_length(anchor, stub, calls)
+            ):
                 return None
             return self._split_at_token(chunks, len(head))
         except Exception:
