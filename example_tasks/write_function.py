@@ -128,7 +128,14 @@ def own_sandbox() -> str:
 
 def by_agent(name: str) -> list[Solver]:
     """An agent of inspect_swe that was installed in the sandbox before."""
-    import inspect_swe
+    if name not in AGENTS:
+        raise ValueError(f"agent={name}: choose one of {', '.join(AGENTS)}")
+    try:
+        import inspect_swe
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"agent={name} needs inspect_swe: pip install 'inspect-tinker-plugin[agents]'"
+        ) from error
 
     agent: Agent = getattr(inspect_swe, name)(version="sandbox", **AGENTS[name])
     return [prompt_template(AGENT_TEMPLATE), as_solver(agent)]

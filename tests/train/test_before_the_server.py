@@ -130,6 +130,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, name: s
     with pytest.raises(ConfigError, match=rf"{name} that is of no run"):
         train(request(tmp_path))
     assert (tmp_path / name).read_text() == "mine"
+    assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is left in it"
 
 
 @pytest.mark.parametrize("held", ["[]", "{", None])

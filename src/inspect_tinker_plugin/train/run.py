@@ -100,6 +100,7 @@ def train(request: TrainRequest) -> TrainResult:
 def _alone_in(log_dir: Path) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock goes with this process."""
     lock = FileLock(log_dir / "run.lock", timeout=0)
+    first = not Path(lock.lock_file).exists()
     try:
         lock.acquire()
     except Timeout as error:
@@ -110,6 +111,10 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
         raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
     try:
         yield
+    except ConfigError:  # nothing was started
+        if first:
+            Path(lock.lock_file).unlink(missing_ok=True)
+        raise
     finally:
         lock.release()
 
