@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +34,7 @@ from inspect_tinker_plugin.audit.page import render
 from inspect_tinker_plugin.audit.probes.leaks import judged_places
 from inspect_tinker_plugin.audit.probes.signal import pass_at
 from inspect_tinker_plugin.audit.records import FINISHED, JOURNAL
+from inspect_tinker_plugin.audit.run import source_digest
 from inspect_tinker_plugin.cli.audit import audit as command
 from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.errors import ConfigError
@@ -113,6 +115,20 @@ async def test_a_journal_of_another_task_is_refused(tmp_path: Path) -> None:
     changed = Task(name="planted", dataset=SAMPLES[:2], scorer=includes())
     with pytest.raises(ConfigError, match="another audit"):
         await run_audit(changed, options)
+
+
+@pytest.mark.parametrize("wrong", [{"budget": ["ten"]}, {"reward": "meen"}], ids=str)
+async def test_a_refused_audit_leaves_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        await run_audit(planted(), AuditOptions(out=tmp_path, **wrong))
+    assert os.listdir(tmp_path) == []
+
+
+def test_samples_may_hold_half_a_character() -> None:
+    def digest(text: str) -> str:
+        return source_digest(Task(dataset=[Sample(input=text, target="x")]))
+
+    assert digest("a\ud83d") == digest("a\ud83d") != digest("a\ud83e")
 
 
 @pytest.mark.parametrize(

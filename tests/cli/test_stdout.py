@@ -84,6 +84,7 @@ def quiet():
         ("{command} >&-", 0),
         ("{command} | true; exit ${{PIPESTATUS[0]}}", 1),
         ("PYTHONIOENCODING=ascii {command} > shown", 0),
+        ("PYTHONIOENCODING=ascii:surrogateescape {command} > shown", 0),
     ],
 )
 def test_a_stdout_that_takes_nothing_is_no_unexpected_error(

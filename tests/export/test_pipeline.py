@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,38 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
     assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
     assert summary(tmp_path / "out")["counts"]["written"] == 400
     assert (tmp_path / "seen.txt").read_text().count("\n") - before <= 310
+
+
+def flip(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 0xFF
+    path.write_bytes(held)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+def test_parts_that_were_damaged_since_are_made_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    work = tmp_path / "out" / WORK
+    env = {**os.environ, "PAUSE": "0.01"}
+    with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
+        while not (work / "journal.jsonl").exists() or len([*work.glob("part-*.parquet")]) < 6:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    damage(work / "part-00002-train.parquet")
+    with (work / "journal.jsonl").open("ab") as file:
+        file.write(b"\xff no part\n")
+    subprocess.run(
+        [sys.executable, "-c", RUN], cwd=tmp_path, env={**os.environ, "PAUSE": "0"}, check=True
+    )
+    assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
 
 
 FULL = """

@@ -260,6 +260,22 @@ def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:
     assert "one-rewards 1.0 and by two-rewards 2.0" in as_text(plugins)
 
 
+def test_a_hook_that_exits_ends_no_command(site: Path) -> None:
+    install(
+        site,
+        "picky_samples",
+        """
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_samples(task):
+            raise SystemExit(4)
+        """,
+    )
+    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised SystemExit: 4"):
+        plugin_samples(task(), [], plugins=Plugins())
+
+
 def test_a_hook_that_raises_names_its_package(site: Path) -> None:
     install(
         site,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,6 +123,35 @@ def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "x", "batch": 3, "sampler_path": "t"}\n')
     assert last_checkpoint(tmp_path) is None, "nothing to go on from"
+
+
+def begun(log_dir: Path, lines: str) -> Path:
+    """Have a run of which these checkpoints are recorded; the last is saved."""
+    with pytest.raises(Started):
+        train(request(log_dir))
+    (log_dir / "checkpoints.jsonl").write_text(lines)
+    saved = log_dir / "local-server" / "checkpoints" / "model_a" / "000003.tar.gz"
+    (saved / "checkpoint_0").mkdir(parents=True)
+    return saved
+
+
+SAVED = '{"name": "000003", "batch": 3, "state_path": "tinker://model_a/weights/000003"}'
+
+
+@pytest.mark.parametrize("end", ["", "\n", '\n{"name": ', "\n{"])
+def test_a_line_that_a_killed_run_left_unfinished_is_cut_off(tmp_path: Path, end: str) -> None:
+    begun(tmp_path, SAVED + end)
+    with pytest.raises(Started):
+        train(request(tmp_path))
+    assert (tmp_path / "checkpoints.jsonl").read_text() == SAVED + "\n"
+
+
+@pytest.mark.parametrize("gone", ["checkpoint_0", "."])
+def test_a_run_does_not_go_on_without_its_checkpoint(tmp_path: Path, gone: str) -> None:
+    saved = begun(tmp_path, SAVED + "\n")
+    shutil.rmtree(saved / gone)
+    with pytest.raises(ConfigError, match=r"the checkpoint of step 3 that .* names is gone"):
+        train(request(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["report.html", "checkpoints.jsonl"])

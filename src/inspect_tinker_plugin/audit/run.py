@@ -117,6 +117,8 @@ async def run_audit(
     gold = Gold(options.gold)
     gold.check(samples)
     out = options.out.expanduser().absolute()
+    reward = resolve_reward(options.reward, plugins=plugins)
+    budget = read_budget(options.budget)
     journal = AuditJournal(out, _identity(task, name, options))
     current = "honest policies"
 
@@ -127,10 +129,10 @@ async def run_audit(
         task,
         runner_options=dict(options.runner_options),
         options=EpisodeOptions(**options.episode_options),
-        reward=resolve_reward(options.reward, plugins=plugins),
+        reward=reward,
         journal=journal,
         folder=out,
-        budget=read_budget(options.budget),
+        budget=budget,
         parallel=options.parallel,
         progress=told,
     )
@@ -235,7 +237,11 @@ def source_digest(task: Task) -> str:
     if file is not None and Path(file).is_file():
         digest.update(Path(file).read_bytes())
     for sample in task.dataset:
-        digest.update(sample.model_dump_json(exclude={"id"}, fallback=str).encode())
+        try:
+            held = sample.model_dump_json(exclude={"id"}, fallback=str).encode()
+        except ValueError:  # half a surrogate pair
+            held = repr(sample.model_dump(exclude={"id"})).encode(errors="surrogatepass")
+        digest.update(held)
     return digest.hexdigest()[:16]
 
 

@@ -188,6 +188,7 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
         yield choices["model"], None
         return
     from inspect_tinker_plugin.local import (
+        SERVER_FOLDER,
         LocalServer,
         LocalSettings,
         check_reply_length,
@@ -201,7 +202,7 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
     check_reply_length(model, choices["max_tokens"])
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)
-    state = folder / "local-server"
+    state = folder / SERVER_FOLDER
     server = LocalServer(model, state_dir=state, settings=settings)
     with server, server.exported():
         yield model, server

@@ -336,7 +336,7 @@ def _parse_ids(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     if text is None or not text.startswith("@"):
         return None if text is None else [id.strip() for id in text.split(",") if id.strip()]
     try:
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        lines = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"the file {text[1:]!r} cannot be read: {error}") from error
     ids = [glob.escape(line.strip()) for line in lines if line.strip()]

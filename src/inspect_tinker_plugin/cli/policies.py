@@ -58,7 +58,7 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
         ConfigError: The file cannot be read, or a line is something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the script {path} cannot be read: {error}") from error
     replies: list[ScriptTurn] = []

@@ -84,8 +84,12 @@ def _make_stdout_usable() -> None:
         if null != 1:  # another file has taken its number
             raise click.ClickException("stdout is closed")
         sys.stdout = os.fdopen(1, "w")
-    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in _STRICT:
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+_STRICT = ("strict", "surrogateescape")
+"""How a stream writes that raises at what its encoding lacks; the second under the C locale."""
 
 
 def _nobody_reads() -> bool:

@@ -135,10 +135,10 @@ def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | 
 @contextmanager
 def _local_server(choices: dict[str, Any]) -> Iterator[LocalServer]:
     """Start the server of a local run."""
-    from inspect_tinker_plugin.local import LocalServer
+    from inspect_tinker_plugin.local import SERVER_FOLDER, LocalServer
 
     click.echo("starting the local Tinker API server (about 20 s)", err=True)
-    state = choices["local"] / "local-server"
+    state = choices["local"] / SERVER_FOLDER
     with LocalServer(choices["tokenizer"], state_dir=state) as server, server.exported():
         yield server
 
@@ -182,18 +182,18 @@ def _check(choices: dict[str, Any]) -> None:
 
 def _read_run(choices: dict[str, Any]) -> None:
     """Take model and renderer from a local run, where the command does not name them."""
+    from inspect_tinker_plugin.local import SERVER_FOLDER, check_reply_length
+
     folder = choices["local"] = choices["local"].expanduser().absolute()
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         model, renderer = run["model"], run["renderer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise click.UsageError(f"--local {folder}: no run of `inspect rl train`.") from error
-    if not (folder / "local-server").is_dir():
+    if not (folder / SERVER_FOLDER).is_dir():
         raise click.UsageError(f"--local {folder}: that run was not trained with --local.")
     choices["tokenizer"] = choices["tokenizer"] or model
     choices["renderer"] = choices["renderer"] or renderer
-    from inspect_tinker_plugin.local import check_reply_length
-
     check_reply_length(model, choices["max_tokens"])
 
 

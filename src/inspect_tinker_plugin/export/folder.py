@@ -18,15 +18,23 @@ import platform
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.errors import ExportError
-from inspect_tinker_plugin.export.parts import Failure, Journal, OpenPart, Part, unwritable
+from inspect_tinker_plugin.export.parts import (
+    Failure,
+    Journal,
+    OpenPart,
+    Part,
+    checksum,
+    unwritable,
+)
 from inspect_tinker_plugin.export.schema import Format, PartWriter, Schema, read_chunks
 
 if TYPE_CHECKING:
@@ -171,6 +179,34 @@ class ExportFolder:
                 + ". Finish that one, choose another folder, or use --overwrite."
             )
         self.journal = found
+        self._drop_damaged()
+
+    def _drop_damaged(self) -> None:
+        """Drop the first part with a file that is gone or damaged, and those behind it.
+
+        They are made again.
+        """
+        finishing = not (self.path / SUMMARY).exists()
+        final = self._final_names() if finishing else {}
+
+        def is_whole(part: Part, split: str) -> bool:
+            path = self._part(part.index, split)
+            found = checksum(path)
+            if found is None and path in final:
+                found = checksum(self.path / final[path])
+            return found is not None and found == part.checksums.get(split, found)
+
+        parts = self.journal.parts
+        whole = list(takewhile(lambda part: all(is_whole(part, s) for s in part.rows), parts))
+        if len(whole) == len(parts):
+            return
+        for path, name in final.items():  # a finish that was interrupted has moved it
+            if not path.exists() and (self.path / name).exists():
+                (self.path / name).replace(path)
+        for part in parts[len(whole) :]:
+            for split in part.rows:
+                self._part(part.index, split).unlink(missing_ok=True)
+        self.journal.keep(whole)
 
     def check_continuity(self, units: int, digest: Digest, *, changed: str) -> None:
         """Check that what the parts were written of is still the same.
@@ -232,6 +268,7 @@ class ExportFolder:
                     digest=digest(part.start, part.stop),
                     failures=part.failures,
                     left_out=dict(part.left_out),
+                    checksums=self._checksums(len(self.journal.parts), part.rows),
                 )
             )
         except OSError as error:
@@ -268,12 +305,7 @@ class ExportFolder:
         Returns:
             Names of the files.
         """
-        names: dict[Path, str] = {}
-        for split in self.rows:
-            parts = [part for part in self.journal.parts if part.rows.get(split)]
-            for number, part in enumerate(parts):
-                name = f"{split}-{number:05d}-of-{len(parts):05d}.{self._format}"
-                names[self._part(part.index, split)] = name
+        names = self._final_names()
         rich = any(part.rich for part in self.journal.parts)
         files = list(names.values())
         summary = {
@@ -301,6 +333,20 @@ class ExportFolder:
             raise unwritable(self.path, error) from error
         return files
 
+    def _final_names(self) -> dict[Path, str]:
+        """Return the names of the files in the finished export, by those of the parts."""
+        names: dict[Path, str] = {}
+        for split in self.rows:
+            parts = [part for part in self.journal.parts if part.rows.get(split)]
+            for number, part in enumerate(parts):
+                name = f"{split}-{number:05d}-of-{len(parts):05d}.{self._format}"
+                names[self._part(part.index, split)] = name
+        return names
+
+    def _checksums(self, index: int, splits: Iterable[str]) -> dict[str, str]:
+        found = {split: checksum(self._part(index, split)) for split in splits}
+        return {split: of_file for split, of_file in found.items() if of_file is not None}
+
     def abandon(self) -> None:
         """Remove what this export wrote, and the folder if it was made for it."""
         self._discard_open()
@@ -321,14 +367,17 @@ class ExportFolder:
 
     def _widen(self) -> None:
         """Rewrite plain parts in the rich schema, as all files of an export must have the same."""
-        for part in self.journal.parts:
-            for split in () if part.rich else part.rows:
-                path = self._part(part.index, split)
-                if path.exists():
-                    writer = self._writer(part.index, split, rich=True)
-                    for rows in read_chunks(path, format=self._format):
-                        writer.write(rows)
-                    writer.close()
+        for number, part in enumerate(self.journal.parts):
+            if part.rich:
+                continue
+            for split in part.rows:
+                writer = self._writer(part.index, split, rich=True)
+                for rows in read_chunks(self._part(part.index, split), format=self._format):
+                    writer.write(rows)
+                writer.close()
+            now = replace(part, rich=True, checksums=self._checksums(part.index, part.rows))
+            parts = self.journal.parts
+            self.journal.keep([*parts[:number], now, *parts[number + 1 :]])
 
     def _writer(self, index: int, split: str, rich: bool) -> PartWriter:
         path = self._part(index, split)

@@ -5,6 +5,7 @@ The journal has one line per part, added after the part is on disk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -43,6 +44,8 @@ class Part:
     failures: list[Failure] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of samples left out after they were read, by reason."""
+    checksums: dict[str, str] = field(default_factory=dict)
+    """By split, the checksum of its file."""
 
 
 class Journal:
@@ -61,11 +64,16 @@ class Journal:
         self.parts: list[Part] = []
 
     def start(self) -> None:
-        """Write the first line, replacing whatever the file held."""
-        line = json.dumps({"identity": self.identity, "seed": self.seed})
+        """Write all lines, replacing whatever the file held."""
+        lines = [{"identity": self.identity, "seed": self.seed}, *map(asdict, self.parts)]
         partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(line + "\n", encoding="utf-8")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         partial.replace(self._path)
+
+    def keep(self, parts: Sequence[Part]) -> None:
+        """Have these parts instead."""
+        self.parts = list(parts)
+        self.start()
 
     def add(self, part: Part) -> None:
         """Record a part whose file is on disk."""
@@ -83,7 +91,7 @@ class Journal:
             The journal, or None when the export ended before its first line.
         """
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = path.read_bytes().decode(errors="replace").split("\n")
         except FileNotFoundError:
             return None
         try:
@@ -97,19 +105,22 @@ class Journal:
         for line in lines[1:-1]:
             try:
                 fields = json.loads(line)
-            except ValueError:
+                fields["failures"] = [Failure(**failure) for failure in fields["failures"]]
+                journal.parts.append(Part(**fields))
+            except (ValueError, KeyError, TypeError):
                 break
-            fields["failures"] = [Failure(**failure) for failure in fields["failures"]]
-            journal.parts.append(Part(**fields))
-        if lines[-1]:  # cut off in the middle of a line
-            journal._rewrite()
+        if len(journal.parts) < len(lines) - 2 or lines[-1]:  # damaged, or cut off within a line
+            journal.keep(journal.parts)
         return journal
 
-    def _rewrite(self) -> None:
-        parts, self.parts = self.parts, []
-        self.start()
-        for part in parts:
-            self.add(part)
+
+def checksum(path: Path) -> str | None:
+    """Return a checksum of a file, ``None`` if there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    except FileNotFoundError:
+        return None
 
 
 def unwritable(path: Path, error: OSError) -> ExportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.local.checkpoints import SERVER_FOLDER, has_training_checkpoint
 from inspect_tinker_plugin.local.imitation import Imitation, imitate
 from inspect_tinker_plugin.local.model import (
     TOKENIZER_FOLDER,
@@ -14,6 +15,7 @@ from inspect_tinker_plugin.local.server import LocalServer, LocalServerError
 from inspect_tinker_plugin.local.settings import LocalSettings, missing
 
 __all__ = [
+    "SERVER_FOLDER",
     "TOKENIZER_FOLDER",
     "Imitation",
     "LocalServer",
@@ -22,6 +24,7 @@ __all__ = [
     "TinyModel",
     "check_reply_length",
     "context_length",
+    "has_training_checkpoint",
     "imitate",
     "make_tiny_model",
     "missing",

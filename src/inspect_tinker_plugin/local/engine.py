@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import typing_extensions
 
+from inspect_tinker_plugin.local.checkpoints import is_training_checkpoint
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
@@ -46,6 +48,7 @@ def repair_engine() -> None:
     from skyrl.tinker.engine import TinkerEngine
 
     JaxBackendImpl.load_sampler_weights = _load_sampler_weights
+    JaxBackendImpl.load_checkpoint = _load_existing(JaxBackendImpl.load_checkpoint)
     JaxBackendImpl.create_model = _create_model_making_room(JaxBackendImpl.create_model)
     TinkerEngine._filter_valid_requests = _accept_saved_samplers(
         TinkerEngine._filter_valid_requests
@@ -53,6 +56,17 @@ def repair_engine() -> None:
     TinkerEngine.process_single_request = _honour_optimizer_flag(
         TinkerEngine.process_single_request
     )
+
+
+def _load_existing(load: Callable[..., None]) -> Callable[..., None]:
+    """Refuse a checkpoint that is gone: the published engine goes on with untrained weights."""
+
+    def load_checkpoint(self: Any, checkpoint_path: Any, model_id: str) -> None:
+        if not is_training_checkpoint(Path(str(checkpoint_path))):
+            raise FileNotFoundError(f"there is no training checkpoint in {checkpoint_path}")
+        load(self, checkpoint_path, model_id)
+
+    return load_checkpoint
 
 
 # Separate slots for sampler weights

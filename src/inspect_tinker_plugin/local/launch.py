@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.local.checkpoints import FOLDER
 from inspect_tinker_plugin.local.settings import LocalSettings, check_installation
 
 MODULE = "inspect_tinker_plugin.local.launch"
@@ -86,7 +87,7 @@ def _application(model: str, state: Path, ready: Path, settings: LocalSettings) 
 
     api._build_uv_run_cmd_engine = engine_command
     keep_optimizer_flag()
-    records = Records(database=state / "tinker.db", checkpoints=state / "checkpoints")
+    records = Records(database=state / "tinker.db", checkpoints=state / FOLDER)
     records.forget_unfinished()
     config = EngineConfig(
         base_model=model,

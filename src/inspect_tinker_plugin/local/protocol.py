@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.local.checkpoints import checkpoint_file
 from inspect_tinker_plugin.local.wire import (
     App,
     HttpAnswer,
@@ -121,8 +122,7 @@ class Records:
             ).rowcount
         if not found:
             return False
-        folder = self.checkpoints / model_id / ("sampler_weights" if sampler else "")
-        file = folder / f"{name}.tar.gz"
+        file = checkpoint_file(self.checkpoints, model_id, name, sampler=sampler)
         if file.is_dir():  # training checkpoints are folders, whatever their name says
             shutil.rmtree(file, ignore_errors=True)
         else:

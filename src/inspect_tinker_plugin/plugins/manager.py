@@ -174,7 +174,7 @@ class Plugins:
         caller = self._manager.subset_hook_caller(hook, others)
         try:
             answers: list[Any] = caller(**arguments)
-        except Exception as ex:
+        except (Exception, SystemExit) as ex:
             raise PluginError(
                 f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) raised "
                 f"{type(ex).__name__}: {ex}"

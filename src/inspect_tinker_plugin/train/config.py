@@ -30,7 +30,7 @@ from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.recording import TRAINING_ID
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
-from inspect_tinker_plugin.train.metrics import IMITATION, read_steps
+from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_steps
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 from inspect_tinker_plugin.wording import counted
 
@@ -262,7 +262,7 @@ def _learning_rate(model: str) -> float:
 
 FILE = "run.json"
 
-_OURS = ("checkpoints.jsonl", "config.json", "metrics.jsonl", "report.html")
+_OURS = (CHECKPOINTS, "config.json", "metrics.jsonl", "report.html")
 """Files that a run writes after that one."""
 
 
@@ -315,7 +315,7 @@ def has_begun(log_dir: Path) -> bool:
     """Whether a run has left a step or a checkpoint; one that has not does not lock its folder."""
     if read_steps(log_dir):
         return True
-    files = [folder / "checkpoints.jsonl" for folder in (log_dir, log_dir / IMITATION)]
+    files = [folder / CHECKPOINTS for folder in (log_dir, log_dir / IMITATION)]
     return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
 

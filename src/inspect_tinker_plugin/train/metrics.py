@@ -13,6 +13,7 @@ from typing import Any
 from inspect_tinker_plugin.wording import counted, part_of
 
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints.jsonl"
 IMITATION = "imitation"
 """Folder of the imitation before a training, in the run's folder."""
 

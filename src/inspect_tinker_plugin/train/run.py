@@ -26,9 +26,11 @@ from tinker_cookbook.supervised import train as supervised
 
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import (
+    SERVER_FOLDER,
     LocalServer,
     LocalSettings,
     context_length,
+    has_training_checkpoint,
     make_tiny_model,
 )
 from inspect_tinker_plugin.logs import assemble_pending
@@ -40,7 +42,16 @@ from inspect_tinker_plugin.train.config import (
     build_config,
     check_same_run,
 )
-from inspect_tinker_plugin.train.metrics import METRICS, REWARD, TEST, number, parse, read_steps
+from inspect_tinker_plugin.train.metrics import (
+    CHECKPOINTS,
+    IMITATION,
+    METRICS,
+    REWARD,
+    TEST,
+    number,
+    parse,
+    read_steps,
+)
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
@@ -127,6 +138,8 @@ def _train_in(log_dir: Path, request: TrainRequest) -> TrainResult:
     warm = _warm_start(request, config)
     check_same_run(log_dir, config, warm_start=None if warm is None else warm.digest)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
+    for folder in (log_dir, log_dir / IMITATION):
+        _complete_last_line(folder / CHECKPOINTS)
     done = last_checkpoint(log_dir)
     trained = done is not None and done >= steps
     tested = not _is_to_be_tested(config) or _is_tested(log_dir, steps)
@@ -138,6 +151,7 @@ def _train_in(log_dir: Path, request: TrainRequest) -> TrainResult:
         _finish_logs(log_dir)
         return _result(request, config)
     if done is not None and not trained:
+        _require_saved(request)
         request.say(f"continuing from the checkpoint of step {done}")
     if not request.local:
         require_server(config.base_url)
@@ -209,22 +223,51 @@ def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
 
 def last_checkpoint(log_dir: Path) -> int | None:
     """Return the number of steps behind a run's last checkpoint, ``None`` without one."""
-    path = log_dir / "checkpoints.jsonl"
-    if not path.is_file():
-        return None
-    rows = [row for row in parse(path.read_text(encoding="utf-8").splitlines()) if "batch" in row]
-    steps = [row["batch"] for row in rows if row.get("state_path")]
-    return int(steps[-1]) if steps else None
+    row = _last_row(log_dir, "batch", "state_path")
+    return None if row is None else int(row["batch"])
 
 
 def last_weights(log_dir: Path) -> str | None:
     """Return the last weights that can be sampled from, ``None`` without any."""
-    path = log_dir / "checkpoints.jsonl"
+    row = _last_row(log_dir, "sampler_path")
+    return None if row is None else str(row["sampler_path"])
+
+
+def _last_row(log_dir: Path, *names: str) -> dict[str, Any] | None:
+    """Return what is recorded of the last checkpoint that has these."""
+    path = log_dir / CHECKPOINTS
     if not path.is_file():
         return None
-    rows = parse(path.read_text(encoding="utf-8").splitlines())
-    weights = [str(row["sampler_path"]) for row in rows if row.get("sampler_path")]
-    return weights[-1] if weights else None
+    rows = parse(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    found = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
+    return found[-1] if found else None
+
+
+def _complete_last_line(path: Path) -> None:
+    """Cut off a last line that a killed process left unfinished: the cookbook's loop reads all."""
+    if not path.is_file():
+        return
+    held = path.read_bytes()
+    last = held.rpartition(b"\n")[2]
+    if any(parse([last.decode(errors="replace")])):
+        path.write_bytes(held + b"\n")
+    elif last:
+        path.write_bytes(held.removesuffix(last))
+
+
+def _require_saved(request: TrainRequest) -> None:
+    """Check that the local server still has the checkpoint that a run continues from.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    row = _last_row(request.log_dir, "batch", "state_path")
+    state = request.log_dir / SERVER_FOLDER
+    if request.local and row and not has_training_checkpoint(state, str(row["state_path"])):
+        raise ConfigError(
+            f"the checkpoint of step {row['batch']} that {request.log_dir / CHECKPOINTS} names is "
+            f"gone from {state}; bring it back, or choose another --log-dir to start again"
+        )
 
 
 def _model(request: TrainRequest) -> str:
@@ -242,7 +285,7 @@ def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer
     settings = LocalSettings(sample_batch=size, train_batch=size, max_lora_rank=rank)
     request.say("starting the local Tinker API server (about 20 s)")
     started = time.monotonic()
-    state = request.log_dir / "local-server"
+    state = request.log_dir / SERVER_FOLDER
     server = LocalServer(config.model_name, state_dir=state, settings=settings)
     stack.enter_context(server)
     stack.enter_context(server.exported())

@@ -18,7 +18,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
-from inspect_tinker_plugin.train.metrics import IMITATION, parse
+from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, parse
 from inspect_tinker_plugin.wording import counted
 
 LONGEST = 32_768
@@ -98,7 +98,7 @@ class WarmStart:
 
 def imitated(log_dir: Path) -> str | None:
     """Return the checkpoint of a run's finished imitation, ``None`` while there is none."""
-    path = log_dir / IMITATION / "checkpoints.jsonl"
+    path = log_dir / IMITATION / CHECKPOINTS
     if not path.is_file():
         return None
     rows = list(parse(path.read_text(encoding="utf-8").splitlines()))
