@@ -51,7 +51,7 @@ from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.testing import scripted_model, submit
 from inspect_tinker_plugin.testing.cases import load_corpus
 from inspect_tinker_plugin.testing.sides import run_rollout_side
 from inspect_tinker_plugin.testing.traces import compare_traces
@@ -334,6 +334,30 @@ async def test_a_scorer_that_reads_the_transcript_finds_what_happened() -> None:
         [found] = result.scores.values()
         assert found.score.answer == expected.score.answer
     assert quiet.prepared.reads_events
+
+
+@scorer(metrics=[mean()])
+def replies() -> Scorer:
+    """What the policy said beside its calls, call by call; ``react()`` adds what it submitted."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        calls = [event for event in transcript().events if isinstance(event, ModelEvent)]
+        said = [(call.output.completion, call.output.message.text) for call in calls]
+        return Score(value=1, explanation=f"{said} {state.output.completion}")
+
+    return score
+
+
+async def test_the_first_reader_finds_replies_as_they_were() -> None:
+    runner = EpisodeRunner(Task(solver=as_solver(react()), scorer=replies()))
+    for _ in range(2):
+        episode = runner.episode(Sample(id=1, input="q"))
+        assert isinstance(await episode.start(), TurnRequest)
+        result = await episode.reply(submit("42"))
+        assert isinstance(result, EpisodeResult)
+        assert result.scores is not None
+        assert result.scores["replies"].score.explanation == "[('', '')] 42"
+        await episode.close()
 
 
 async def test_the_first_reader_finds_the_name_that_a_program_asked_for() -> None:

@@ -36,7 +36,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import anyio
 from inspect_ai.event import Event, ModelEvent
 from inspect_ai.log import transcript
-from inspect_ai.model import ChatMessage, GenerateConfig, Model, ModelOutput
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    GenerateConfig,
+    Model,
+    ModelOutput,
+)
 from inspect_ai.tool import ToolChoice, ToolInfo
 from pydantic import BaseModel
 
@@ -330,6 +336,24 @@ def changed(model: _Model, /, **fields: Any) -> _Model:
     return made
 
 
+def as_said(
+    output: ModelOutput, copied: Callable[[ChatMessageAssistant], ChatMessage]
+) -> ModelOutput:
+    """Return an output that stays as it is: ``react()`` writes what was submitted into its own.
+
+    Args:
+        output: What the policy answered.
+        copied: Copies a message of it.
+    """
+    choices = [changed(choice, message=copied(choice.message)) for choice in output.choices]
+    return changed(output, choices=choices)
+
+
+def _own_fields(message: ChatMessageAssistant) -> ChatMessageAssistant:
+    content = message.content
+    return changed(message, content=content if type(content) is str else list(content))
+
+
 EMPTY_CALL = ModelEvent(
     model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
 )
@@ -411,7 +435,9 @@ class QuietCall:
         """Complete its event with the reply or error."""
         event = self.event
         if isinstance(result, ModelOutput):
-            event.output = result.model_copy(deep=True) if self._is_read else result
+            event.output = (
+                result.model_copy(deep=True) if self._is_read else as_said(result, _own_fields)
+            )
         else:
             parts = internals.optional_names()
             assert parts is not None

@@ -37,6 +37,7 @@ from inspect_tinker_plugin.episode.fast_paths import (
     PolicyCall,
     QuietCall,
     QuietTranscript,
+    as_said,
     changed,
     taken,
 )
@@ -239,13 +240,7 @@ class _QuickCall:
         """Complete its event with the reply or error."""
         event = self.event
         if isinstance(result, ModelOutput):
-            event.output = changed(
-                result,
-                choices=[
-                    changed(choice, message=self._copied(choice.message))
-                    for choice in result.choices
-                ],
-            )
+            event.output = as_said(result, self._copied)
         else:
             event.error = self._names.exception_message(result)
             event.traceback, event.traceback_ansi = self._names.format_traceback(
