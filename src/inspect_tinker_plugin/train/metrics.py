@@ -62,17 +62,21 @@ def parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of one of the cookbook's files of JSON lines; none if it is not there."""
+    if not path.is_file():
+        return []
+    return list(parse(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+
+
 def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of each step, in order.
 
     A step has several rows when it was repeated after an interruption, or was evaluated
     beside the training: later values replace earlier ones.
     """
-    path = log_dir / METRICS
-    if not path.is_file():
-        return {}
     steps: dict[int, dict[str, Any]] = {}
-    for row in parse(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+    for row in read_rows(log_dir / METRICS):
         if isinstance(row.get("step"), int):
             steps.setdefault(row["step"], {}).update(row)
     return dict(sorted(steps.items()))

@@ -50,6 +50,7 @@ from inspect_tinker_plugin.train.metrics import (
     TEST,
     number,
     parse,
+    read_rows,
     read_steps,
 )
 from inspect_tinker_plugin.train.progress import Progress
@@ -235,10 +236,7 @@ def last_weights(log_dir: Path) -> str | None:
 
 def _last_row(log_dir: Path, *names: str) -> dict[str, Any] | None:
     """Return what is recorded of the last checkpoint that has these."""
-    path = log_dir / CHECKPOINTS
-    if not path.is_file():
-        return None
-    rows = parse(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    rows = read_rows(log_dir / CHECKPOINTS)
     found = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
     return found[-1] if found else None
 

@@ -18,7 +18,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
-from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, parse
+from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_rows
 from inspect_tinker_plugin.wording import counted
 
 LONGEST = 32_768
@@ -98,10 +98,7 @@ class WarmStart:
 
 def imitated(log_dir: Path) -> str | None:
     """Return the checkpoint of a run's finished imitation, ``None`` while there is none."""
-    path = log_dir / IMITATION / CHECKPOINTS
-    if not path.is_file():
-        return None
-    rows = list(parse(path.read_text(encoding="utf-8").splitlines()))
+    rows = read_rows(log_dir / IMITATION / CHECKPOINTS)
     finals = [row for row in rows if row.get("name") == "final" and row.get("state_path")]
     return str(finals[-1]["state_path"]) if finals else None
 
