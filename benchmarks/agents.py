@@ -19,7 +19,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens

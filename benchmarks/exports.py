@@ -11,7 +11,7 @@ from benchmarks import sides
 
 from inspect_tinker_plugin.export.pipeline import ExportProgress, export_task
 from inspect_tinker_plugin.export.rows import ExportOptions
-from inspect_tinker_plugin.memory import freeze_memory
+from inspect_tinker_plugin.processes.memory import freeze_memory
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
 ROWS = 20_000

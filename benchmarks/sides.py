@@ -39,7 +39,7 @@ from tinker_cookbook.tool_use.agent_tool_message_env import build_agent_tool_env
 from tinker_cookbook.tool_use.tools import simple_tool_result
 from tinker_cookbook.tool_use.types import ToolInput, ToolResult
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model

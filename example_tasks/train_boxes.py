@@ -18,7 +18,7 @@ from example_tasks.boxes import BOXES, EMPTY, WORDS
 from example_tasks.teaching import Teaching, teach_and_train
 from inspect_ai.model import ModelOutput
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import call, say
 
 TASK = f"{Path(__file__).resolve().parent / 'boxes.py'}@boxes"

@@ -17,7 +17,7 @@ from pathlib import Path
 from example_tasks.teaching import Teaching, teach_and_train
 from inspect_ai.model import ModelOutput
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.local import Imitation
 from inspect_tinker_plugin.testing import say
 

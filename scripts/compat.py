@@ -28,7 +28,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from inspect_tinker_plugin.releases import TRIED
+from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = Path(sys.prefix) / "compat"

@@ -86,7 +86,7 @@ def heeded_signals() -> None:
 def unfrozen() -> Iterator[None]:
     """Let the collector work as usual: commands and datasets of this process would tune it."""
     with (
-        patch("inspect_tinker_plugin.memory.freeze_memory", lambda: None),
-        patch("inspect_tinker_plugin.memory.collect_rarely", lambda: None),
+        patch("inspect_tinker_plugin.processes.memory.freeze_memory", lambda: None),
+        patch("inspect_tinker_plugin.processes.memory.collect_rarely", lambda: None),
     ):
         yield

@@ -69,7 +69,7 @@ def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
     module, _, attribute = name.partition(":")
     code = (
         f"import inspect_ai._eval.task.{module} as m; del m.{attribute}\n"
-        "from inspect_tinker_plugin.errors import VersionError\n"
+        "from inspect_tinker_plugin.contracts.errors import VersionError\n"
         "try:\n"
         "    import inspect_tinker_plugin.inspect_internals\n"
         "except VersionError as error:\n"

@@ -17,7 +17,7 @@ from tests.tasks.test_samples import task
 
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset, load_environment
 from inspect_tinker_plugin.cli.main import COMMANDS, rl
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
     OLD_NAMES,
     DatasetKeywords,

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from inspect_ai.log import read_eval_log
 
-from inspect_tinker_plugin import releases
-from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.contracts.errors import VersionError
+from inspect_tinker_plugin.inspect_internals import releases
 
 TASK = """
 from inspect_ai import Task, task

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 
 ROOT = Path(__file__).parents[1]
 PROSE = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.workers import GRACE, _end, worker_pool
+from inspect_tinker_plugin.processes.workers import GRACE, _end, worker_pool
 
 
 async def _work(started: Path, cleaned: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) ->
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from inspect_tinker_plugin.workers import _end, worker_pool\n"
+        "from inspect_tinker_plugin.processes.workers import _end, worker_pool\n"
         "from tests.test_workers import work\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     __version__: str
     """The installed release, from its tag."""
 
-    from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-    from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-    from inspect_tinker_plugin.errors import (
+    from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+    from inspect_tinker_plugin.contracts.errors import (
         Cause,
         ConfigError,
         EpisodeError,
         InspectRLError,
         SandboxError,
     )
-    from inspect_tinker_plugin.memory import freeze_memory
+    from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
     from inspect_tinker_plugin.options import EpisodeOptions
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
+    from inspect_tinker_plugin.processes.memory import freeze_memory
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
     from inspect_tinker_plugin.rl.compat import load_environment
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.tasks.reference import TaskRef
 
 _HOMES = {
-    "Cause": "errors",
-    "ConfigError": "errors",
+    "Cause": "contracts.errors",
+    "ConfigError": "contracts.errors",
     "Episode": "episode.runner",
-    "EpisodeError": "errors",
+    "EpisodeError": "contracts.errors",
     "EpisodeOptions": "options",
-    "EpisodeResult": "episode.types",
+    "EpisodeResult": "contracts.episodes",
     "EpisodeRunner": "episode.runner",
     "InspectRLDataset": "rl.dataset",
     "InspectRLDatasetBuilder": "rl.builder",
-    "InspectRLError": "errors",
+    "InspectRLError": "contracts.errors",
     "InspectRLMixture": "rl.mixture",
     "MixedTask": "rl.mixture",
     "Reward": "rewards",
-    "SandboxError": "errors",
+    "SandboxError": "contracts.errors",
     "TaskRef": "tasks.reference",
-    "TurnRequest": "episode.types",
+    "TurnRequest": "contracts.episodes",
     "as_rl_dataset": "rl.dataset",
     "as_rl_mixture": "rl.mixture",
-    "freeze_memory": "memory",
+    "freeze_memory": "processes.memory",
     "hookimpl": "plugins.hookspecs",
     "load_environment": "rl.compat",
 }

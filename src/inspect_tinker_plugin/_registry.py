@@ -10,8 +10,8 @@ from inspect_tinker_plugin import _startup
 _startup.install()
 
 # The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
+from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER  # noqa: E402
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment  # noqa: E402
-from inspect_tinker_plugin.episode.provider import POLICY_PROVIDER  # noqa: E402
 
 
 @modelapi(name=POLICY_PROVIDER)

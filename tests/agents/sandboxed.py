@@ -16,8 +16,8 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.sandboxes import DockerPoolConfig
 

@@ -25,9 +25,9 @@ from tests.tokens.test_bridged import CORPUS, assert_exact, script
 
 from inspect_tinker_plugin.agents import connections
 from inspect_tinker_plugin.agents.bridge import Calls
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import AgentBridgeError, Cause, SandboxConfigError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import AgentBridgeError, Cause, SandboxConfigError
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.scripted.replies import scripted_model
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer

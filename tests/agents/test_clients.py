@@ -20,8 +20,8 @@ from tests.agents.rolled import rolled
 from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.testing import say
 
 require_agent_clients()

@@ -16,7 +16,7 @@ from tests.agents.sandboxed import agent, free_port, task_of
 from tests.rl.policies import Words, renderer, tool_call
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 CALL = """

@@ -21,8 +21,8 @@ from tests.docker_pool.conftest import owned
 from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
-from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.sandboxes import DockerPoolConfig
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.testing import call, say

@@ -36,8 +36,8 @@ from inspect_tinker_plugin.audit.probes.signal import pass_at
 from inspect_tinker_plugin.audit.records import FINISHED, JOURNAL
 from inspect_tinker_plugin.audit.run import source_digest
 from inspect_tinker_plugin.cli.audit import audit as command
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.scripted.replies import scripted_model
 
 SAMPLES = [

@@ -11,7 +11,7 @@ from inspect_ai.solver import Solver, generate
 from tests.audit.corpus.sandboxes import agent, by_exit_code
 
 from inspect_tinker_plugin.audit import AuditOptions, AuditReport, run_audit
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 CHECK = "from double import double; assert double(21) == 42"
 SOLUTION = (

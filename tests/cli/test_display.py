@@ -8,7 +8,7 @@ from rich.console import Console
 from inspect_tinker_plugin.cli.bench import SideCost, as_text
 from inspect_tinker_plugin.cli.display import print_to, show_group, table_console
 from inspect_tinker_plugin.cli.group_rollout import RolloutReport
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 
 def report(number: int = 1, **fields: object) -> RolloutReport:

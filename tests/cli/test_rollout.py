@@ -14,7 +14,7 @@ from inspect_ai.model import ModelOutput
 
 from inspect_tinker_plugin.cli.policies import read_script
 from inspect_tinker_plugin.cli.rollout import rollout
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"

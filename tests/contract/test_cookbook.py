@@ -33,7 +33,7 @@ from tinker_cookbook.rl.types import (
     Transition,
 )
 
-from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder

@@ -32,7 +32,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.releases import TRIED
+from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
+from inspect_tinker_plugin.contracts.errors import SandboxMisusedError
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.docker_pool.manager import PoolManager
-from inspect_tinker_plugin.errors import SandboxMisusedError
 
 pytestmark = pytest.mark.docker
 

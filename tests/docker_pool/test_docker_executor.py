@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from inspect_tinker_plugin.contracts.errors import SandboxError, SandboxStartError
 from inspect_tinker_plugin.docker_pool import executor
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
-from inspect_tinker_plugin.errors import SandboxError, SandboxStartError
 
 pytestmark = pytest.mark.docker
 

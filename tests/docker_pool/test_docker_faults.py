@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 
-from inspect_tinker_plugin.docker_pool import executor
-from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
-from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
-from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all
-from inspect_tinker_plugin.errors import (
+from inspect_tinker_plugin.contracts.errors import (
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
 )
+from inspect_tinker_plugin.docker_pool import executor
+from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
+from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
+from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
 

@@ -15,10 +15,10 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from tests.parity.logged import logged
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.docker_pool import snapshot
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.sandboxes import DockerPoolConfig, process_metrics
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.sides import make_task, run_episode, run_eval

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 pytestmark = pytest.mark.docker
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.docker_pool.conftest import PrivateEngine, second_engine
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all, pool_manager
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment

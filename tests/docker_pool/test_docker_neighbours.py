@@ -19,6 +19,12 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
+from inspect_tinker_plugin.contracts.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+)
 from inspect_tinker_plugin.docker_pool import image as images
 from inspect_tinker_plugin.docker_pool.compose import parse_config
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
@@ -26,12 +32,6 @@ from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvir
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, close_all
 from inspect_tinker_plugin.docker_pool.metrics import process_metrics
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.errors import (
-    SandboxDiedError,
-    SandboxEngineError,
-    SandboxError,
-    SandboxImageError,
-)
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment

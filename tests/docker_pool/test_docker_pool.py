@@ -15,11 +15,11 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import bash_session, text_editor
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from inspect_tinker_plugin.contracts.errors import SandboxImageError
 from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
 from inspect_tinker_plugin.docker_pool.lease import Lease, remove_owned
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
-from inspect_tinker_plugin.errors import SandboxImageError
 from inspect_tinker_plugin.sandboxes import process_metrics, record_sandbox_metrics
 
 pytestmark = pytest.mark.docker

@@ -25,12 +25,12 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin import inspect_internals
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.docker_pool.compose import parse_config
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_tinker_plugin.docker_pool.manager import PoolManager, pool_manager
 from inspect_tinker_plugin.docker_pool.metrics import process_metrics
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl import prewarm
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool import program
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 NATIVE = Path(program.__file__).parent / "native"
 ARCHITECTURES = ("amd64", "arm64")

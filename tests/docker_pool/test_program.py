@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool import program
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 PACKAGE = Path(program.__file__).parents[1]
 COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}

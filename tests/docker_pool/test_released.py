@@ -17,8 +17,8 @@ from inspect_ai.util import sandbox
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]

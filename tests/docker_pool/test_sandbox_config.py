@@ -10,6 +10,7 @@ import pytest
 import yaml
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 
+from inspect_tinker_plugin.contracts.errors import ConfigError, SandboxConfigError
 from inspect_tinker_plugin.docker_pool.compose import parse_config, sample_variables, used_variables
 from inspect_tinker_plugin.docker_pool.config import (
     KEEP_ALIVE,
@@ -19,7 +20,6 @@ from inspect_tinker_plugin.docker_pool.config import (
     is_keep_alive,
 )
 from inspect_tinker_plugin.docker_pool.service import parse_size
-from inspect_tinker_plugin.errors import ConfigError, SandboxConfigError
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode import fast_paths
 from inspect_tinker_plugin.episode.fast_paths import (
     SLOW,
@@ -48,8 +49,7 @@ from inspect_tinker_plugin.episode.fast_paths import (
     without,
 )
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.releases import TRIED
+from inspect_tinker_plugin.inspect_internals.releases import TRIED
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model, submit
 from inspect_tinker_plugin.testing.cases import load_corpus

@@ -29,8 +29,8 @@ from inspect_ai.util import concurrency, sandbox, subprocess
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.inspect_internals.turnstile import ProcessLimiter, ProcessSemaphore
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
 
 THREADS = 4
 PATIENCE = 120.0

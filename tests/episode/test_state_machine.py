@@ -18,11 +18,11 @@ from tests.episode import sandbox_folder
 from tests.rl.policies import END, encode, renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Trajectory
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeState
+from inspect_tinker_plugin.contracts.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.episode.types import EpisodeState
-from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv

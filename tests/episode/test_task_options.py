@@ -14,9 +14,9 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from tests.rl.tasks import nap
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.options import EpisodeOptions
 
 

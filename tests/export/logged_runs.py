@@ -17,7 +17,7 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import TaskState
 from inspect_ai.tool import Tool, tool
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport, export_logs
 from inspect_tinker_plugin.scripted.replies import Script, call, say, scripted_model

@@ -23,7 +23,7 @@ from inspect_ai.solver import (
 from inspect_ai.tool import ToolCall
 from tests.export.logged_runs import MODEL, add, adds_and_submits, agent, only_sample
 
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.conversations import Conversation, conversations
 from inspect_tinker_plugin.scripted.replies import Script, call, say, scripted_model
 

@@ -18,9 +18,9 @@ from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.fast_paths import FastPath, without
 from inspect_tinker_plugin.episode.runner import _running
-from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.options import EpisodeOptions
 

@@ -31,7 +31,7 @@ from tests.export.logged_runs import (
 from tests.logs.rollouts import by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import from_logs, logged, parts
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import PROMPTS

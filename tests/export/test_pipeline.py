@@ -18,7 +18,7 @@ from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from inspect_tinker_plugin.errors import ConfigError, ExportError, TaskError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError, TaskError
 from inspect_tinker_plugin.export import parts
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task

@@ -14,7 +14,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import parts
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport, export_task

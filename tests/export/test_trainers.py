@@ -33,8 +33,8 @@ from tinker_cookbook.renderers import TrainOnWhat
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Form, Layout
 from inspect_tinker_plugin.export.pipeline import export_task

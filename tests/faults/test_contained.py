@@ -16,8 +16,8 @@ from tests.rl.policies import Words, renderer, tool_call
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rewards import GroupMember, UnscoredError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 

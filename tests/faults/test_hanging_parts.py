@@ -45,10 +45,10 @@ from tests.rl.tasks import add
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.errors import Cause
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.plugins import observers
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset

@@ -49,7 +49,7 @@ from tinker_cookbook.rl.types import Trajectory
 from typing_extensions import override
 
 from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_dataset
-from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.export.pipeline import export_task
 from inspect_tinker_plugin.export.rows import ExportOptions
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -9,7 +9,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.local import Imitation, imitate
 
 PROMPT, REPLY = [5, 6, 7], [100, 200, 300, 400]

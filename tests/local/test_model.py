@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.local.model import make_tiny_model
 
 

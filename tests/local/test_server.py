@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.errors import ConfigError, VersionError
+from inspect_tinker_plugin.contracts.errors import ConfigError, VersionError
 from inspect_tinker_plugin.local import LocalServer, LocalServerError, LocalSettings
 
 needs_local = pytest.mark.local

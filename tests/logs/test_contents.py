@@ -29,7 +29,7 @@ from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.logs import assemble_pending, rollout
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model

@@ -35,7 +35,7 @@ from tests.rl.tasks import arithmetic
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.rollout import figures as figures_of
 from inspect_tinker_plugin.logs.run import STAGING, runs_in

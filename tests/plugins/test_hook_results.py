@@ -19,7 +19,7 @@ from tests.rewards.rollouts import rewards_of
 from tests.tools.runs import add
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.errors import Cause, EpisodeError, PluginError, RewardError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, PluginError, RewardError
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.testing import Script, call, load_renderer, say, submit
 from inspect_tinker_plugin.tools import ToolInvocation

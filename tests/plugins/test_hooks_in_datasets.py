@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 ADD = tool_call("add", '{"x": 1, "y": 2}')
 

@@ -24,9 +24,14 @@ from tests.tools.runs import add, looping, ran, run, tool_texts
 from inspect_tinker_plugin.audit import AuditOptions, resolve_probes, run_audit
 from inspect_tinker_plugin.cli.plugins import as_text
 from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import ConfigError, PluginError, RewardError, SandboxConfigError
-from inspect_tinker_plugin.plugins.contracts import (
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import (
+    ConfigError,
+    PluginError,
+    RewardError,
+    SandboxConfigError,
+)
+from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
@@ -38,8 +43,8 @@ from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, defaul
 from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
-from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples
+from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox
 from inspect_tinker_plugin.testing import call, say
 from inspect_tinker_plugin.tools import resolve_tool_executor
 

@@ -17,8 +17,8 @@ from inspect_ai.model import (
 from inspect_ai.scorer import SampleScore, Score
 from inspect_ai.solver import TaskState
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rewards import GroupMember, Reward
 
 

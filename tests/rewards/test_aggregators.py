@@ -13,8 +13,8 @@ from inspect_ai.model import ChatMessageTool
 from inspect_ai.tool import ToolCallError
 from tests.rewards.episodes import finished
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     LengthPenalty,

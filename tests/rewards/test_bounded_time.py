@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.rewards.episodes import finished, member
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     Pairwise,

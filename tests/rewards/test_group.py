@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from tests.rewards.episodes import failed_member, member
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     GroupMember,

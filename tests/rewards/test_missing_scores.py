@@ -11,7 +11,7 @@ from inspect_ai.scorer import Metric, Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from tests.rewards.rollouts import rewards_of
 
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 
 
 @scorer(metrics=[mean()])

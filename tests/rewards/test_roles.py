@@ -14,7 +14,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tests.rewards.rollouts import rewards_of
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import load_renderer, scripted_model
 
 

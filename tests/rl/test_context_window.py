@@ -22,7 +22,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 

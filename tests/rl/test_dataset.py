@@ -34,8 +34,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import (
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
     EpisodeError,
     RendererError,

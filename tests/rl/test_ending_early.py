@@ -26,10 +26,10 @@ from tinker_cookbook.rl.rollout_strategy import (
 )
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState, TurnRequest
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState, TurnRequest
-from inspect_tinker_plugin.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import RLDataset
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset

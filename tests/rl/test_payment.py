@@ -21,8 +21,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import StepResult, Trajectory, TrajectoryGroup, Transition
 from tinker_cookbook.utils.misc_utils import all_same
 
-from inspect_tinker_plugin.errors import Cause, EpisodeError
-from inspect_tinker_plugin.plugins.contracts import EpisodeEnded, EpisodeObserver
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.observers import EpisodeEnded, EpisodeObserver
 from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -19,8 +19,8 @@ from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryO
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.episode.sandbox import Places
+from inspect_tinker_plugin.inspect_internals.turnstile import _Waiter
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
-from inspect_tinker_plugin.turnstile import _Waiter
 
 
 class _Crowd:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.service import no_key, require_server
 
 

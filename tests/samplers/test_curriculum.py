@@ -20,8 +20,9 @@ from tests.rl.policies import TOKENIZER, Words, renderer
 from tests.rl.tasks import arithmetic
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.processes.workers import worker_pool
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
@@ -29,7 +30,6 @@ from inspect_tinker_plugin.rl.order import Sampled
 from inspect_tinker_plugin.samplers import Curriculum, GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.samplers.state import SamplerState
 from inspect_tinker_plugin.testing import scripted_model
-from inspect_tinker_plugin.workers import worker_pool
 
 
 def pool(size: int) -> SamplePool:

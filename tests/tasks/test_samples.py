@@ -18,7 +18,7 @@ from tests.rl.policies import renderer
 
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.errors import ConfigError, TaskError
+from inspect_tinker_plugin.contracts.errors import ConfigError, TaskError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection

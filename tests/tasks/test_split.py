@@ -6,7 +6,7 @@ import pytest
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.tasks.selection import (
     check_overlap,
     held_out,

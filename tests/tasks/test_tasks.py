@@ -15,7 +15,7 @@ from inspect_ai import Task, task, task_with
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import generate, system_message
 
-from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError
+from inspect_tinker_plugin.contracts.errors import TaskError, TaskNotFoundError
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task, task_reference
 
 TASKS = """
@@ -191,7 +191,7 @@ def greet(name="you"):
 
 PROBE = """
 import pickle, sys
-from inspect_tinker_plugin.errors import TaskNotFoundError
+from inspect_tinker_plugin.contracts.errors import TaskNotFoundError
 from inspect_tinker_plugin.tasks.reference import resolve_task, task_reference
 resolved = resolve_task("greeter/greet", {"name": "Ada"})
 again = pickle.loads(pickle.dumps(task_reference(resolved.task))).resolve()

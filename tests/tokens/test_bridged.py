@@ -18,8 +18,8 @@ from tests.tokens.bridged import DIALECTS, Chat, Item, Program, bridged, convers
 from tests.tokens.conversations import Rollout, assert_trained
 from tests.tokens.formats import renderer
 
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import TurnRequest
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 from inspect_tinker_plugin.tokens.prompts import flatten

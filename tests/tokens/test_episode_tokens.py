@@ -36,7 +36,7 @@ from tinker_cookbook.renderers.base import RenderedMessage
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.renderers.role_colon import RoleColonRenderer
 
-from inspect_tinker_plugin.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache, flatten
 

@@ -30,7 +30,7 @@ from tests.tokens.conversations import BASH, SUBMIT, opening, request
 from tests.tokens.formats import renderer, tokenizer
 from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
 
-from inspect_tinker_plugin.errors import RendererError
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import (
     conversation_prefix,

@@ -25,8 +25,8 @@ from inspect_ai.solver import (
 from tests.tokens.conversations import Rollout, bash
 from tests.tokens.formats import renderer
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 

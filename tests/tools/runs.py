@@ -12,8 +12,8 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, ToolError, tool
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult
 from inspect_tinker_plugin.scripted.replies import Player
 from inspect_tinker_plugin.tasks.samples import with_id
 from inspect_tinker_plugin.testing import Script

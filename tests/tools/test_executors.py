@@ -12,7 +12,7 @@ from inspect_ai.tool import Tool, ToolCall, ToolError, ToolResult, tool
 from inspect_ai.util import sandbox
 from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import Script, call, say
 from inspect_tinker_plugin.tools import (
     CachedExecutor,

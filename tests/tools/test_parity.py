@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.tools.runs import scope
 
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.plugins.contracts import (
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
     TurnTaken,
 )
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing import sides

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.train import run
 from inspect_tinker_plugin.train.request import TrainRequest

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.train.config import FILE
 from inspect_tinker_plugin.train.dry_run import dry_run

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inspect_tinker_plugin.errors import Cause, ConfigError, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError
 from inspect_tinker_plugin.train.ray_executor import RayExecutor, ray_pool
 
 pytestmark = [

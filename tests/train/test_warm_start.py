@@ -11,7 +11,7 @@ import pytest
 from tests.export.logged_runs import evaluated, run_export, sums
 from tests.train.runs import Run, rows, steps
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.train import run

@@ -34,7 +34,7 @@ from inspect_tinker_plugin.agents.connections import (
 )
 from inspect_tinker_plugin.agents.http import Client, Room, serve_client
 from inspect_tinker_plugin.agents.side_models import asked_model
-from inspect_tinker_plugin.errors import AgentBridgeError
+from inspect_tinker_plugin.contracts.errors import AgentBridgeError
 
 logger = logging.getLogger(__name__)
 

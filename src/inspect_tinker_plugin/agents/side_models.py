@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from inspect_tinker_plugin.episode.provider import POLICY_MODEL, POLICY_NAME
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_NAME
 
 How = Literal["policy", "train", "role", "reply", "refuse"]
 

@@ -12,7 +12,7 @@ from inspect_ai.model import ModelOutput
 from inspect_ai.tool import ToolInfo
 
 from inspect_tinker_plugin.audit.stage import Notes, PolicyReply, shown
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
 UNKNOWING = "I do not know."

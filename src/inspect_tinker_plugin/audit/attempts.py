@@ -10,7 +10,7 @@ from typing import Any
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, value_to_float
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs.rollout import RolloutStatus, figures
 
 

@@ -20,7 +20,7 @@ from inspect_ai.util import sandbox
 
 from inspect_tinker_plugin.audit.answers import made_up
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.scripted import call, say
 
 TOOLS = "tools"

@@ -13,7 +13,7 @@ from inspect_ai.dataset import Sample
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.reference import Gold
 from inspect_tinker_plugin.audit.stage import Budget
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
 from inspect_tinker_plugin.tasks.selection import Selection
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from inspect_tinker_plugin.audit.findings import Severity
 from inspect_tinker_plugin.audit.plan import plan_lines
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

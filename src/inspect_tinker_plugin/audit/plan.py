@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 
 PRICES = ("prefill", "cached", "sample", "train", "sandbox_hour")
 """Keys of a price file: money per million tokens of each kind, and per hour of a sandbox."""

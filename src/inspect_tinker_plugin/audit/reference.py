@@ -16,8 +16,8 @@ from inspect_tinker_plugin.audit.contract import TINY, Reference
 from inspect_tinker_plugin.audit.moves import act, run_in_sandbox
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, Stage
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 NULL = "unknowing"
 """Name of the honest policy that has no answer."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inspect_tinker_plugin.audit.contract import Probe
-from inspect_tinker_plugin.errors import PluginError
-from inspect_tinker_plugin.expressions import ExpressionError, build
+from inspect_tinker_plugin.contracts.errors import PluginError
+from inspect_tinker_plugin.plugins.expressions import ExpressionError, build
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 
 HOOK = "inspect_rl_audit_probes"

@@ -34,13 +34,13 @@ from inspect_tinker_plugin.audit.records import AuditJournal
 from inspect_tinker_plugin.audit.reference import Gold, learn_reference
 from inspect_tinker_plugin.audit.resolve import resolve_probes
 from inspect_tinker_plugin.audit.stage import Stage
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.plugins.manager import Plugins
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.tasks.samples import select_samples
-from inspect_tinker_plugin.wording import counted
 
 PAGE = "audit.html"
 DATA = "audit.json"

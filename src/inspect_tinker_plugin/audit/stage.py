@@ -22,11 +22,11 @@ from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
 from inspect_tinker_plugin.audit.records import AuditJournal, EpisodeRecord, episode_key
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
+from inspect_tinker_plugin.contracts.errors import Cause, InspectRLError
+from inspect_tinker_plugin.contracts.rewards import AggregatorError, Reward, UnscoredError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, SolverLike, TurnRequest
-from inspect_tinker_plugin.errors import Cause, InspectRLError
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.rewards.contract import AggregatorError, Reward, UnscoredError
 
 LOGS = "logs"
 """Folder of the ``.eval`` logs, below the audit's."""

@@ -194,7 +194,7 @@ def _options(
     from inspect_tinker_plugin.audit import AuditOptions
     from inspect_tinker_plugin.audit.options import DEFAULT_BUDGET
     from inspect_tinker_plugin.audit.plan import read_prices
-    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
+    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 
     sandbox = choose_sandbox(dataset.sandbox)
     runner: dict[str, Any] = {

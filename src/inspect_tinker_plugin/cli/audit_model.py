@@ -19,9 +19,9 @@ from inspect_tinker_plugin.audit.attempts import read_attempts
 from inspect_tinker_plugin.audit.run import named, source_digest, spread
 from inspect_tinker_plugin.cli.group_rollout import roll_groups
 from inspect_tinker_plugin.cli.reporting import progress_bar
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.rl.service import no_key, tinker_policy
-from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -158,7 +158,7 @@ def _dataset(
     model: str,
     samples: SelectedSamples,
 ) -> InspectRLDataset:
-    from inspect_tinker_plugin.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.rl.renderer import make_renderer
 

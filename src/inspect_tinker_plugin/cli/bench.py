@@ -25,7 +25,7 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, quiet_stdout, reported
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
 
     from inspect_tinker_plugin.cli.group_rollout import RolloutReport
-    from inspect_tinker_plugin.episode.types import TurnRequest
+    from inspect_tinker_plugin.contracts.episodes import TurnRequest
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -179,7 +179,7 @@ class _Plan:
 async def _episodes(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
     from inspect_tinker_plugin.cli.policies import scripted_policy
-    from inspect_tinker_plugin.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.scripted import load_renderer
 
@@ -226,9 +226,9 @@ async def _episodes(plan: _Plan) -> SideCost:
 async def _eval(plan: _Plan) -> SideCost:
     from inspect_ai import eval_async
 
-    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
     from inspect_tinker_plugin.scripted import scripted_model
     from inspect_tinker_plugin.tasks.samples import with_samples
+    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
     from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
 
     options = plan.options
@@ -307,7 +307,7 @@ def _parts(reports: list[RolloutReport]) -> dict[str, float]:
 
 
 def _require_no_failures(errors: list[str]) -> None:
-    from inspect_tinker_plugin.errors import InspectRLError
+    from inspect_tinker_plugin.contracts.errors import InspectRLError
 
     if errors:
         raise InspectRLError(

@@ -23,8 +23,8 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
-from inspect_tinker_plugin.errors import InspectRLError
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.errors import InspectRLError
+from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -108,8 +108,8 @@ class Run:
 
 async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
     from inspect_tinker_plugin.tasks.samples import select_samples
+    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
     from inspect_tinker_plugin.testing import check_parity_async
     from inspect_tinker_plugin.testing.sides import Overrides
 

@@ -18,7 +18,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 
 if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage

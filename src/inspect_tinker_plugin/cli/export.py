@@ -27,8 +27,8 @@ from inspect_tinker_plugin.cli.reporting import (
     progress_bar,
     reported,
 )
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import declared_options
-from inspect_tinker_plugin.wording import counted
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
@@ -232,7 +232,7 @@ def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None
 
 def _export_task(output: Path, choices: dict[str, Any]) -> int:
     from inspect_tinker_plugin.export.pipeline import export_task
-    from inspect_tinker_plugin.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.memory import freeze_memory_once
 
     resolved = load_task(choices)
     options = _options(choices)

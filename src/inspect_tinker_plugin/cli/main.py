@@ -7,7 +7,7 @@ from importlib import import_module
 
 import click
 
-from inspect_tinker_plugin.wording import suggestion
+from inspect_tinker_plugin.contracts.wording import suggestion
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (
@@ -60,7 +60,7 @@ class LateGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        from inspect_tinker_plugin.errors import VersionError
+        from inspect_tinker_plugin.contracts.errors import VersionError
 
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         try:
@@ -103,7 +103,7 @@ def rl(ctx: click.Context) -> None:
 
 
 def _read_dotenv() -> None:
-    from inspect_tinker_plugin.errors import VersionError
+    from inspect_tinker_plugin.contracts.errors import VersionError
 
     try:
         from inspect_tinker_plugin.inspect_internals import init_dotenv

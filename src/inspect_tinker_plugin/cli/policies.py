@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from inspect_ai.model import ModelOutput
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.scripted import Script, ScriptedPolicy, ScriptTurn, call, say, submit
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 import click
 
-from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
+from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 
 EXIT_ERROR = 1
 """Nothing useful was produced."""
@@ -100,7 +100,7 @@ def _nobody_reads() -> bool:
 
 
 def _line(error: Exception) -> str:
-    from inspect_tinker_plugin.errors import InspectRLError
+    from inspect_tinker_plugin.contracts.errors import InspectRLError
 
     text = " ".join(str(error).split())
     if isinstance(error, InspectRLError):

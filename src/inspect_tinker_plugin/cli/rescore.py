@@ -17,7 +17,7 @@ from inspect_tinker_plugin.cli.reporting import (
     progress_bar,
     reported,
 )
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.logs.rescoring import Rescored

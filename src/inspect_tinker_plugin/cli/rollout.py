@@ -27,8 +27,8 @@ from inspect_tinker_plugin.cli.reporting import (
     quiet_stdout,
     reported,
 )
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
     from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
-    from inspect_tinker_plugin.episode.types import TurnRequest
+    from inspect_tinker_plugin.contracts.episodes import TurnRequest
     from inspect_tinker_plugin.local import LocalServer
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
@@ -263,7 +263,7 @@ def _context_window(choices: dict[str, Any]) -> int | None:
 
 
 def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
-    from inspect_tinker_plugin.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
     options = dataset_choices("rollout", choices)

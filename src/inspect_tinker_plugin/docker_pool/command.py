@@ -17,7 +17,7 @@ from enum import IntEnum, IntFlag
 import anyio
 from inspect_ai.util import SandboxUnavailableError
 
-from inspect_tinker_plugin.errors import SandboxMisusedError
+from inspect_tinker_plugin.contracts.errors import SandboxMisusedError
 
 WINDOW = 64 * 1024
 """Maximum bytes of a command's input in transit; the executor reports what it passed on."""

@@ -17,6 +17,7 @@ import yaml
 from inspect_ai.util import ComposeConfig, is_compose_yaml, is_dockerfile
 from pydantic import BaseModel
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool.config import (
     DEFAULT_IMAGE,
     ContainerConfig,
@@ -24,7 +25,6 @@ from inspect_tinker_plugin.docker_pool.config import (
     Network,
 )
 from inspect_tinker_plugin.docker_pool.service import parse_service
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 CONFIG_FILES = [
     "compose.yaml",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inspect_tinker_plugin.errors import SandboxConfigError
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 
 KEEP_ALIVE = ("tail", "-f", "/dev/null")
 """The command of a container that only has to stay up."""

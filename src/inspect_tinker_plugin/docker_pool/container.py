@@ -11,6 +11,12 @@ from typing import Any
 
 import anyio
 
+from inspect_tinker_plugin.contracts.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxMisusedError,
+)
 from inspect_tinker_plugin.docker_pool import program
 from inspect_tinker_plugin.docker_pool.command import (
     Call,
@@ -34,12 +40,6 @@ from inspect_tinker_plugin.docker_pool.executor import Executor, ExecutorSilent
 from inspect_tinker_plugin.docker_pool.image import Image
 from inspect_tinker_plugin.docker_pool.lease import KEPT, Lease
 from inspect_tinker_plugin.docker_pool.metrics import STARTED, measure
-from inspect_tinker_plugin.errors import (
-    SandboxDiedError,
-    SandboxEngineError,
-    SandboxError,
-    SandboxMisusedError,
-)
 
 _NOTED_SECONDS = (0.01, 0.05, 0.2, 0.5, 1.0)
 """Seconds between looks at a container that is said to be paused: the engine notes late that it is

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.contracts.errors import SandboxError
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, typed
 from inspect_tinker_plugin.docker_pool.lease import Lease
-from inspect_tinker_plugin.errors import SandboxError
 
 _ENTRY_BYTES = 4096
 _QUICK_SECONDS = 0.02

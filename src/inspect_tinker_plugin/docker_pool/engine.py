@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import anyio
 import sniffio
 
-from inspect_tinker_plugin.docker_pool.threads import Workers
-from inspect_tinker_plugin.errors import (
+from inspect_tinker_plugin.contracts.errors import (
     SandboxConfigError,
     SandboxDiedError,
     SandboxEngineError,
@@ -27,6 +26,7 @@ from inspect_tinker_plugin.errors import (
     SandboxImageError,
     SandboxStartError,
 )
+from inspect_tinker_plugin.docker_pool.threads import Workers
 
 if TYPE_CHECKING:
     from docker import APIClient

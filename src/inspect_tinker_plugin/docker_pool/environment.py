@@ -22,6 +22,7 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
+from inspect_tinker_plugin.contracts.errors import SandboxError
 from inspect_tinker_plugin.docker_pool import files
 from inspect_tinker_plugin.docker_pool.command import Command, CommandResult
 from inspect_tinker_plugin.docker_pool.compose import (
@@ -37,7 +38,6 @@ from inspect_tinker_plugin.docker_pool.metrics import EXEC, EXECS, measure
 from inspect_tinker_plugin.docker_pool.pool import Pool
 from inspect_tinker_plugin.docker_pool.sharing import current_setup
 from inspect_tinker_plugin.docker_pool.snapshot import Tape, taped
-from inspect_tinker_plugin.errors import SandboxError
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from enum import IntEnum
 import anyio
 import anyio.lowlevel
 
+from inspect_tinker_plugin.contracts.errors import SandboxStartError
 from inspect_tinker_plugin.docker_pool.command import (
     Call,
     Capture,
@@ -33,7 +34,6 @@ from inspect_tinker_plugin.docker_pool.command import (
     null_terminated,
 )
 from inspect_tinker_plugin.docker_pool.engine import STDOUT, AttachedSocket
-from inspect_tinker_plugin.errors import SandboxStartError
 
 GRACE_SECONDS = 5.0
 """Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
+from inspect_tinker_plugin.contracts.errors import SandboxDiedError, SandboxError
 from inspect_tinker_plugin.docker_pool.command import (
     End,
     FailedAt,
@@ -24,7 +25,6 @@ from inspect_tinker_plugin.docker_pool.command import (
 )
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, typed
-from inspect_tinker_plugin.errors import SandboxDiedError, SandboxError
 
 _TIMEOUT = 600.0
 _LINKS = 40

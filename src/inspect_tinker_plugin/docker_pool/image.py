@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from inspect_tinker_plugin.docker_pool.budget import ImageBudget
-from inspect_tinker_plugin.docker_pool.config import Build, ContainerConfig
-from inspect_tinker_plugin.docker_pool.engine import Engine, engine_address, quietly, typed
-from inspect_tinker_plugin.docker_pool.lease import Lease
-from inspect_tinker_plugin.docker_pool.threads import Ticker
-from inspect_tinker_plugin.errors import (
+from inspect_tinker_plugin.contracts.errors import (
     SandboxConfigError,
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
 )
+from inspect_tinker_plugin.docker_pool.budget import ImageBudget
+from inspect_tinker_plugin.docker_pool.config import Build, ContainerConfig
+from inspect_tinker_plugin.docker_pool.engine import Engine, engine_address, quietly, typed
+from inspect_tinker_plugin.docker_pool.lease import Lease
+from inspect_tinker_plugin.docker_pool.threads import Ticker
 
 if TYPE_CHECKING:
     from docker import APIClient

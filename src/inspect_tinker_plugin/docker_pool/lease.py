@@ -26,8 +26,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inspect_tinker_plugin.contracts.errors import SandboxError
 from inspect_tinker_plugin.docker_pool.engine import Engine, quietly, typed
-from inspect_tinker_plugin.errors import SandboxError
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -12,6 +12,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from logging import getLogger
 
+from inspect_tinker_plugin.contracts.errors import (
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+    SandboxStartError,
+)
 from inspect_tinker_plugin.docker_pool.budget import ImageBudget
 from inspect_tinker_plugin.docker_pool.config import ContainerConfig
 from inspect_tinker_plugin.docker_pool.container import Container
@@ -29,12 +35,6 @@ from inspect_tinker_plugin.docker_pool.lease import (
 from inspect_tinker_plugin.docker_pool.pool import Pool, Waiter, served
 from inspect_tinker_plugin.docker_pool.snapshot import Snapshots
 from inspect_tinker_plugin.docker_pool.threads import Ticker
-from inspect_tinker_plugin.errors import (
-    SandboxEngineError,
-    SandboxError,
-    SandboxImageError,
-    SandboxStartError,
-)
 
 logger = getLogger(__name__)
 

@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from inspect_tinker_plugin.contracts.errors import (
+    SandboxError,
+    SandboxImageError,
+    SandboxStartError,
+)
 from inspect_tinker_plugin.docker_pool.config import ContainerConfig, PoolSize
 from inspect_tinker_plugin.docker_pool.container import Container
 from inspect_tinker_plugin.docker_pool.engine import Engine, settled
 from inspect_tinker_plugin.docker_pool.image import Image
 from inspect_tinker_plugin.docker_pool.metrics import ACQUIRE, WARM_HITS, measure
-from inspect_tinker_plugin.errors import SandboxError, SandboxImageError, SandboxStartError
 
 IDLE_SECONDS = 600.0
 """Idle seconds before a pool removes its warm containers."""

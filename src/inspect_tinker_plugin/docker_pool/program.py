@@ -14,7 +14,7 @@ import tarfile
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from inspect_tinker_plugin.errors import SandboxConfigError
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 
 FOLDER = "/.inspect-pool"
 PATH = f"{FOLDER}/executor"

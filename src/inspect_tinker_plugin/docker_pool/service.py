@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.contracts.errors import SandboxConfigError
 from inspect_tinker_plugin.docker_pool.config import (
     EXTENSIONS,
     Build,
@@ -21,7 +22,6 @@ from inspect_tinker_plugin.docker_pool.config import (
     PoolSize,
     is_keep_alive,
 )
-from inspect_tinker_plugin.errors import SandboxConfigError
 
 HONOURED = frozenset(
     {

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import anyio
 
+from inspect_tinker_plugin.contracts.errors import SandboxError
 from inspect_tinker_plugin.docker_pool.command import Command
 from inspect_tinker_plugin.docker_pool.config import GIB, ContainerConfig, is_keep_alive
 from inspect_tinker_plugin.docker_pool.container import Container
@@ -33,7 +34,6 @@ from inspect_tinker_plugin.docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease,
 from inspect_tinker_plugin.docker_pool.metrics import FORKS, SNAPSHOTS, measure
 from inspect_tinker_plugin.docker_pool.pool import Pool
 from inspect_tinker_plugin.docker_pool.sharing import SampleSetup
-from inspect_tinker_plugin.errors import SandboxError
 
 logger = getLogger(__name__)
 

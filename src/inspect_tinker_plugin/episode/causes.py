@@ -15,6 +15,12 @@ from inspect_ai.tool import ToolCall
 from inspect_ai.util import LimitExceededError, OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.errors import (
+    Cause,
+    EpisodeError,
+    SandboxError,
+    SandboxMisusedError,
+)
 from inspect_tinker_plugin.episode.cancellation import modules_of
 from inspect_tinker_plugin.episode.model import (
     PolicyGradingError,
@@ -22,7 +28,6 @@ from inspect_tinker_plugin.episode.model import (
     RequestRefusedError,
 )
 from inspect_tinker_plugin.episode.operations import is_blameless
-from inspect_tinker_plugin.errors import Cause, EpisodeError, SandboxError, SandboxMisusedError
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 
 _TOOL_DISPATCH = frozenset(

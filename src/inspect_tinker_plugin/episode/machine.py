@@ -13,18 +13,18 @@ from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
-from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
-from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.sample_run import SampleRun
-from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import (
+from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
     EpisodeState,
     Outcome,
     Reply,
     TurnRequest,
 )
-from inspect_tinker_plugin.errors import EpisodeClosedError
+from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
+from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
+from inspect_tinker_plugin.episode.mailbox import Mailbox
+from inspect_tinker_plugin.episode.sample_run import SampleRun
+from inspect_tinker_plugin.episode.task import PreparedTask
 
 logger = getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, Reply, TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, Reply, TurnRequest
 
 
 class PolicyDoneError(RuntimeError):

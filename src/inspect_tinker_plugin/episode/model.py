@@ -33,6 +33,13 @@ from inspect_tinker_plugin.agents.side_models import (
     find,
     is_side,
 )
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import EpisodeError
+from inspect_tinker_plugin.contracts.policy import (
+    POLICY_MODEL,
+    POLICY_NAME,
+    POLICY_PROVIDER,
+)
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
     PolicyCall,
@@ -41,14 +48,7 @@ from inspect_tinker_plugin.episode.fast_paths import (
     taken,
 )
 from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.provider import (
-    POLICY_MODEL,
-    POLICY_NAME,
-    POLICY_PROVIDER,
-)
 from inspect_tinker_plugin.episode.quick_events import call_recorder
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 from inspect_ai.util import SandboxEnvironment
 
+from inspect_tinker_plugin.contracts.errors import SandboxError
 from inspect_tinker_plugin.episode.cancellation import bounded, contained, modules_of
-from inspect_tinker_plugin.errors import SandboxError
-from inspect_tinker_plugin.turnstile import Turnstile
+from inspect_tinker_plugin.inspect_internals.turnstile import Turnstile
 
 Work = Callable[..., Coroutine[Any, Any, Any]]
 

@@ -12,12 +12,12 @@ from inspect_ai.log import EvalSampleLimit
 from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import Metrics
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.causes import AGENT_PROGRAM, attribute, episode_error, reported
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import Metrics
-from inspect_tinker_plugin.errors import Cause, EpisodeError
 
 logger = getLogger(__name__)
 

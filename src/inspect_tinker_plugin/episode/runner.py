@@ -13,15 +13,15 @@ from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType
 
-from inspect_tinker_plugin.episode.machine import EpisodeMachine, _running
-from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping
-from inspect_tinker_plugin.episode.types import (
+from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
     EpisodeState,
     Outcome,
     Reply,
     SolverLike,
 )
+from inspect_tinker_plugin.episode.machine import EpisodeMachine, _running
+from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping
 from inspect_tinker_plugin.options import EpisodeOptions
 
 __all__ = ["Episode", "EpisodeRunner", "_running"]

@@ -24,6 +24,8 @@ from inspect_ai.log import EvalSample
 from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
@@ -36,8 +38,6 @@ from inspect_tinker_plugin.episode.stages import (
     new_state,
 )
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.episode.types import EpisodeResult, EpisodeState
-from inspect_tinker_plugin.errors import Cause
 
 logger = getLogger(__name__)
 

@@ -23,6 +23,8 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import Metrics
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.docker_pool.sharing import sample_setup
 from inspect_tinker_plugin.episode.cancellation import (
     GivenUpError,
@@ -30,9 +32,7 @@ from inspect_tinker_plugin.episode.cancellation import (
     uninterrupted,
 )
 from inspect_tinker_plugin.episode.operations import Operations
-from inspect_tinker_plugin.episode.types import Metrics
-from inspect_tinker_plugin.turnstile import Admission, Turnstile
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.inspect_internals.turnstile import Admission, Turnstile
 
 logger = getLogger(__name__)
 

@@ -22,6 +22,8 @@ from inspect_ai.util import LimitExceededError, span, time_limit
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.bridge import use_agent_bridges
 from inspect_tinker_plugin.agents.processes import use_processes
+from inspect_tinker_plugin.contracts.errors import Cause
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
@@ -40,7 +42,6 @@ from inspect_tinker_plugin.episode.fast_paths import (
     taken,
 )
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
-from inspect_tinker_plugin.episode.provider import POLICY_MODEL
 from inspect_tinker_plugin.episode.quick_events import (
     LoggedTranscript,
     QuickSolver,
@@ -52,7 +53,6 @@ from inspect_tinker_plugin.episode.quick_events import (
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
-from inspect_tinker_plugin.errors import Cause
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:

@@ -19,14 +19,14 @@ from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, regi
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents.side_models import check_roles, read_side_models
+from inspect_tinker_plugin.contracts.episodes import SolverLike
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
-from inspect_tinker_plugin.episode.provider import POLICY_MODEL
-from inspect_tinker_plugin.episode.types import SolverLike
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.inspect_internals.releases import require_tried
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.releases import require_tried
 
 logger = getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.layouts import FORMS, Form
 from inspect_tinker_plugin.export.logged import Entry
 

@@ -18,8 +18,8 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.schema import Schema
 
 PROMPTS = Schema(

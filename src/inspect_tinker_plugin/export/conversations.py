@@ -16,7 +16,7 @@ from inspect_ai.event import Event, ModelEvent, SpanBeginEvent
 from inspect_ai.log import EvalSample
 from inspect_ai.model import ChatMessageAssistant, ModelOutput
 
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.columns import message_row, tools_json
 
 _SCORERS = {"scorers", "scorer"}

@@ -13,11 +13,11 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType, sandboxenv
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, SolverLike, TurnRequest
-from inspect_tinker_plugin.errors import ExportError
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.sandboxes.resolve import choose_sandbox
+from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 
 PROBE = "inspect_rl_probe"
 

@@ -26,7 +26,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.parts import (
     Failure,
     Journal,

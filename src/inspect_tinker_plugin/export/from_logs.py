@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import require_text, to_text
 from inspect_tinker_plugin.export.conversations import Conversation, conversations

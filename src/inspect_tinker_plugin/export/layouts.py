@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.columns import PROMPTS
 from inspect_tinker_plugin.export.conversations import Conversation
 from inspect_tinker_plugin.export.schema import Kind, Row, Schema

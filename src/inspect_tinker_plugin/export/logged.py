@@ -25,10 +25,10 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import SampleScore, Score
 
-from inspect_tinker_plugin.episode.provider import POLICY_MODEL, POLICY_PROVIDER
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.export.parts import Failure
-from inspect_tinker_plugin.log_files import read_header, read_summaries
+from inspect_tinker_plugin.logs.files import read_header, read_summaries
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import score_reward
 

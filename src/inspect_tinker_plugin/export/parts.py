@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.schema import PartWriter, Row, Schema
 
 

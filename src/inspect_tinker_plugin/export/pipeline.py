@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
 from inspect_tinker_plugin.export.layouts import prompt_schema
 from inspect_tinker_plugin.export.parts import Failure
@@ -23,7 +24,6 @@ from inspect_tinker_plugin.export.rows import ExportOptions, Rows, WorkerError, 
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
-from inspect_tinker_plugin.wording import counted
 
 logger = getLogger(__name__)
 

@@ -16,18 +16,18 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentType
 
-from inspect_tinker_plugin.episode.types import SolverLike
-from inspect_tinker_plugin.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.episodes import SolverLike
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.columns import row_of
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row
 from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.schema import FORMATS, Format, Row
-from inspect_tinker_plugin.memory import freeze_memory_once
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.processes.memory import freeze_memory_once
+from inspect_tinker_plugin.processes.workers import dump, worker_pool
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, task_reference
 from inspect_tinker_plugin.tasks.selection import Selection
-from inspect_tinker_plugin.workers import dump, worker_pool
 
 logger = getLogger(__name__)
 

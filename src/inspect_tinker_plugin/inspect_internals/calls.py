@@ -25,7 +25,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolCall, ToolDef
 from inspect_ai.util import display_type
 
-from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.contracts.errors import VersionError
 from inspect_tinker_plugin.inspect_internals.names import optional_names
 
 __all__ = [

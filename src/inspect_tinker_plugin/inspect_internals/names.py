@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 
-from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.contracts.errors import VersionError
 
 __all__ = [
     "OPTIONAL_NAMES",

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import Process
 from inspect_ai.util import _concurrency, _subprocess
 
-from inspect_tinker_plugin.turnstile import ProcessLimiter, ProcessSemaphore
+from inspect_tinker_plugin.inspect_internals.turnstile import ProcessLimiter, ProcessSemaphore
 
 __all__ = [
     "START_PATIENCE",

@@ -53,7 +53,7 @@ from inspect_ai.util._limit import (
 )
 from inspect_ai.util._store import init_subtask_store
 
-from inspect_tinker_plugin.surrogates import spelt_out
+from inspect_tinker_plugin.contracts.surrogates import spelt_out
 
 __all__ = [
     "PRIVATE_ATTRIBUTES",

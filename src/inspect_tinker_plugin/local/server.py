@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from inspect_tinker_plugin.errors import ConfigError, InspectRLError
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.local.launch import MODULE
 from inspect_tinker_plugin.local.settings import (
     API_KEY,

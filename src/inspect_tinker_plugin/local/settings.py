@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from inspect_tinker_plugin.errors import ConfigError, VersionError
+from inspect_tinker_plugin.contracts.errors import ConfigError, VersionError
 
 SUPPORTED_SKYRL = "0.2.0"
 """The release of SkyRL that `protocol` and `engine` were written against and tested with."""

@@ -29,8 +29,8 @@ from inspect_ai.model import ChatMessage
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
-from inspect_tinker_plugin.surrogates import all_spelt_out
 
 logger = getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from inspect_ai.log import EvalError, EvalLog, EvalSample
 from inspect_ai.scorer import Score
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import Cause, RewardError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import Cause, RewardError
 from inspect_tinker_plugin.logs.restored import (
     Scorers,
     episode_result,

@@ -18,8 +18,8 @@ from typing import Any
 
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
-from inspect_tinker_plugin.episode.provider import POLICY_PROVIDER
-from inspect_tinker_plugin.errors import ConfigError, RewardError
+from inspect_tinker_plugin.contracts.errors import ConfigError, RewardError
+from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.logs.regrading import Failed, Regrading, own_scores, regrade
 from inspect_tinker_plugin.logs.restored import Scorers, expected_scores
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results

@@ -15,10 +15,10 @@ from inspect_ai.solver import TaskState
 from inspect_ai.util import span
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.episode.cancellation import contained
-from inspect_tinker_plugin.episode.provider import POLICY_MODEL
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, figures, own_metadata
 from inspect_tinker_plugin.logs.spec import EXPECTED_SCORES
 from inspect_tinker_plugin.rewards import UnscoredError

@@ -11,10 +11,10 @@ from typing import Any
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
 
-from inspect_tinker_plugin.episode.types import Metrics
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.contracts.episodes import Metrics
+from inspect_tinker_plugin.contracts.errors import EpisodeError
+from inspect_tinker_plugin.contracts.surrogates import spelt_out
 from inspect_tinker_plugin.logs.run import GroupSlot
-from inspect_tinker_plugin.surrogates import spelt_out
 
 SAMPLED_KEY = "inspect_rl_sampled"
 """Key of a record's store under which the sampled tokens are."""

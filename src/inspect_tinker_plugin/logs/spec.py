@@ -12,7 +12,7 @@ from inspect_ai.log import EvalConfig, EvalDataset, EvalSpec
 from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.provider import POLICY_NAME, POLICY_PROVIDER
+from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
 from inspect_tinker_plugin.episode.task import PreparedTask
 
 EXPECTED_SCORES = "expected_scores"

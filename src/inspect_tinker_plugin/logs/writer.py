@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from inspect_ai.log import EvalSpec
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs.assembly import assemble, remove_undone, stage
 from inspect_tinker_plugin.logs.rollout import Rollout
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, runs_in

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.audit import AuditContext, Finding, Play, Probe, Severity, always
-    from inspect_tinker_plugin.episode.types import EpisodeResult
-    from inspect_tinker_plugin.plugins.contracts import (
+    from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+    from inspect_tinker_plugin.contracts.observers import (
         EpisodeEnded,
         EpisodeObserver,
         EpisodeStarted,
         SampleStage,
         TurnTaken,
     )
+    from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.plugins.manager import (
         HOOKS,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         RewardAggregator,
     )
     from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, Sampler
-    from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
     from inspect_tinker_plugin.tools import ToolExecutor, ToolInvocation, ToolScope
 
 _HOMES = {
@@ -43,10 +43,10 @@ _HOMES = {
     "NAMING_HOOKS": "plugins.manager",
     "AuditContext": "audit",
     "Catalogue": "plugins.manager",
-    "EpisodeEnded": "plugins.contracts",
-    "EpisodeObserver": "plugins.contracts",
-    "EpisodeResult": "episode.types",
-    "EpisodeStarted": "plugins.contracts",
+    "EpisodeEnded": "contracts.observers",
+    "EpisodeObserver": "contracts.observers",
+    "EpisodeResult": "contracts.episodes",
+    "EpisodeStarted": "contracts.observers",
     "Finding": "audit",
     "GroupAggregator": "rewards",
     "GroupMember": "rewards",
@@ -59,14 +59,14 @@ _HOMES = {
     "Reward": "rewards",
     "RewardAggregator": "rewards",
     "SamplePool": "samplers",
-    "SampleStage": "plugins.contracts",
+    "SampleStage": "contracts.observers",
     "Sampler": "samplers",
-    "SandboxMapper": "sandboxes.contract",
+    "SandboxMapper": "contracts.sandboxes",
     "Severity": "audit",
     "ToolExecutor": "tools",
     "ToolInvocation": "tools",
     "ToolScope": "tools",
-    "TurnTaken": "plugins.contracts",
+    "TurnTaken": "contracts.observers",
     "always": "audit",
     "default_plugins": "plugins.manager",
     "hookimpl": "plugins.hookspecs",

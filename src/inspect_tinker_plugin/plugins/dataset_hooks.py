@@ -11,13 +11,13 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Scorer
 from inspect_ai.util import registry_info
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, TurnRequest
+from inspect_tinker_plugin.contracts.errors import PluginError
+from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.types import EpisodeResult, Outcome, TurnRequest
-from inspect_tinker_plugin.errors import PluginError
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
 from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
-from inspect_tinker_plugin.tools.contract import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
 
 

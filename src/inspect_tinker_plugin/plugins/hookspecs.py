@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentSpec
 
     from inspect_tinker_plugin.audit.contract import Probe
-    from inspect_tinker_plugin.plugins.contracts import EpisodeObserver, SampleStage
-    from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
-    from inspect_tinker_plugin.samplers.contract import Sampler
-    from inspect_tinker_plugin.tools.contract import ToolExecutor
+    from inspect_tinker_plugin.contracts.observers import EpisodeObserver, SampleStage
+    from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
+    from inspect_tinker_plugin.contracts.samplers import Sampler
+    from inspect_tinker_plugin.contracts.tools import ToolExecutor
 
 PROJECT = "inspect_tinker_plugin"
 """Name of the pluggy project and of the entry-point group."""

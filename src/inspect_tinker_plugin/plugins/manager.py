@@ -18,15 +18,15 @@ from typing import Any
 
 import pluggy
 
-from inspect_tinker_plugin.errors import PluginError
-from inspect_tinker_plugin.expressions import ExpressionError, Language
+from inspect_tinker_plugin.contracts.errors import PluginError
 from inspect_tinker_plugin.plugins import hookspecs
+from inspect_tinker_plugin.plugins.expressions import ExpressionError, Language
 from inspect_tinker_plugin.plugins.hookspecs import PROJECT
 
 logger = getLogger(__name__)
 
 PACKAGE = "inspect-tinker-plugin"
-_BUILT_IN = "inspect_tinker_plugin.plugins.builtin"
+_BUILT_IN = "inspect_tinker_plugin.builtin"
 _OURS = str(Path(__file__).parents[1])
 _NOT_THEIRS = {"importlib", "pluggy"}
 """Folders whose code only calls a plugin's."""

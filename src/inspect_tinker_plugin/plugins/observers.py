@@ -13,15 +13,15 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.errors import PluginError
-from inspect_tinker_plugin.plugins.contracts import (
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.errors import PluginError
+from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
     TurnTaken,
 )
+from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 
 logger = getLogger(__name__)

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.contracts.rewards import (
+    AggregatorError,
+    GroupAggregator,
+    GroupFunction,
+    GroupMember,
+    GroupRewardSpec,
+    Reward,
+    RewardAggregator,
+    RewardFunction,
+    RewardSpec,
+    UnscoredError,
+)
 from inspect_tinker_plugin.rewards.builtin import (
     First,
     FormatPenalty,
@@ -16,18 +28,6 @@ from inspect_tinker_plugin.rewards.builtin import (
     ToolErrorPenalty,
     TurnPenalty,
     Weighted,
-)
-from inspect_tinker_plugin.rewards.contract import (
-    AggregatorError,
-    GroupAggregator,
-    GroupFunction,
-    GroupMember,
-    GroupRewardSpec,
-    Reward,
-    RewardAggregator,
-    RewardFunction,
-    RewardSpec,
-    UnscoredError,
 )
 from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwise, Rank
 from inspect_tinker_plugin.rewards.resolve import (

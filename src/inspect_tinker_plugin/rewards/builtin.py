@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from inspect_ai.model import ChatMessageTool
 
-from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
+from inspect_tinker_plugin.contracts.errors import RewardError
+from inspect_tinker_plugin.contracts.rewards import Reward, RewardAggregator, checked_reward
 from inspect_tinker_plugin.rewards.calling import call_function, object_name
-from inspect_tinker_plugin.rewards.contract import Reward, RewardAggregator, checked_reward
 from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores, score_names
 
 

@@ -24,6 +24,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.episode.cancellation import (
     being_cancelled,
     bounded,
@@ -31,7 +32,6 @@ from inspect_tinker_plugin.episode.cancellation import (
     raised_by,
     stray,
 )
-from inspect_tinker_plugin.errors import RewardError
 
 T = TypeVar("T")
 

@@ -13,19 +13,19 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import RewardError
+from inspect_tinker_plugin.contracts.rewards import (
+    AggregatorError,
+    GroupAggregator,
+    GroupMember,
+    Reward,
+)
 from inspect_tinker_plugin.rewards.builtin import require_number
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
     object_name,
-)
-from inspect_tinker_plugin.rewards.contract import (
-    AggregatorError,
-    GroupAggregator,
-    GroupMember,
-    Reward,
 )
 
 Judge = Callable[[EpisodeResult, EpisodeResult], "float | Awaitable[float]"]

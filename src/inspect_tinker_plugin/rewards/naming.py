@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
-from inspect_tinker_plugin.errors import RewardError
+from inspect_tinker_plugin.contracts.errors import RewardError
+from inspect_tinker_plugin.contracts.wording import suggestion
 from inspect_tinker_plugin.rewards.builtin import ScoreReward
-from inspect_tinker_plugin.wording import suggestion
 
 
 def require_scores(

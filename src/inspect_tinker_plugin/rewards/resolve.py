@@ -6,9 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import RewardError
-from inspect_tinker_plugin.expressions import ExpressionError, build, origins
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import RewardError
+from inspect_tinker_plugin.contracts.rewards import (
+    AggregatorError,
+    GroupMember,
+    GroupRewardSpec,
+    Reward,
+    RewardSpec,
+    UnscoredError,
+    checked_reward,
+)
+from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
 from inspect_tinker_plugin.rewards.builtin import ScoreReward, Term, only_reads_scores
 from inspect_tinker_plugin.rewards.calling import (
@@ -19,16 +29,6 @@ from inspect_tinker_plugin.rewards.calling import (
     object_name,
     require_one_argument,
 )
-from inspect_tinker_plugin.rewards.contract import (
-    AggregatorError,
-    GroupMember,
-    GroupRewardSpec,
-    Reward,
-    RewardSpec,
-    UnscoredError,
-    checked_reward,
-)
-from inspect_tinker_plugin.wording import counted
 
 
 class RewardExpressionError(ExpressionError, RewardError):

@@ -19,8 +19,8 @@ from inspect_ai.scorer import (
     value_to_float,
 )
 
-from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
-from inspect_tinker_plugin.rewards.contract import Reward, UnscoredError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
+from inspect_tinker_plugin.contracts.rewards import Reward, UnscoredError
 
 _GRADES = {CORRECT, INCORRECT, PARTIAL, NOANSWER}
 _WORDS = {"yes", "true", "no", "false"}

@@ -12,14 +12,14 @@ import chz
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, build_mixture
 from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
 from inspect_tinker_plugin.rl.renderer import make_renderer
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
-from inspect_tinker_plugin.wording import counted
 
 _DECLARED = {each.name: each for each in declared_options()}
 

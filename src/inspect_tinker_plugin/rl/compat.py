@@ -12,8 +12,8 @@ from inspect_ai.tool import bash, python
 from tinker_cookbook.renderers import Renderer
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.episode.types import SolverLike
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.episodes import SolverLike
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, TaskLike, as_rl_dataset
 from inspect_tinker_plugin.tasks.reference import resolve_task
 

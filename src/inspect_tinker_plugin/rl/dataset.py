@@ -12,9 +12,8 @@ from inspect_ai import Task
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin import memory
+from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
-from inspect_tinker_plugin.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -23,6 +22,7 @@ from inspect_tinker_plugin.options import (
     signature_of,
 )
 from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
+from inspect_tinker_plugin.processes import memory
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from inspect_ai.dataset import Sample
 from inspect_ai.tool import ToolInfo
 
+from inspect_tinker_plugin.contracts.episodes import SolverLike, TurnRequest
+from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.types import SolverLike, TurnRequest
-from inspect_tinker_plugin.errors import RendererError
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
 
 T = TypeVar("T")

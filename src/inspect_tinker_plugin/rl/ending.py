@@ -25,10 +25,10 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     ResolvedReward,

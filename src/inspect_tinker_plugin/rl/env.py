@@ -20,17 +20,18 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
-from inspect_tinker_plugin.episode.cancellation import being_cancelled
-from inspect_tinker_plugin.episode.model import RequestRefusedError
-from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.episode.types import (
+from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
     EpisodeState,
     Outcome,
     Reply,
     TurnRequest,
 )
-from inspect_tinker_plugin.errors import EpisodeClosedError, EpisodeError
+from inspect_tinker_plugin.contracts.errors import EpisodeClosedError, EpisodeError
+from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.episode.cancellation import being_cancelled
+from inspect_tinker_plugin.episode.model import RequestRefusedError
+from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.ending import (
@@ -43,7 +44,6 @@ from inspect_tinker_plugin.rl.ending import (
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError
-from inspect_tinker_plugin.wording import counted
 
 CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""

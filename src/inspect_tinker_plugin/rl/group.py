@@ -12,8 +12,8 @@ from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.cancellation import uninterrupted
-from inspect_tinker_plugin.errors import Cause, EpisodeError
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError

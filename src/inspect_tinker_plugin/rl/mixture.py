@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.samplers.state import OutcomeFile, SamplerState
 

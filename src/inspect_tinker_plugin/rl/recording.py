@@ -15,8 +15,8 @@ from typing import Any
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.errors import ConfigError
 from inspect_tinker_plugin.logs import (
     GroupSlot,
     LogRun,

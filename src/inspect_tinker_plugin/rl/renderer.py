@@ -12,9 +12,9 @@ from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.errors import ConfigError, RendererError
+from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
+from inspect_tinker_plugin.contracts.wording import suggestion
 from inspect_tinker_plugin.scripted.policy import tokenizer_path
-from inspect_tinker_plugin.wording import suggestion
 
 
 def make_renderer(

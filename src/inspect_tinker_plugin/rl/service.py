@@ -10,7 +10,7 @@ import urllib.request
 import warnings
 from typing import TYPE_CHECKING
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.samplers.builtin import Curriculum
-from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.samplers.resolve import (
     SamplerExpressionError,
     resolve_sampler,

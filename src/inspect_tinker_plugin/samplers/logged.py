@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from inspect_ai.dataset import Sample
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.samplers import GroupOutcome
 from inspect_tinker_plugin.export.logged import Index, find_logs, index_logs
-from inspect_tinker_plugin.samplers.contract import GroupOutcome
 
 
 def logged_outcomes(

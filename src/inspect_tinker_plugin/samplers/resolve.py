@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.expressions import ExpressionError, build, origins
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.samplers import Sampler, SamplerSpec
+from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
-from inspect_tinker_plugin.samplers.contract import Sampler, SamplerSpec
 
 
 class SamplerExpressionError(ExpressionError):

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.samplers.contract import GroupOutcome, SamplePool, Sampler
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
+from inspect_tinker_plugin.contracts.wording import counted
 
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.scripted.replies import Script, ScriptExhausted, ScriptTurn, say
 
 if TYPE_CHECKING:

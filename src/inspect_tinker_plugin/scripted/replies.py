@@ -31,8 +31,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
 
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.episode.model import PolicyAPI
-from inspect_tinker_plugin.episode.types import TurnRequest
 
 SCRIPTED = "scripted"
 """Name of the model in every scripted output."""

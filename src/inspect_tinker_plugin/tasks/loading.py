@@ -14,8 +14,8 @@ from inspect_ai.solver import Solver
 from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.errors import InspectRLError, TaskError, TaskNotFoundError
-from inspect_tinker_plugin.wording import suggestion
+from inspect_tinker_plugin.contracts.errors import InspectRLError, TaskError, TaskNotFoundError
+from inspect_tinker_plugin.contracts.wording import suggestion
 
 
 def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -> Task:

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inspect_tinker_plugin.errors import TaskError, TaskNotFoundError
-from inspect_tinker_plugin.wording import suggestion
+from inspect_tinker_plugin.contracts.errors import TaskError, TaskNotFoundError
+from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
     from inspect_ai import Task

@@ -21,8 +21,8 @@ from typing import overload
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
 
-from inspect_tinker_plugin.errors import ConfigError, PluginError, TaskError
-from inspect_tinker_plugin.plugins.contracts import SampleStage
+from inspect_tinker_plugin.contracts.errors import ConfigError, PluginError, TaskError
+from inspect_tinker_plugin.contracts.observers import SampleStage
 from inspect_tinker_plugin.plugins.manager import Plugin, Plugins, default_plugins
 from inspect_tinker_plugin.tasks.selection import Selection
 

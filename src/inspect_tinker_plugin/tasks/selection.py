@@ -13,8 +13,8 @@ from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalSample
 from pydantic import BaseModel
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)

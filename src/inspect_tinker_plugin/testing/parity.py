@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from inspect_ai.dataset import Sample
 
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.scripted.replies import Script
 from inspect_tinker_plugin.testing.cases import ParityCase
@@ -24,7 +25,6 @@ from inspect_tinker_plugin.testing.sides import (
     run_eval,
 )
 from inspect_tinker_plugin.testing.traces import Difference, Trace, compare_traces
-from inspect_tinker_plugin.wording import counted
 
 Side: TypeAlias = Literal["messages", "tokens"]
 """How an episode is played: with messages, or as a rollout through renderer and tokens."""

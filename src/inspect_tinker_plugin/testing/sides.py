@@ -21,11 +21,10 @@ from inspect_ai.solver import Solver
 from inspect_ai.util import SandboxEnvironmentType, display_type
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.sandboxes.resolve import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.scripted.policy import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.scripted.replies import (
     Player,
@@ -36,6 +35,7 @@ from inspect_tinker_plugin.scripted.replies import (
     scripted_model,
 )
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
+from inspect_tinker_plugin.tasks.sandboxes import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_result
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
-    from inspect_tinker_plugin.errors import ErrorPolicy
+    from inspect_tinker_plugin.contracts.errors import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.ending import RewardRules
     from inspect_tinker_plugin.rl.env import InspectEnv

@@ -19,10 +19,10 @@ from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 from pydantic_core import to_jsonable_python
 
-from inspect_tinker_plugin.episode.types import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.scripted.replies import Player
-from inspect_tinker_plugin.surrogates import all_spelt_out
-from inspect_tinker_plugin.wording import counted
 
 Json = Any
 """A JSON value."""

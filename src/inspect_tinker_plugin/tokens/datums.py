@@ -14,7 +14,7 @@ from dataclasses import replace
 import tinker
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
-from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.prompts import FlatPrompt, flatten
 

@@ -30,9 +30,10 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message
 
+from inspect_tinker_plugin.contracts.episodes import Metrics, TurnRequest
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.fast_paths import changed
-from inspect_tinker_plugin.episode.types import Metrics, TurnRequest
-from inspect_tinker_plugin.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.inspect_internals import PLAIN_TYPES
 from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
@@ -62,7 +63,6 @@ from inspect_tinker_plugin.tokens.prompts import (
     merged,
 )
 from inspect_tinker_plugin.tokens.tokenizers import RememberedEncodings
-from inspect_tinker_plugin.wording import counted
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
 

@@ -28,8 +28,8 @@ from tinker_cookbook.renderers import (
 )
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
-from inspect_tinker_plugin.errors import RendererError
-from inspect_tinker_plugin.surrogates import all_spelt_out, spelt_out
+from inspect_tinker_plugin.contracts.errors import RendererError
+from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
 from inspect_tinker_plugin.tokens.message_keys import arguments_json
 
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")

@@ -26,13 +26,13 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
+from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
 from inspect_tinker_plugin.episode.fast_paths import changed
 from inspect_tinker_plugin.inspect_internals import (
     parse_tool_call,
     tool_parse_error_message,
     unique_id,
 )
-from inspect_tinker_plugin.surrogates import all_spelt_out, spelt_out
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.contracts.tools import (
+    ToolExecutor,
+    ToolExecutorError,
+    ToolFunction,
+    ToolInvocation,
+    ToolScope,
+)
 from inspect_tinker_plugin.tools.builtin import (
     CachedExecutor,
     InspectExecutor,
     LimitedExecutor,
     RoutedExecutor,
     ScriptedExecutor,
-)
-from inspect_tinker_plugin.tools.contract import (
-    ToolExecutor,
-    ToolExecutorError,
-    ToolFunction,
-    ToolInvocation,
-    ToolScope,
 )
 from inspect_tinker_plugin.tools.dispatch import use_tool_executor
 from inspect_tinker_plugin.tools.resolve import (

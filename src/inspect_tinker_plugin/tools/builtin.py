@@ -15,14 +15,14 @@ from inspect_ai.tool import ToolError, ToolResult
 from inspect_ai.util import OutputLimitExceededError
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.tools.contract import (
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.tools import (
     ToolExecutor,
     ToolFunction,
     ToolInvocation,
     carry_out,
 )
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 
 @dataclass(frozen=True)

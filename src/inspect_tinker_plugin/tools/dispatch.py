@@ -13,7 +13,7 @@ from typing import Any
 
 from inspect_ai.tool import ToolCall, ToolResult
 
-from inspect_tinker_plugin.tools.contract import (
+from inspect_tinker_plugin.contracts.tools import (
     ToolExecutor,
     ToolFunction,
     ToolInvocation,

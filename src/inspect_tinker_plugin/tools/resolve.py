@@ -9,17 +9,17 @@ from typing import Any
 
 from inspect_ai.tool import ToolResult
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.expressions import ExpressionError, build, origins
-from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
-from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
-from inspect_tinker_plugin.tools.contract import (
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.tools import (
     ToolExecutor,
     ToolFunction,
     ToolInvocation,
     carry_out,
     executor_name,
 )
+from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
+from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
+from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
 
 ToolExecutorSpec = str | ToolExecutor | ToolFunction | Mapping[str, Any] | None
 """What ``tool_executor=`` takes: an expression, an executor, an async function of a

@@ -24,7 +24,8 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.local import check_reply_length
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.recording import TRAINING_ID
@@ -32,7 +33,6 @@ from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_rend
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_steps
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
-from inspect_tinker_plugin.wording import counted
 
 ROLLOUT_LOGS = "rollouts/train"
 """Folder of the ``.eval`` logs of training batches, in the run's folder."""

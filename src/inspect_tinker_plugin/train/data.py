@@ -12,8 +12,8 @@ from inspect_ai.dataset import Sample
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin.errors import ConfigError
-from inspect_tinker_plugin.memory import freeze_memory_once
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture

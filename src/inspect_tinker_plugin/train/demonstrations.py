@@ -31,7 +31,7 @@ from tinker_cookbook.supervised.data import (
 )
 from tinker_cookbook.supervised.types import ChatDatasetBuilder, SupervisedDataset
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.tokens.messages import opening
 
 Row = Mapping[str, Any]

@@ -11,15 +11,15 @@ from typing import Any
 
 from inspect_tinker_plugin.audit import AuditOptions, run_audit
 from inspect_tinker_plugin.audit.plan import EpisodeCost, average, plan_lines, plan_of
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.rl.mixture import MixedTask
-from inspect_tinker_plugin.sandboxes.resolve import resolve_sandbox
 from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox
 from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
 from inspect_tinker_plugin.train.warm_start import WarmStart
-from inspect_tinker_plugin.wording import counted
 
 _SAMPLES = 4
 _SELECTING = ("limit", "sample_id", "sample_ids", "sample_shuffle")

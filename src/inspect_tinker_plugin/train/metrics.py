@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"

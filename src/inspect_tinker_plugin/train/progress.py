@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.train.metrics import (
     LOSS,
     METRICS,
@@ -27,7 +28,6 @@ from inspect_tinker_plugin.train.metrics import (
     step_problems,
     tasks_of,
 )
-from inspect_tinker_plugin.wording import counted
 
 PERIOD = 0.5
 """Seconds between looks at the files."""

@@ -12,7 +12,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -24,7 +24,8 @@ from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollouts import set_rollout_executor
 from tinker_cookbook.supervised import train as supervised
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.local import (
     SERVER_FOLDER,
     LocalServer,
@@ -34,8 +35,8 @@ from inspect_tinker_plugin.local import (
     make_tiny_model,
 )
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.service import context_window, require_server, require_weights
-from inspect_tinker_plugin.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.train.config import (
     ROLLOUT_LOGS,
     TEST_LOGS,
@@ -57,7 +58,6 @@ from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 from inspect_tinker_plugin.train.warm_start import WarmStart, imitated
-from inspect_tinker_plugin.wording import counted
 
 _MOST_AT_ONCE = 64
 
@@ -293,7 +293,7 @@ def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer
 
 def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
     if request.workers is not None:
-        from inspect_tinker_plugin.workers import worker_pool
+        from inspect_tinker_plugin.processes.workers import worker_pool
 
         return worker_pool(request.workers)
     if request.ray is not None:

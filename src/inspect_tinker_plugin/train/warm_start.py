@@ -15,11 +15,11 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.supervised import train as supervised
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
-from inspect_tinker_plugin.errors import ConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
 from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_rows
-from inspect_tinker_plugin.wording import counted
 
 LONGEST = 32_768
 """Maximum tokens of a conversation, where the model's folder does not say it."""

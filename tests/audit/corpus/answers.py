@@ -50,7 +50,7 @@ from inspect_ai.tool import Tool, ToolDef, tool
 from tests.audit.corpus import planted
 
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import scripted_model
 
 CAPITALS = {

@@ -25,7 +25,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, solver, 
 from inspect_ai.tool import Tool, tool
 from inspect_ai.util import collect, message_limit
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.scripted.replies import call, say, scripted_model, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
 

@@ -20,7 +20,7 @@ from inspect_ai.solver import (
 )
 from inspect_ai.util import store
 
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.scripted.replies import scripted_model
 from inspect_tinker_plugin.testing.cases import Expect, case
 

@@ -24,8 +24,8 @@ from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.wording import part_of
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.wording import part_of
 
 _FEW = 3
 _FILLER = "Let me think about this step by step, and look at it from every side. " * 300

@@ -22,9 +22,9 @@ from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.reference import NULL
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.wording import part_of
 from inspect_tinker_plugin.scripted import call, say
-from inspect_tinker_plugin.wording import part_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 

@@ -23,7 +23,7 @@ from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes import leaks
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import files_named
-from inspect_tinker_plugin.wording import part_of
+from inspect_tinker_plugin.contracts.wording import part_of
 
 _FEW = 2
 _FORGERIES = {

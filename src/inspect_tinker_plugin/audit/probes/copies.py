@@ -15,8 +15,8 @@ from inspect_ai.dataset import Sample
 from inspect_tinker_plugin.audit.answers import choice_texts, words
 from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding, per_sample
 from inspect_tinker_plugin.audit.findings import Finding, Severity
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.tasks.selection import content_hash, sample_content
-from inspect_tinker_plugin.wording import counted, part_of
 
 _LISTED = 20
 

@@ -10,7 +10,7 @@ from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.contract import AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding
 from inspect_tinker_plugin.audit.plan import EpisodeCost, plan_of
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 
 @dataclass(frozen=True)

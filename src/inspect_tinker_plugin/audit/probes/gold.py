@@ -21,7 +21,7 @@ from inspect_tinker_plugin.audit.probes.baselines import first_tool
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.reference import SCRIPT, Gold, gold_play
 from inspect_tinker_plugin.audit.stage import Play
-from inspect_tinker_plugin.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 
 _COMPARING = {"match", "includes", "exact", "pattern", "answer", "choice", "f1", "math"}
 """Scorers of Inspect that compare the reply with the target, which therefore is the answer."""

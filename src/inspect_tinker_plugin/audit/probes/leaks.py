@@ -18,7 +18,7 @@ from inspect_tinker_plugin.audit.contract import AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
-from inspect_tinker_plugin.episode.types import TurnRequest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 
 _OWN_FILE = re.compile(
     r"answer|solution|target|expected|gold|flag|secret|truth|label|result|score|reward|grade", re.I

@@ -16,8 +16,8 @@ from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.stage import Notes, Play, PolicyReply, shown
-from inspect_tinker_plugin.episode.types import TurnRequest
-from inspect_tinker_plugin.wording import part_of
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.wording import part_of
 
 _FEW = 2
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(|\b(?:named|called|function)\s+`?(\w+)`?\s*\(")

@@ -15,7 +15,7 @@ from inspect_tinker_plugin.audit.contract import AuditContext, Evidence, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
 from inspect_tinker_plugin.audit.probes.copies import copies, near, one_line, overlap, question
 from inspect_tinker_plugin.audit.records import EpisodeRecord
-from inspect_tinker_plugin.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.audit.probes.gold import target_is_answer
 from inspect_tinker_plugin.audit.records import EpisodeRecord
 from inspect_tinker_plugin.audit.scorer_code import shifted_clock
 from inspect_tinker_plugin.audit.stage import Move, Notes, Play, PolicyReply
-from inspect_tinker_plugin.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted
 
 TIMES = 5
 """How often one state is scored, and one policy is played."""

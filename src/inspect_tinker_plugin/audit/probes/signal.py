@@ -12,7 +12,7 @@ from typing import Any
 from inspect_tinker_plugin.audit.attempts import ModelAttempt
 from inspect_tinker_plugin.audit.contract import TINY, AuditContext, finding
 from inspect_tinker_plugin.audit.findings import Finding, Severity
-from inspect_tinker_plugin.wording import part_of
+from inspect_tinker_plugin.contracts.wording import part_of
 
 KEEP = "samples.txt"
 """File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.machine import _running as running_episodes
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.errors import EpisodeError
 from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.testing.faults import ground
 from inspect_tinker_plugin.testing.faults.folder import PROVIDER

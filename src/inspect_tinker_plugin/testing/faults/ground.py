@@ -12,14 +12,14 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver, use_tools
 from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
 from inspect_ai.util import sandbox
 
-from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
-from inspect_tinker_plugin.episode.types import EpisodeResult
-from inspect_tinker_plugin.plugins.contracts import (
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
     TurnTaken,
 )
+from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.testing.faults.folder import PROVIDER
 from inspect_tinker_plugin.testing.faults.plan import Point, running_cases, strike, strike_here

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from inspect_tinker_plugin.agents.side_models import read_side_models
-from inspect_tinker_plugin.errors import ConfigError, ErrorPolicy, OnError
-from inspect_tinker_plugin.wording import suggestion
+from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, OnError
+from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
     from inspect_ai.model import Model
     from inspect_ai.util import SandboxEnvironmentType
     from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-    from inspect_tinker_plugin.episode.types import SolverLike
-    from inspect_tinker_plugin.rewards.contract import GroupRewardSpec, RewardSpec
-    from inspect_tinker_plugin.samplers.contract import SamplerSpec
+    from inspect_tinker_plugin.contracts.episodes import SolverLike
+    from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.contracts.samplers import SamplerSpec
     from inspect_tinker_plugin.tasks.selection import Selection
 
 T = TypeVar("T")
@@ -382,7 +382,7 @@ def documented(text: str) -> str:
 def _outside() -> int:
     """Return the stack level, for a warning, of the code that called this package."""
     frame, level = inspect.currentframe(), 0
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     while frame is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1
     return level

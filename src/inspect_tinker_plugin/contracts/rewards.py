@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from inspect_tinker_plugin.episode.types import EpisodeResult, Metrics
-from inspect_tinker_plugin.errors import InspectRLError
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 
 
 @dataclass(frozen=True)

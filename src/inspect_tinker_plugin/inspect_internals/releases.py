@@ -23,7 +23,7 @@ from pathlib import Path
 from packaging.version import Version
 from platformdirs import user_cache_path
 
-from inspect_tinker_plugin.errors import VersionError
+from inspect_tinker_plugin.contracts.errors import VersionError
 
 TRIED = {"inspect-ai": ("0.3.270", "0.3.285"), "tinker-cookbook": ("0.5.8", "0.6.1")}
 """Oldest and newest release that the tests ran against (``docs/compatibility.md``)."""

@@ -15,7 +15,7 @@ from inspect_ai.scorer import SampleScore
 from inspect_ai.solver import Solver, TaskState
 from inspect_ai.tool import ToolChoice, ToolInfo
 
-from inspect_tinker_plugin.errors import EpisodeError
+from inspect_tinker_plugin.contracts.errors import EpisodeError
 
 
 class EpisodeState(StrEnum):

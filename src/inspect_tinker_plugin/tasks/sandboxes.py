@@ -9,12 +9,17 @@ from typing import Any
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.contracts.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
+from inspect_tinker_plugin.contracts.wording import suggestion
 from inspect_tinker_plugin.plugins.manager import default_plugins
-from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
-from inspect_tinker_plugin.wording import suggestion
 
 _HOOK = "inspect_rl_sandbox_providers"
+
+SANDBOX_PROVIDERS: Mapping[str, SandboxMapper] = {
+    "docker_pool": lambda spec: SandboxEnvironmentSpec("docker_pool", spec.config),
+}
+"""The built-in sandbox providers by name; all others in Inspect's registry need no mapping."""
 
 
 @dataclass(frozen=True)

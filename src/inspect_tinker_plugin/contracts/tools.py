@@ -16,7 +16,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolResult
 
-from inspect_tinker_plugin.errors import InspectRLError
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 
 Memory: TypeAlias = MutableMapping[Any, Any]
 """What executors keep between calls; keys start with the executor itself."""

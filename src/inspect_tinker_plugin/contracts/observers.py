@@ -10,7 +10,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import SampleScore
 
-from inspect_tinker_plugin.episode.types import Metrics
+from inspect_tinker_plugin.contracts.episodes import Metrics
 
 
 @dataclass(frozen=True)

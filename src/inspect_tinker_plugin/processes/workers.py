@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
 
-from inspect_tinker_plugin.stopping import Stopped
+from inspect_tinker_plugin.processes.stopping import Stopped
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 from inspect_tinker_plugin.audit.contract import Probe
 from inspect_tinker_plugin.audit.probes import AUDIT_PROBES
+from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
+from inspect_tinker_plugin.contracts.samplers import Sampler
+from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
+from inspect_tinker_plugin.contracts.tools import ToolExecutor
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl
 from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
-from inspect_tinker_plugin.rewards.contract import GroupAggregator, RewardAggregator
 from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
 from inspect_tinker_plugin.samplers.builtin import SAMPLERS
-from inspect_tinker_plugin.samplers.contract import Sampler
-from inspect_tinker_plugin.sandboxes.builtin import SANDBOX_PROVIDERS
-from inspect_tinker_plugin.sandboxes.contract import SandboxMapper
+from inspect_tinker_plugin.tasks.sandboxes import SANDBOX_PROVIDERS
 from inspect_tinker_plugin.tools.builtin import TOOL_EXECUTORS
-from inspect_tinker_plugin.tools.contract import ToolExecutor
 
 
 @hookimpl

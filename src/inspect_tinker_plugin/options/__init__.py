@@ -1,0 +1,29 @@
+"""The options of datasets, episodes and commands, each declared once."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.options.declared import (
+    COMMANDS,
+    OLD_NAMES,
+    DatasetKeywords,
+    DatasetOptions,
+    EpisodeOptions,
+    Option,
+    declared_options,
+    documented,
+    read_keywords,
+    signature_of,
+)
+
+__all__ = [
+    "COMMANDS",
+    "OLD_NAMES",
+    "DatasetKeywords",
+    "DatasetOptions",
+    "EpisodeOptions",
+    "Option",
+    "declared_options",
+    "documented",
+    "read_keywords",
+    "signature_of",
+]
