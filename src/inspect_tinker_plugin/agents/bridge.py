@@ -33,8 +33,8 @@ from inspect_tinker_plugin.agents.connections import (
     open_relay,
 )
 from inspect_tinker_plugin.agents.http import Client, Room, serve_client
-from inspect_tinker_plugin.agents.side_models import asked_model
 from inspect_tinker_plugin.contracts.errors import AgentBridgeError
+from inspect_tinker_plugin.contracts.policy import requested_model
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class Calls(internals.SandboxService):
         waiting = _Waiting(json.dumps({"id": id, "method": method, "params": params}))
         self._waiting[id] = waiting
         asked = params.get("json_data", {}).get("model")
-        asked_model.set(asked if isinstance(asked, str) else None)  # of this connection's task
+        requested_model.set(asked if isinstance(asked, str) else None)  # of this connection's task
         self._tasks.start_soon(self._carry_out, id, waiting)
         try:
             await waiting.answered.wait()

@@ -26,19 +26,16 @@ from inspect_ai.tool import Tool, ToolChoice, ToolDef, ToolInfo, ToolSource
 from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.side_models import (
-    SideModel,
-    SideModelRefusedError,
-    asked_model,
-    find,
-    is_side,
-)
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.contracts.policy import (
     POLICY_MODEL,
     POLICY_NAME,
     POLICY_PROVIDER,
+    SideModel,
+    SideModelRefusedError,
+    find_side_model,
+    requested_model,
 )
 from inspect_tinker_plugin.episode.fast_paths import (
     FastPath,
@@ -387,8 +384,8 @@ class PolicyModel(Model):
         Raises:
             SideModelRefusedError: A program asked for a model that is refused.
         """
-        asked = asked_model.get()
-        rule = find(self.side_models, asked) if asked is not None and is_side(asked) else None
+        asked = requested_model.get()
+        rule = find_side_model(self.side_models, asked)
         if rule is not None or _untrained.get():
             return self._generate_aside(
                 rule, asked, input, tools, tool_choice, config, on_stream=on_stream

@@ -18,10 +18,13 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.side_models import check_roles, read_side_models
 from inspect_tinker_plugin.contracts.episodes import SolverLike
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+from inspect_tinker_plugin.contracts.policy import (
+    POLICY_MODEL,
+    check_side_roles,
+    read_side_models,
+)
 from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
@@ -94,7 +97,7 @@ class PreparedTask:
         self.worked_inside: dict[Hashable, set[str]] = {}
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
-        check_roles(self.side_models, self.model_roles)
+        check_side_roles(self.side_models, self.model_roles)
         self._role_book = RoleBook(self.model_roles, task=self.name)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
         if self.limits.cost is not None:

@@ -15,8 +15,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from inspect_tinker_plugin.agents.side_models import read_side_models
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, OnError
+from inspect_tinker_plugin.contracts.policy import read_side_models
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
