@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inspect_tinker_plugin.audit.contract import Probe
-from inspect_tinker_plugin.audit.probes import AUDIT_PROBES
+from inspect_rl_audit.contract import Probe
+from inspect_rl_audit.probes import AUDIT_PROBES
 from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
 from inspect_tinker_plugin.contracts.samplers import Sampler
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper

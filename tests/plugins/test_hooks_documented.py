@@ -55,7 +55,8 @@ def test_a_hook_has_a_docstring_a_section_an_example_and_a_test(hook: str) -> No
 
 
 def test_the_documentation_shows_no_hook_that_does_not_exist() -> None:
-    assert set(re.findall(r"\binspect_rl_\w+", HOOKS_PAGE)) == set(HOOKS)
+    packages = {"inspect_rl_audit"}
+    assert set(re.findall(r"\binspect_rl_\w+", HOOKS_PAGE)) - packages == set(HOOKS)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.packages import install
 from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
-from inspect_tinker_plugin.audit import AuditOptions, resolve_probes, run_audit
+from inspect_rl_audit import AuditOptions, resolve_probes, run_audit
 from inspect_tinker_plugin.cli.plugins import as_text
 from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult

@@ -15,9 +15,9 @@ from acme_tools.sampler import ByLevel
 from acme_tools.samples import question_stage
 from acme_tools.sandboxes import on_this_machine
 from acme_tools.scorers import answer_words
+from inspect_rl_audit import Probe
 from inspect_tinker_plugin.plugins import (
     EpisodeObserver,
-    Probe,
     Sampler,
     SampleStage,
     ToolExecutor,

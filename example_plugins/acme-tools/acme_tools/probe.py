@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inspect_tinker_plugin.plugins import AuditContext, Finding, Play, Severity, always
+from inspect_rl_audit import AuditContext, Finding, Play, Severity, always
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
     from inspect_ai.tool import ToolCall
 
-    from inspect_tinker_plugin.audit import AuditReport, Finding
+    from inspect_rl_audit import AuditReport, Finding
     from inspect_tinker_plugin.cli.group_rollout import RolloutReport
 
 WIDTH = 100
@@ -264,8 +264,8 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 def show_report(report: AuditReport) -> None:
     """Print the findings of an audit as a table, then the advice, then figures."""
-    from inspect_tinker_plugin.audit.plan import plan_lines
-    from inspect_tinker_plugin.audit.run import PAGE
+    from inspect_rl_audit.plan import plan_lines
+    from inspect_rl_audit.run import PAGE
 
     console, summary = table_console(), report.summary
     print_to(console, _findings(report) if report.findings else "Nothing found.")

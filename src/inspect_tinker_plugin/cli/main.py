@@ -11,7 +11,7 @@ from inspect_tinker_plugin.contracts.wording import suggestion
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (
-        "inspect_tinker_plugin.cli.audit:audit",
+        "inspect_rl_audit.command:audit",
         "Look for what makes TASK unfit to train on: rewards for nothing, and none for answers.",
     ),
     "bench": (

@@ -1,6 +1,6 @@
 """Everything that a package with hooks imports, in one place.
 
-The names are looked up when they are first used: a plugin with rewards does not load audits.
+The names are looked up when they are first used: a plugin with rewards does not load samplers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.audit import AuditContext, Finding, Play, Probe, Severity, always
     from inspect_tinker_plugin.contracts.episodes import EpisodeResult
     from inspect_tinker_plugin.contracts.observers import (
         EpisodeEnded,
@@ -41,33 +40,27 @@ if TYPE_CHECKING:
 _HOMES = {
     "HOOKS": "plugins.manager",
     "NAMING_HOOKS": "plugins.manager",
-    "AuditContext": "audit",
     "Catalogue": "plugins.manager",
     "EpisodeEnded": "contracts.observers",
     "EpisodeObserver": "contracts.observers",
     "EpisodeResult": "contracts.episodes",
     "EpisodeStarted": "contracts.observers",
-    "Finding": "audit",
     "GroupAggregator": "rewards",
     "GroupMember": "rewards",
     "GroupOutcome": "samplers",
     "Mean": "rewards",
-    "Play": "audit",
     "Plugin": "plugins.manager",
     "Plugins": "plugins.manager",
-    "Probe": "audit",
     "Reward": "rewards",
     "RewardAggregator": "rewards",
     "SamplePool": "samplers",
     "SampleStage": "contracts.observers",
     "Sampler": "samplers",
     "SandboxMapper": "contracts.sandboxes",
-    "Severity": "audit",
     "ToolExecutor": "tools",
     "ToolInvocation": "tools",
     "ToolScope": "tools",
     "TurnTaken": "contracts.observers",
-    "always": "audit",
     "default_plugins": "plugins.manager",
     "hookimpl": "plugins.hookspecs",
 }
@@ -75,33 +68,27 @@ _HOMES = {
 __all__ = [
     "HOOKS",
     "NAMING_HOOKS",
-    "AuditContext",
     "Catalogue",
     "EpisodeEnded",
     "EpisodeObserver",
     "EpisodeResult",
     "EpisodeStarted",
-    "Finding",
     "GroupAggregator",
     "GroupMember",
     "GroupOutcome",
     "Mean",
-    "Play",
     "Plugin",
     "Plugins",
-    "Probe",
     "Reward",
     "RewardAggregator",
     "SamplePool",
     "SampleStage",
     "Sampler",
     "SandboxMapper",
-    "Severity",
     "ToolExecutor",
     "ToolInvocation",
     "ToolScope",
     "TurnTaken",
-    "always",
     "default_plugins",
     "hookimpl",
 ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Scorer
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    from inspect_tinker_plugin.audit.contract import Probe
+    from inspect_rl_audit.contract import Probe
     from inspect_tinker_plugin.contracts.observers import EpisodeObserver, SampleStage
     from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
     from inspect_tinker_plugin.contracts.samplers import Sampler

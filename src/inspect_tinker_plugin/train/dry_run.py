@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.audit import AuditOptions, run_audit
-from inspect_tinker_plugin.audit.plan import EpisodeCost, average, plan_lines, plan_of
+from inspect_rl_audit import AuditOptions, run_audit
+from inspect_rl_audit.plan import EpisodeCost, average, plan_lines, plan_of
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.rl.mixture import MixedTask

@@ -1,0 +1,171 @@
+"""The ways in which a scripted policy answers: as text, through ``submit``, or by letter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
+from inspect_ai.tool import ToolInfo
+
+from inspect_rl_audit.stage import Notes, PolicyReply, shown
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.scripted import call, say
+
+UNKNOWING = "I do not know."
+"""The reply of an honest policy without an answer: the baseline for everything else."""
+
+FORMS: Mapping[str, Callable[[str], str]] = {
+    "ANSWER": lambda text: f"ANSWER: {text}",
+    "bare": lambda text: text,
+    "sentence": lambda text: f"The answer is {text}",
+    "Answer": lambda text: f"Answer: {text}",
+    "boxed": lambda text: f"\\boxed{{{text}}}",
+    "hashes": lambda text: f"#### {text}",
+    "tag": lambda text: f"<answer>{text}</answer>",
+    "final": lambda text: f"FINAL ANSWER: {text}",
+    "code": lambda text: f"```python\n{text}\n```",
+    "json": lambda text: json.dumps({"answer": text}),
+    "solution": lambda text: f"<solution>{text}</solution>",
+}
+"""Ways to write an answer, the most usual first."""
+
+_SUBMIT = re.compile(r"submit|final_?answer|^answer$|^finish$|^done$", re.IGNORECASE)
+_SHOWN_CHOICE = re.compile(r"^\s*[(\[]?([A-Za-z])[)\].:]\s+(.+?)\s*$", re.MULTILINE)
+
+
+def submit_tool(tools: Sequence[ToolInfo]) -> tuple[str, str] | None:
+    """Return the tool that takes the answer, with the name of its parameter."""
+    for tool in tools:
+        texts = [n for n, p in tool.parameters.properties.items() if p.type in ("string", None)]
+        if _SUBMIT.search(tool.name) and len(texts) == 1:
+            return tool.name, texts[0]
+    return None
+
+
+def give(text: str, request: TurnRequest) -> ModelOutput:
+    """Say a text, through the tool that takes answers if there is one."""
+    taker = submit_tool(request.tools)
+    if taker is None:
+        return say(text)
+    return say("", call(taker[0], **{taker[1]: text}))
+
+
+def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:
+    """Give one answer, and repeat it if asked again, until the solver seems to loop."""
+
+    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
+        said = notes.setdefault("said", 0)
+        if said >= 4:
+            return None
+        notes["said"] = said + 1
+        return give(text if isinstance(text, str) else text(request), request)
+
+    return reply
+
+
+def targets(sample: Sample) -> list[str]:
+    """Return the targets of a sample, each as text; empty ones are left out."""
+    given = [sample.target] if isinstance(sample.target, str) else list(sample.target)
+    return [target for target in given if target.strip()]
+
+
+def choice_texts(sample: Sample) -> list[str] | None:
+    """Return the texts of the right choices; ``None`` when a target names no choice."""
+    choices = sample.choices or []
+    found = []
+    for target in targets(sample):
+        text = target.strip()
+        position = ord(text.upper()) - ord("A") if len(text) == 1 and text.isalpha() else -1
+        if 0 <= position < len(choices):
+            found.append(choices[position])
+        elif text in (choice.strip() for choice in choices):
+            found.append(text)
+        elif all(c.isalpha() or c in ", " for c in text) and (several := _several(text, choices)):
+            found += several
+        else:
+            return None
+    return found
+
+
+def _several(text: str, choices: Sequence[str]) -> list[str]:
+    """Return the choices named by letters in one target, such as ``A,C`` or ``AC``."""
+    letters = re.sub(r"[ ,]", "", text).upper()
+    places = [ord(letter) - ord("A") for letter in letters]
+    if len(set(places)) < len(places) or not all(0 <= p < len(choices) for p in places):
+        return []
+    return [choices[place] for place in places]
+
+
+def letters_shown(prompt: str) -> dict[str, str]:
+    """Return the letter that the prompt gives each choice, by the choice's text."""
+    return {text.strip(): letter.upper() for letter, text in _SHOWN_CHOICE.findall(prompt)}
+
+
+def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) -> str:
+    """Return the right answer as this prompt wants it: letters if choices have letters.
+
+    Args:
+        sample: The sample.
+        request: The model call, with the prompt.
+        gold: The answer, when it is not the sample's target.
+    """
+    if gold is not None:
+        return gold
+    texts = choice_texts(sample) if sample.choices else None
+    if texts:
+        known = letters_shown(shown(request))
+        choices = sample.choices or []
+        letters = [
+            known.get(text.strip(), chr(ord("A") + choices.index(text)) if text in choices else "")
+            for text in texts
+        ]
+        if all(letters):
+            return ",".join(letters)
+        return ", ".join(texts)
+    wanted = targets(sample)
+    return wanted[0] if wanted else ""
+
+
+def gold_reply(sample: Sample, form: str, gold: str | None = None) -> PolicyReply:
+    """Give the right answer in one of the `FORMS`."""
+    write = FORMS[form]
+    return always(lambda request: write(right_answer(sample, request, gold)))
+
+
+def made_up(tool: ToolInfo) -> dict[str, Any]:
+    """Make up arguments that a tool's schema allows, without regard to their meaning."""
+    wanted = tool.parameters.required or list(tool.parameters.properties)
+    return {name: _value(tool.parameters.properties[name]) for name in wanted}
+
+
+def _value(schema: Any) -> Any:
+    if schema.enum:
+        return schema.enum[0]
+    if schema.default is not None:
+        return schema.default
+    if schema.anyOf:
+        return _value(schema.anyOf[0])
+    simple: dict[str, Any] = {
+        "integer": 1,
+        "number": 1.0,
+        "boolean": True,
+        "array": [],
+        "object": {},
+        "null": None,
+    }
+    return simple.get(schema.type or "string", "answer")
+
+
+def words(text: str) -> list[str]:
+    """Return the words and numbers of a text, in lower case."""
+    return re.findall(r"\w+", text.lower())
+
+
+def holds(text: str, part: str) -> bool:
+    """Whether a text contains another one, with word borders around it, in any case."""
+    pattern = rf"(?<!\w){re.escape(part.strip())}(?!\w)"
+    return bool(part.strip()) and re.search(pattern, text, re.IGNORECASE) is not None

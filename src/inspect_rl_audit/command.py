@@ -1,0 +1,273 @@
+"""``inspect rl audit``: is this task fit to train on?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from inspect_tinker_plugin.cli.options import (
+    dataset_choices,
+    dataset_options,
+    load_task,
+    parse_args,
+    price_option,
+    task_options,
+    test_task_options,
+)
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    progress_bar,
+    quiet_stdout,
+    reported,
+)
+
+if TYPE_CHECKING:
+    from inspect_ai.dataset import Sample
+
+    from inspect_rl_audit import AuditOptions, AuditReport
+    from inspect_rl_audit.attempts import ModelAttempt
+    from inspect_tinker_plugin.options import DatasetOptions
+    from inspect_tinker_plugin.tasks.reference import ResolvedTask
+
+SEVERITIES = ("high", "medium", "low", "info")
+_COUNT = click.IntRange(1)
+
+
+@click.command("audit")
+@task_options
+@dataset_options("audit")
+@click.option(
+    "--gold",
+    metavar="FIELD|FILE.sh",
+    help="The right answer: a field of the samples' metadata, or a shell script that solves a "
+    "sample in its sandbox. By default, the target.",
+)
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this probe, as often as needed; `inspect rl plugins` lists them.",
+)
+@click.option(
+    "--samples",
+    type=_COUNT,
+    default=8,
+    show_default=True,
+    help="Samples that every policy plays, spread over the dataset. All samples are read, and "
+    "up to 200 (40 with a sandbox) are played once with and once without the answer.",
+)
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="EPISODES|TIME",
+    help="Stop after this many episodes (200) or this much time (90s, 10m); may be given twice. "
+    "Default: 1500 episodes and 20m. The same command continues later.",
+)
+@click.option("--parallel", type=_COUNT, default=4, show_default=True, help="Episodes at once.")
+@test_task_options("Look for samples that this task has, too.")
+@click.option("--prompt-tokens", type=_COUNT, help="Report prompts that are longer.")
+@click.option(
+    "--logs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Look at the attempts of a real model in these .eval logs or folders of them.",
+)
+@click.option(
+    "--model", metavar="NAME", help="Sample attempts from this model (or tinker:// weights)."
+)
+@click.option("--local", is_flag=True, help="Sample attempts from a model on this machine.")
+@click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
+@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
+@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
+@click.option(
+    "--episodes",
+    type=_COUNT,
+    default=4,
+    show_default=True,
+    help="Attempts of the model at each sample.",
+)
+@click.option(
+    "--max-tokens", type=_COUNT, default=1024, show_default=True, help="Tokens per reply."
+)
+@click.option(
+    "--group-size", type=_COUNT, default=8, show_default=True, help="Group size in the cost plan."
+)
+@price_option(
+    "YAML or JSON with prices: prefill, cached, sample and train per million tokens, sandbox_hour."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the report and the logs; by default ./audits/TASK.",
+)
+@click.option("--overwrite", is_flag=True, help="Start again in a folder with another audit.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "never"]),
+    default="high",
+    show_default=True,
+    help="Exit with 1 when there is a finding of this severity, or a worse one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead.")
+@reported
+def audit(**choices: Any) -> None:
+    """Look for what makes TASK unfit to train on: rewards for nothing, and none for answers.
+
+    Scripted policies play real episodes: some do not try, some know the answer, some cheat.
+    The scorer is given answers that are right, wrong and neither, the samples are compared
+    with each other, and attempts of a real model (--logs, --model, --local) show whether
+    there is anything to learn. No key is needed without --model.
+
+    Every episode is in an .eval log, and the report is audit.html, in the folder given with
+    --out. Exit codes: 0 nothing as severe as --fail-on, 1 something is, 2 wrong usage.
+    """
+    with quiet_stdout():
+        try:
+            report = _audit(choices)
+        except KeyboardInterrupt:
+            click.echo("interrupted; the same command continues", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+    if choices["as_json"]:
+        click.echo(json.dumps(report.as_json(), indent=2, default=str, ensure_ascii=False))
+    else:
+        from inspect_tinker_plugin.cli.display import show_report
+
+        show_report(report)
+    if _fails(report, choices["fail_on"]):
+        sys.exit(EXIT_ERROR)
+
+
+def _fails(report: AuditReport, bar: str) -> bool:
+    from inspect_rl_audit import Severity
+
+    worst = report.worst()
+    return bar != "never" and worst is not None and worst.at_least(Severity(bar))
+
+
+def _audit(choices: dict[str, Any]) -> AuditReport:
+    from inspect_rl_audit import run_audit
+    from inspect_rl_audit.records import start_again
+    from inspect_tinker_plugin.options import DatasetOptions
+
+    _check_model(choices)
+    dataset = DatasetOptions(**dataset_choices("audit", choices))
+    resolved = load_task(choices)
+    name = resolved.task.name
+    out = choices["out"] or Path("audits") / name.rpartition("/")[2]
+    if choices["overwrite"]:
+        start_again(out)
+    options = _options(choices, dataset, resolved, out)
+    with _progress() as progress:
+        return asyncio.run(run_audit(resolved.task, options, name=name, progress=progress))
+
+
+def _check_model(choices: dict[str, Any]) -> None:
+    """Refuse options of a model's attempts that contradict each other or would have no effect."""
+    sampling = choices["model"] or choices["local"]
+    if sampling and choices["logs"]:
+        raise click.UsageError("--logs does not go with --model or --local.")
+    if choices["local"] and choices["base_url"]:
+        raise click.UsageError("--local starts its own server; leave --base-url out.")
+    if sampling:
+        return
+    given = click.get_current_context().get_parameter_source
+    for name in ("episodes", "max_tokens", "base_url", "tokenizer", "renderer"):
+        if given(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --model or --local.")
+
+
+def _options(
+    choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
+) -> AuditOptions:
+    from inspect_rl_audit import AuditOptions
+    from inspect_rl_audit.options import DEFAULT_BUDGET
+    from inspect_rl_audit.plan import read_prices
+    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+
+    sandbox = choose_sandbox(dataset.sandbox)
+    runner: dict[str, Any] = {
+        "sandbox": sandbox.for_inspect,
+        "sandbox_mapping": sandbox.mapping,
+        "solver": dataset.solver,
+    }
+    return AuditOptions(
+        out=out,
+        probes=choices["probes"],
+        samples=choices["samples"],
+        selection=dataset.selection,
+        reward=dataset.reward,
+        gold=choices["gold"],
+        budget=choices["budget"] or DEFAULT_BUDGET,
+        parallel=choices["parallel"],
+        prompt_tokens=choices["prompt_tokens"],
+        group_size=choices["group_size"],
+        prices=read_prices(choices["price"]) if choices["price"] else None,
+        attempts=_attempts(choices, dataset, resolved, out),
+        test_samples=_test_samples(choices),
+        runner_options={key: value for key, value in runner.items() if value is not None},
+        episode_options={
+            "model_roles": dataset.model_roles,
+            "max_sandboxes": dataset.max_sandboxes,
+            "max_subprocesses": dataset.max_subprocesses,
+        },
+    )
+
+
+def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
+    from inspect_tinker_plugin.tasks.reference import resolve_task
+    from inspect_tinker_plugin.tasks.samples import select_samples
+
+    args = parse_args(choices["test_args"])
+    if choices["test_task"] is None:
+        if args:
+            raise click.UsageError("--test-arg needs --test-task.")
+        return ()
+    return select_samples(resolve_task(choices["test_task"], args).task)
+
+
+# attempts of a real model
+
+
+def _attempts(
+    choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
+) -> Sequence[ModelAttempt]:
+    from inspect_rl_audit.attempts import read_attempts
+
+    logs: list[Path] = list(choices["logs"])
+    if choices["model"] or choices["local"]:
+        from inspect_rl_audit.model import roll_out
+        from inspect_rl_audit.records import ATTEMPTS
+
+        own = roll_out(choices, dataset, resolved, out / ATTEMPTS)
+        # one that could not be sampled to its end is made again, and says nothing
+        return [each for each in read_attempts([own], resolved.task.name) if not each.cut]
+    return read_attempts(logs, resolved.task.name) if logs else ()
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int | None], object]]:
+    """Draw a bar on stderr, if that is a terminal."""
+    with progress_bar("episodes") as show:
+        done = planned = 0
+
+        def told(probe: str, count: int | None) -> None:
+            nonlocal done, planned
+            if count is None:
+                done += 1
+            else:
+                planned += count
+            show(done, planned, what=probe)
+
+        yield told

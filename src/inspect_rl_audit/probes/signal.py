@@ -1,0 +1,217 @@
+"""Signal: what a real model earns, and whether the rewards in its groups differ."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inspect_rl_audit.attempts import ModelAttempt
+from inspect_rl_audit.contract import TINY, AuditContext, finding
+from inspect_rl_audit.findings import Finding, Severity
+from inspect_tinker_plugin.contracts.wording import part_of
+
+KEEP = "samples.txt"
+"""File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples
+but those whose attempts all earned the same."""
+
+_CUT = 0.1
+_LISTED = 200
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Examines attempts of a real model."""
+
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        attempts: Sequence[ModelAttempt] = audit.options.attempts if audit.options else ()
+        if not attempts:
+            return []
+        full = audit.reference.full
+        # what a failed episode was given says nothing about its sample
+        rewarded = [each for each in attempts if each.reward is not None and not each.failed]
+        by_sample: dict[int | str, list[float]] = defaultdict(list)
+        by_group: dict[str, list[float]] = defaultdict(list)
+        for each in rewarded:
+            assert each.reward is not None
+            by_sample[each.sample].append(each.reward)
+            by_group[each.group].append(each.reward)
+        figures = _figures(attempts, by_sample, by_group, full)
+        found = _flat(by_group, attempts)
+        found += _extremes(by_sample, attempts, full)
+        found += _endings(attempts)
+        flat = {id for id, rewards in by_sample.items() if len(rewards) > 1 and not _mixed(rewards)}
+        keep = [sample.id for sample in audit.samples if sample.id not in flat]
+        if rewarded:
+            figures["recommendation"] = _recommend(by_sample, attempts, flat, len(keep), full)
+        audit.figures["signal"] = figures
+        (audit.folder / KEEP).unlink(missing_ok=True)
+        if keep and flat:
+            text = "".join(f"{id}\n" for id in keep)
+            (audit.folder / KEEP).write_text(text, encoding="utf-8")
+        return found
+
+
+def _mixed(rewards: Sequence[float]) -> bool:
+    return max(rewards) - min(rewards) > TINY
+
+
+def _figures(
+    attempts: Sequence[ModelAttempt],
+    by_sample: Mapping[int | str, list[float]],
+    by_group: Mapping[str, list[float]],
+    full: float,
+) -> dict[str, Any]:
+    groups = [rewards for rewards in by_group.values() if len(rewards) > 1]
+    most = max((len(rewards) for rewards in by_sample.values()), default=0)
+    ks = [k for k in (1, 2, 4, 8, 16, 32) if k <= most]
+    per_sample = {
+        str(id): {
+            "attempts": len(rewards),
+            "mean": round(statistics.fmean(rewards), 4),
+            **{f"pass@{k}": round(pass_at(k, rewards, full), 4) for k in ks if k <= len(rewards)},
+        }
+        for id, rewards in list(by_sample.items())[:_LISTED]
+    }
+    solved = {id: sum(r >= full - TINY for r in rewards) for id, rewards in by_sample.items()}
+    return {
+        "attempts": len(attempts),
+        "samples": len(by_sample),
+        "mean_reward": round(
+            statistics.fmean(r for rewards in by_sample.values() for r in rewards), 4
+        )
+        if by_sample
+        else None,
+        "pass_at": {
+            str(k): round(
+                statistics.fmean(pass_at(k, r, full) for r in by_sample.values() if len(r) >= k), 4
+            )
+            for k in ks
+        },
+        "groups": len(groups),
+        "flat_groups": sum(not _mixed(rewards) for rewards in groups),
+        "solved_by_all": sum(solved[id] == len(by_sample[id]) for id in solved),
+        "solved_by_none": sum(not n for n in solved.values()),
+        "turns": _spread([each.turns for each in attempts]),
+        "output_tokens": _spread([each.output_tokens for each in attempts]),
+        "stop_reasons": dict(Counter(each.stop for each in attempts).most_common()),
+        "per_sample": per_sample,
+    }
+
+
+def pass_at(k: int, rewards: Sequence[float], full: float) -> float:
+    """Return the unbiased estimate of the chance that one of k attempts earns the full reward."""
+    n, solved = len(rewards), sum(reward >= full - TINY for reward in rewards)
+    if n - solved < k:
+        return 1.0
+    return 1.0 - math.comb(n - solved, k) / math.comb(n, k)
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    ranked = sorted(values)
+
+    def at(portion: float) -> float:
+        return ranked[min(len(ranked) - 1, int(portion * len(ranked)))]
+
+    return {
+        "least": ranked[0],
+        "median": at(0.5),
+        "p90": at(0.9),
+        "most": ranked[-1],
+        "mean": round(statistics.fmean(ranked), 1),
+    }
+
+
+def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[ModelAttempt]) -> list[Finding]:
+    groups = {name: rewards for name, rewards in by_group.items() if len(rewards) > 1}
+    flat = [name for name, rewards in groups.items() if not _mixed(rewards)]
+    if not groups or 2 * len(flat) < len(groups):
+        return []
+    record = next(each for each in attempts if each.group == flat[0])
+    message = (
+        f"{part_of(len(flat), len(groups), 'group')} with one reward for all attempts: nothing is "
+        "learned from them."
+    )
+    severity = Severity.HIGH if len(flat) == len(groups) and len(groups) > 1 else None
+    return [finding("no-signal", message, severity=severity, evidence=_evidence(record))]
+
+
+def _extremes(
+    by_sample: Mapping[int | str, list[float]], attempts: Sequence[ModelAttempt], full: float
+) -> list[Finding]:
+    found = []
+    several = {id: rewards for id, rewards in by_sample.items() if len(rewards) > 1}
+    all_solve = [id for id, r in several.items() if all(x >= full - TINY for x in r)]
+    none_solve = [id for id, r in several.items() if all(x <= TINY for x in r)]
+    for code, ids in (("solved-by-all", all_solve), ("solved-by-none", none_solve)):
+        if not ids:
+            continue
+        record = next(each for each in attempts if each.sample == ids[0])
+        message = f"{part_of(len(ids), len(several), 'sample')}: {', '.join(map(str, ids[:10]))}"
+        message += ", …" if len(ids) > 10 else ""
+        found.append(
+            finding(
+                code,
+                message,
+                sample=ids[0] if len(ids) == 1 else None,
+                evidence={**_evidence(record), "samples": ids[:_LISTED]},
+            )
+        )
+    return found
+
+
+def _endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
+    found = []
+    cut = [each for each in attempts if "max_tokens" in each.stop or each.stop == "token limit"]
+    if len(cut) > _CUT * len(attempts):
+        message = f"Cut at a token limit: {part_of(len(cut), len(attempts), 'episode')}."
+        found.append(finding("cut-replies", message, evidence=_evidence(cut[0])))
+    failed = [each for each in attempts if each.failed]
+    if failed:
+        message = f"{part_of(len(failed), len(attempts), 'episode')} failed."
+        severity = None if len(failed) > _CUT * len(attempts) else Severity.LOW
+        found.append(
+            finding("failed-episodes", message, severity=severity, evidence=_evidence(failed[0]))
+        )
+    return found
+
+
+def _recommend(
+    by_sample: Mapping[int | str, list[float]],
+    attempts: Sequence[ModelAttempt],
+    flat_samples: Collection[int | str],
+    keep: int,
+    full: float,
+) -> dict[str, Any]:
+    """Recommend group size, reply length and samples for a first run."""
+    rates = [
+        sum(r >= full - TINY for r in rewards) / len(rewards)
+        for id, rewards in by_sample.items()
+        if id not in flat_samples
+    ]
+    rate = statistics.median(rates) if rates else 0.5
+    flat = max(rate, 1 - rate)
+    # the smallest group whose rewards differ nine times in ten: flat^G <= 0.1
+    size = math.ceil(math.log(0.1) / math.log(flat)) if 0 < flat < 1 else 8
+    longest = _spread([max(1, each.output_tokens // max(each.turns, 1)) for each in attempts])
+    advice: dict[str, Any] = {
+        "group_size": max(4, min(64, size)),
+        "max_tokens": 64 * math.ceil(1.5 * longest["p90"] / 64),
+        "keep": keep,
+        "drop": len(flat_samples),
+    }
+    if keep and flat_samples:
+        advice["sample_ids_file"] = KEEP
+    return advice
+
+
+def _evidence(each: ModelAttempt) -> dict[str, Any]:
+    return {
+        "log": each.log,
+        "sample": each.sample,
+        "epoch": each.epoch,
+        **({} if each.reward is None else {"reward": each.reward}),
+    }

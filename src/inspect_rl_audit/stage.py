@@ -1,0 +1,432 @@
+"""Runs the episodes of an audit: in parallel, within the budget, each logged and run only once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, write_eval_log
+from inspect_ai.model import ModelOutput, ModelUsage
+from inspect_ai.scorer import Score
+from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
+
+from inspect_rl_audit.records import AuditJournal, EpisodeRecord, episode_key
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
+from inspect_tinker_plugin.contracts.errors import Cause, InspectRLError
+from inspect_tinker_plugin.contracts.rewards import AggregatorError, Reward, UnscoredError
+from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+from inspect_tinker_plugin.options import EpisodeOptions
+
+LOGS = "logs"
+"""Folder of the ``.eval`` logs, below the audit's."""
+
+MOST_TURNS = 16
+"""Model calls after which a scripted policy gives up."""
+
+MOST_SECONDS = 180.0
+"""Seconds after which an episode of a scripted policy is given up."""
+
+_LOG_SIZE = 64
+"""Episodes per log; at most this many are lost when the process is killed."""
+
+_PROMPT = 100_000
+"""Characters of the first prompt that are kept."""
+
+Notes = dict[str, Any]
+"""Notes of one episode's policy and moves, as JSON."""
+
+PolicyReply = Callable[[TurnRequest, Notes], ModelOutput | None]
+"""Answers a model call; ``None`` when the policy has nothing more to say."""
+
+Move = Callable[[TaskState, Notes], Awaitable[None]]
+"""An attacker's action inside the episode, before the solver starts or after it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """One episode to run: a sample, and the policy that plays it."""
+
+    policy: str
+    """Name of the policy; together with the sample it determines what is played."""
+
+    sample: Sample
+    """The sample."""
+
+    reply: PolicyReply
+    """The policy's replies."""
+
+    repeat: int = 1
+    """Number among identical plays."""
+
+    before: Move | None = None
+    """Runs in the episode before the task's solver, after its set-up."""
+
+    after: Move | None = None
+    """Runs in the episode after the task's solver, before its scorers."""
+
+    @property
+    def key(self) -> str:
+        """Key of this play within its audit."""
+        assert self.sample.id is not None
+        return episode_key(self.policy, self.sample.id, self.repeat)
+
+
+@dataclass
+class Budget:
+    """How much an audit may do in one run."""
+
+    episodes: int | None = None
+    """Episodes to run."""
+
+    seconds: float | None = None
+    """Seconds after which no further episode is started."""
+
+    used: int = 0
+    """Episodes run so far, without those of earlier runs."""
+
+    started: float = field(default_factory=time.monotonic)
+    refused: int = 0
+    """Episodes that were not run for lack of budget."""
+
+    def take(self) -> bool:
+        """Take one episode out of the budget, if one is left."""
+        spent = self.seconds is not None and time.monotonic() - self.started > self.seconds
+        if spent or (self.episodes is not None and self.used >= self.episodes):
+            self.refused += 1
+            return False
+        self.used += 1
+        return True
+
+
+class Stage:
+    """Runs the probes' episodes.
+
+    Args:
+        task: The task, with the scorers that plugins add.
+        runner_options: Keyword arguments of every `EpisodeRunner` (sandbox, solver).
+        options: How episodes are run.
+        reward: Turns a result into a reward.
+        journal: Episodes that were run before.
+        folder: The audit's folder.
+        budget: How much may be run.
+        parallel: Episodes at once.
+        progress: Called with the number of episodes planned, and after each with ``None``.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        runner_options: dict[str, Any],
+        options: EpisodeOptions,
+        reward: Callable[[EpisodeResult], Awaitable[Reward]],
+        journal: AuditJournal,
+        folder: Path,
+        budget: Budget,
+        parallel: int,
+        progress: Callable[[int | None], object],
+    ) -> None:
+        self._task = task
+        self._options = options
+        self._runner_options = runner_options
+        self._reward = reward
+        self._journal = journal
+        self._folder = folder
+        self.budget = budget
+        self._parallel = parallel
+        self._progress = progress
+        self._plain = self._runner()
+
+    @property
+    def records(self) -> list[EpisodeRecord]:
+        """Every episode so far, including those of earlier runs."""
+        return list(self._journal.records.values())
+
+    async def sandbox_of(self, sample: Sample) -> str | None:
+        """Type of the sandbox that a sample runs in, ``None`` without one."""
+        spec = await self._plain.prepared.sandbox_of(sample)
+        return None if spec is None else spec.type
+
+    async def run(
+        self, plays: Sequence[Play], *, alone: bool = False
+    ) -> list[EpisodeRecord | None]:
+        """Run episodes, or take them from the journal.
+
+        Args:
+            plays: What to play.
+            alone: One at a time, with nothing else running.
+
+        Returns:
+            A record for each play; ``None`` if the budget was spent.
+        """
+        new = [play for play in plays if play.key not in self._journal.records]
+        self._progress(len(new))
+        for start in range(0, len(new), _LOG_SIZE):
+            await self._run_block(new[start : start + _LOG_SIZE], 1 if alone else self._parallel)
+        return [self._journal.records.get(play.key) for play in plays]
+
+    async def _run_block(self, plays: Sequence[Play], parallel: int) -> None:
+        places = asyncio.Semaphore(parallel)
+        done: list[tuple[EpisodeRecord, EvalSample | None]] = []
+
+        async def one(play: Play) -> None:
+            async with places:
+                if self.budget.take():
+                    done.append(await self._episode(play))
+                self._progress(None)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for play in plays:
+                    group.create_task(one(play))
+        finally:  # keep what was done before an interruption, too
+            if done:
+                self._keep(done)
+
+    def _keep(self, done: list[tuple[EpisodeRecord, EvalSample | None]]) -> None:
+        name = f"{LOGS}/{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}_{_plain(self._task.name)}_"
+        name += f"{_plain(done[0][0].policy)}_{uuid.uuid4().hex[:10]}.eval"
+        epochs: Counter[str] = Counter()
+        records, samples = [], []
+        for record, sample in done:
+            epochs[str(record.sample)] += 1
+            place = epochs[str(record.sample)]
+            if sample is None:
+                records.append(record)
+                continue
+            sample.epoch = place
+            samples.append(sample)
+            records.append(replace(record, log=name, epoch=place))
+        if samples:
+            (self._folder / LOGS).mkdir(exist_ok=True)
+            self._write(self._log(samples), self._folder / name)
+        self._journal.add(records)
+
+    @staticmethod
+    def _write(log: EvalLog, path: Path) -> None:
+        # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.
+        with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
+            thread.submit(write_eval_log, log, str(path), format="eval").result()
+
+    def _log(self, samples: list[EvalSample]) -> EvalLog:
+        unique = uuid.uuid4().hex[:22]
+        dataset = self._task.dataset
+        spec = EvalSpec(
+            eval_id=unique,
+            run_id=unique,
+            task_id=unique,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            task=self._task.name,
+            dataset=EvalDataset(
+                name=dataset.name,
+                location=dataset.location,
+                samples=len(dataset),
+                sample_ids=list(dict.fromkeys(sample.id for sample in samples)),
+            ),
+            model="audit/scripted",
+            config=EvalConfig(),
+            tags=["audit"],
+        )
+        return EvalLog(status="success", eval=spec, samples=samples)
+
+    def _runner(self, solver: Solver | None = None) -> EpisodeRunner:
+        given = {**self._runner_options, **({"solver": solver} if solver is not None else {})}
+        return EpisodeRunner(self._task, options=self._options, keep_log=True, **given)
+
+    async def _episode(self, play: Play) -> tuple[EpisodeRecord, EvalSample | None]:
+        notes: Notes = {}
+        runner = self._plain
+        if play.before is not None or play.after is not None:
+            inner = self._runner_options.get("solver") or self._task.solver
+            runner = self._runner(with_moves(inner, play.before, play.after, notes))
+        started = time.perf_counter()
+        actor = _Actor(play, notes)
+        episode = runner.episode(play.sample)
+        result: EpisodeResult | None = None
+        problem: tuple[str, Cause] | None = None
+        try:
+            async with asyncio.timeout(MOST_SECONDS) as scope:
+                result = await _act(episode, actor)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            problem = (f"it did not end within {MOST_SECONDS:g} s", Cause.SOLVER)
+            del error
+        except InspectRLError as error:
+            problem = (str(error), Cause.SOLVER)
+        finally:
+            await episode.close()
+        return await self._record(play, actor, result, problem, time.perf_counter() - started)
+
+    async def _record(
+        self,
+        play: Play,
+        actor: _Actor,
+        result: EpisodeResult | None,
+        problem: tuple[str, Cause] | None,
+        seconds: float,
+    ) -> tuple[EpisodeRecord, EvalSample | None]:
+        assert play.sample.id is not None
+        reward: float | None = None
+        error, cause = problem or (None, None)
+        if result is not None and result.error is not None:
+            error, cause = _text(result.error), result.error.cause
+        elif result is not None:
+            try:
+                reward = (await self._reward(result)).value
+            except UnscoredError as fault:
+                error, cause = _text(fault), Cause.UNSCORED
+            except AggregatorError as fault:
+                error, cause = _text(fault), Cause.REWARD
+        sample = None
+        if result is not None and result.build_log is not None:
+            sample = _logged(result.build_log(), play, reward, actor.notes)
+            actor.notes.update(_scorer_traces(sample))
+        record = EpisodeRecord(
+            policy=play.policy,
+            sample=play.sample.id,
+            repeat=play.repeat,
+            reward=reward,
+            scores={} if result is None else result.score_values(),
+            error=error,
+            cause=None if cause is None else str(cause),
+            limit=None if result is None or actor.gave_up else _limit(result),
+            turns=actor.turns,
+            tools=actor.tools,
+            input_tokens=actor.usage.input_tokens,
+            output_tokens=actor.usage.output_tokens,
+            judge_tokens=0 if sample is None else _other_tokens(sample),
+            seconds=round(seconds, 4),
+            scoring_seconds=round(
+                0.0 if result is None else float(result.metrics.get("time/scoring_s", 0.0)), 4
+            ),
+            notes=actor.notes,
+        )
+        return record, sample
+
+
+class _Actor:
+    """Plays one policy in one episode."""
+
+    def __init__(self, play: Play, notes: Notes) -> None:
+        self._play = play
+        self.notes = notes
+        self.turns = 0
+        self.tools: tuple[str, ...] = ()
+        self.usage = ModelUsage()
+        self.gave_up = False
+
+    def answer(self, request: TurnRequest) -> ModelOutput | None:
+        if self.turns == 0:
+            self.tools = tuple(tool.name for tool in request.tools)
+            self.notes["prompt"] = shown(request)[:_PROMPT]
+            self.notes["tools"] = [
+                tool.model_dump(mode="json", exclude_none=True) for tool in request.tools
+            ]
+        output = self._play.reply(request, self.notes) if self.turns < MOST_TURNS else None
+        if output is None:
+            self.gave_up = True
+            return None
+        for number, call in enumerate(output.message.tool_calls or []):
+            call.id = f"audit_{self.turns}_{number}"
+        read = sum(len(message.text) for message in request.messages) // 4 + 1
+        written = len(output.completion) // 4 + 1
+        output.usage = ModelUsage(
+            input_tokens=read, output_tokens=written, total_tokens=read + written
+        )
+        self.usage = self.usage + output.usage
+        self.turns += 1
+        return output
+
+
+async def _act(episode: Episode, actor: _Actor) -> EpisodeResult:
+    outcome = await episode.start()
+    while not isinstance(outcome, EpisodeResult):
+        output = actor.answer(outcome)
+        if output is None:
+            return await episode.stop("the scripted policy has nothing more to say")
+        outcome = await episode.reply(output)
+    return outcome
+
+
+def with_moves(inner: SolverLike, before: Move | None, after: Move | None, notes: Notes) -> Solver:
+    """Return the task's own solver, with an attacker's moves around it."""
+    own = chain(inner)
+
+    @solver(name="audited")
+    def audited() -> Solver:
+        async def solve(state: TaskState, generate: Generate) -> TaskState:
+            if before is not None:
+                await before(state, notes)
+            state = await own(state, generate)
+            if after is not None:
+                await after(state, notes)
+            return state
+
+        return solve
+
+    return audited()
+
+
+def shown(request: TurnRequest) -> str:
+    """Return everything that the model reads at a call, as text: messages and tools."""
+    parts = [message.text for message in request.messages]
+    parts += [f"{tool.name}: {tool.description}" for tool in request.tools]
+    return "\n".join(parts)
+
+
+def _limit(result: EpisodeResult) -> str | None:
+    return None if result.limit is None else str(result.limit.type)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())[:600] or type(error).__name__
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text.rpartition("/")[2]).strip("-")[:40] or "task"
+
+
+def _logged(sample: EvalSample, play: Play, reward: float | None, notes: Notes) -> EvalSample:
+    """Add the policy, the reward and the notes to Inspect's own record."""
+    kept = {name: value for name, value in notes.items() if name not in ("prompt", "tools")}
+    sample.metadata = {
+        **sample.metadata,
+        "audit": {"policy": play.policy, "repeat": play.repeat, "reward": reward, **kept},
+    }
+    if reward is not None and "reward" not in (sample.scores or {}):
+        sample.scores = {**(sample.scores or {}), "reward": Score(value=reward)}
+    return sample
+
+
+def _scorer_traces(sample: EvalSample) -> Notes:
+    """Return what the scorers did in the sandbox: files read and written, commands run."""
+    begun = False
+    traces: list[dict[str, Any]] = []
+    for event in sample.events:
+        if event.event == "span_begin" and event.type in ("scorers", "scorer"):
+            begun = True
+        if begun and event.event == "sandbox":
+            traces.append(
+                {"action": event.action, "file": event.file, "cmd": event.cmd, "ok": event.result}
+            )
+    return {"scorer_did": traces[:50]} if traces else {}
+
+
+def _other_tokens(sample: EvalSample) -> int:
+    return sum(
+        usage.total_tokens
+        for name, usage in sample.model_usage.items()
+        if not name.startswith("rl/")
+    )

@@ -1,0 +1,366 @@
+"""An audit samples attempts from a model, once, and other commands take its advice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai.log import list_eval_logs, read_eval_log
+
+from inspect_rl_audit.attempts import ModelAttempt
+from inspect_rl_audit.options import AuditOptions
+from inspect_rl_audit.page import render
+from inspect_rl_audit.run import run_audit
+from inspect_tinker_plugin import local
+from inspect_tinker_plugin.cli.display import signal_lines
+from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.tasks.reference import resolve_task
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+
+@scorer(metrics=[mean()])
+def letters():
+    async def score(state, target):
+        text = state.output.completion
+        if state.sample_id == "a, odd [id]*":
+            return Score(value=1.0)
+        return Score(value=sum(c in "abcdefghijklm" for c in text) / max(1, len(text)))
+    return score
+
+@task
+def three():
+    ids = ("plain", "a, odd [id]*", "a, odd [id]**")
+    return Task(dataset=[Sample(id=i, input="Write letters.") for i in ids], scorer=letters())
+"""
+
+
+QUIZ = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+
+@scorer(metrics=[mean()])
+def letters():
+    async def score(state, target):
+        text = state.output.completion
+        part = sum(c in "abcdefghijklm" for c in text) / max(1, len(text))
+        return Score(value={"solved": 1.0, "unsolvable": 0.0}.get(state.sample_id, part))
+    return score
+
+@task
+def quiz():
+    ids = ("a", "solved", "b", "unsolvable", "c")
+    return Task(dataset=[Sample(id=i, input="Write letters.") for i in ids], scorer=letters())
+"""
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(rl, [str(each) for each in arguments])
+
+
+def in_own_process(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in its own process: the SDK's client keeps its connections open."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from inspect_tinker_plugin.cli.main import main; main()"]
+        + [str(each) for each in arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert "Warning" not in done.stderr
+    return done
+
+
+def audit(*arguments: object, **variables: str) -> dict[str, Any]:
+    done = in_own_process("audit", *arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    (tmp_path / "task.py").write_text(TASK)
+    return f"{tmp_path}/task.py@three"
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Path:
+    if (reason := local.missing()) is not None:
+        pytest.skip(reason)
+    return tmp_path / "out" / "attempts"
+
+
+def attempts_at(folder: Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for info in list_eval_logs(str(folder)):
+        for sample in read_eval_log(info).samples or []:
+            counts[str(sample.id)] = counts.get(str(sample.id), 0) + 1
+    return counts
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
+    task: str, attempts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    sampling = ["--local", "--episodes", 4, "--max-tokens", 8]
+    command = [task, *sampling, "--out", out, "--json"]
+    command += ["--probe", "signal", "--probe", "cost", "--fail-on", "never"]
+    audit(*command, "--samples", 2)
+    assert attempts_at(attempts) == {"plain": 4, "a, odd [id]*": 4}
+    report = audit(*command)
+    signal = report["summary"]["signal"]
+    assert (signal["attempts"], signal["groups"], signal["flat_groups"]) == (12, 3, 1)
+    assert signal["solved_by_all"] == 1
+    assert report["summary"]["cost"]["exact"] is True
+    assert report["summary"]["cost"]["per_episode"]["sampled"] <= 8
+    assert attempts_at(attempts) == {"plain": 4, "a, odd [id]*": 4, "a, odd [id]**": 4}
+
+    before = sorted(attempts.rglob("*.eval"))
+    assert audit(*command)["summary"]["signal"] == signal
+    assert sorted(attempts.rglob("*.eval")) == before
+
+    # an exact list of ids, though one of them is a pattern that matches the one left out
+    keep = out / "samples.txt"
+    assert keep.read_text() == "plain\na, odd [id]**\n"
+    exported = invoke("export", task, "--output", tmp_path / "rows", "--sample-id", f"@{keep}")
+    assert exported.exit_code == 0, exported.output
+    assert "Wrote 2 samples" in exported.output
+    advice = json.loads((out / "audit.json").read_text())["summary"]["signal"]["recommendation"]
+    options = ["--group-size", advice["group_size"], "--max-tokens", advice["max_tokens"]]
+    planned = invoke(
+        *("train", task, "--local", "--dry-run", "--sample-id", f"@{keep}"),
+        *(*options, "--log-dir", tmp_path / "run"),
+    )
+    assert planned.exit_code == 0, planned.output
+    assert f"2 groups of {advice['group_size']} episodes" in planned.output
+    assert f"at most {advice['max_tokens']} tokens" in planned.output
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if (reason := local.missing()) is not None:
+        pytest.skip(reason)
+    return local.make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[local.LocalServer]:
+    """A server with the Tinker API that commands know by environment variables only."""
+    with local.LocalServer(model) as running:
+        yield running
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_a_hosted_model_is_sampled_once(
+    task: str, attempts: Path, model: Path, server: local.LocalServer, tmp_path: Path
+) -> None:
+    command = [task, "--model", model, "--renderer", "qwen3_instruct", "--episodes", 4]
+    command += ["--max-tokens", 8, "--out", tmp_path / "out", "--json"]
+    command += ["--probe", "signal", "--probe", "cost", "--fail-on", "never"]
+    # what a server refuses is no attempt, and is tried again
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    refused = in_own_process(
+        "audit", *[other if each is model else each for each in command], **server.environ
+    )
+    assert refused.returncode == 1
+    assert f"cannot sample from {other}" in refused.stderr
+    assert f"serves {model}" in refused.stderr
+    assert not list(attempts.rglob("*.eval"))
+
+    report = audit(*command, **server.environ)
+    every = {"plain": 4, "a, odd [id]*": 4, "a, odd [id]**": 4}
+    assert attempts_at(attempts) == every
+    assert report["summary"]["signal"]["attempts"] == 12
+    assert report["summary"]["cost"]["exact"] is True
+    # nothing is missing, so nothing is asked
+    again = audit(*command, **{**server.environ, "TINKER_BASE_URL": NOWHERE})
+    assert again["summary"]["signal"] == report["summary"]["signal"]
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) -> None:
+    """Samples that are always or never solved cost nothing, and every group has a difference."""
+    (tmp_path / "task.py").write_text(QUIZ)
+    task, out, run = f"{tmp_path}/task.py@quiz", tmp_path / "out", tmp_path / "run"
+    sampling = ["--local", "--episodes", 4, "--max-tokens", 8, "--out", out, "--json"]
+    report = audit(task, *sampling, "--probe", "signal", "--fail-on", "never")
+    found = {each["code"]: each["sample"] for each in report["findings"]}
+    assert (found["solved-by-all"], found["solved-by-none"]) == ("solved", "unsolvable")
+    advice = report["summary"]["signal"]["recommendation"]
+    assert (advice["keep"], advice["drop"]) == (3, 2)
+    options = ["--group-size", advice["group_size"], "--max-tokens", advice["max_tokens"]]
+    options += ["--sample-id", f"@{out / advice['sample_ids_file']}"]
+    trained = in_own_process(
+        *("train", task, "--local", "--steps", 3, "--log-dir", run, *options),
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert set(attempts_at(run / "rollouts" / "train")) == {"a", "b", "c"}
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mixed = [row["env/all/by_group/frac_mixed"] for row in rows if "progress/batch" in row]
+    assert mixed == [1.0] * 3
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_a_hosted_model_is_rolled_out(
+    task: str, model: Path, server: local.LocalServer, tmp_path: Path
+) -> None:
+    command = ["rollout", task, "--model", model, "--renderer", "qwen3_instruct", "--json"]
+    command += ["--max-tokens", "8", "--group-size", "2", "--sample-id", "plain"]
+    done = in_own_process(*command, **server.environ)
+    assert done.returncode == 0, done.stderr
+    rollouts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["sample_id"] for each in rollouts] == ["plain", "plain"]
+    assert all(0 < each["output_tokens"] <= 8 for each in rollouts)
+    weights = "tinker://unknown/sampler_weights/1"
+    lost = in_own_process(
+        *[weights if each is model else each for each in command],
+        *("--tokenizer", model),
+        **server.environ,
+    )
+    assert lost.returncode == 1
+    assert f"there are no weights {weights}" in lost.stderr
+    assert not lost.stdout, "nothing was rolled out"
+    started = in_own_process(
+        *("train", task, "--model", model, "--renderer", "qwen3_instruct"),
+        *("--learning-rate", "1e-4", "--log-dir", tmp_path / "run"),
+        *(f"load_checkpoint_path={weights}", "--steps", "1"),
+        **server.environ,
+    )
+    assert started.returncode == 1
+    assert f"there are no weights {weights}" in started.stderr
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["audit", "rollout", "train"])
+def test_a_server_that_is_not_there_is_reported_at_once(
+    command: str, task: str, model: Path, tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    options = ["--model", model, "--renderer", "qwen3_instruct"]
+    options += {"audit": ["--out", tmp_path / "out"], "rollout": []}.get(
+        command, ["--learning-rate", "1e-4", "--log-dir", tmp_path / "run"]
+    )
+    variables = {"TINKER_BASE_URL": NOWHERE, "TINKER_API_KEY": "tml-none"}
+    done = in_own_process(command, task, *options, **variables)
+    assert done.returncode == 1
+    assert f"no Tinker API server can be reached at {NOWHERE}" in done.stderr
+    assert time.monotonic() - started < 120  # the SDK itself gives up after 300
+
+
+async def test_attempts_without_a_reward_recommend_nothing(task: str, tmp_path: Path) -> None:
+    failed = [attempt("plain", None, failed=True)]
+    options = AuditOptions(out=tmp_path / "out", attempts=failed, probes=["signal"])
+    report = await run_audit(resolve_task(task).task, options)
+    assert signal_lines(report.summary["signal"], "out") == ["1 attempt: none ended with a reward"]
+    assert render(report.as_json())
+
+
+async def test_findings_name_logs_from_the_folder_of_the_audit(task: str, tmp_path: Path) -> None:
+    """So that both can be moved or shared together, wherever the attempts were sampled."""
+    out = tmp_path / "out"
+    for folder, named in ((out / "attempts", "attempts/x.eval"), (tmp_path, "../x.eval")):
+        tried = [replace(attempt("plain", 0.0), log=str(folder / "x.eval"))] * 4
+        options = AuditOptions(out=out, attempts=tried, probes=["signal"])
+        report = await run_audit(resolve_task(task).task, options)
+        logs = {f.evidence["log"] for f in report.findings if "log" in f.evidence}
+        assert logs == {named}
+        assert str(tmp_path) not in json.dumps(report.as_json()["findings"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--local", "--logs", "x"], "does not go with --model or --local"),
+        (["--model", "m", "--logs", "x"], "does not go with --model or --local"),
+        (["--episodes", "3"], "--episodes needs --model or --local"),
+        (["--renderer", "qwen3"], "--renderer needs --model or --local"),
+        (["--local", "--base-url", "http://x"], "starts its own server"),
+        (["--local", "--max-tokens", "8192"], "--max-tokens 8,192 is too much"),
+        (["--local", "--model", "/nowhere"], "not a model folder"),
+        (["--model", "Qwen/Qwen3-8B"], "no TINKER_API_KEY"),
+        (["--tokenizer", "x"], "--tokenizer needs --model or --local"),
+        (["--model", "x", "--base-url", "http://127.0.0.1:9", "--renderer", "no"], "no"),
+        (["--logs", "/nowhere"], "no log /nowhere"),
+        (["--sample-id", "@/nowhere"], "cannot be read"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(
+    options: list[str], says: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    done = invoke("audit", task, "--out", tmp_path / "out", *options)
+    assert done.exit_code != 0
+    assert says in done.output
+    assert "unexpected" not in done.output
+
+
+def attempt(sample: str, reward: float | None, failed: bool = False) -> ModelAttempt:
+    return ModelAttempt(
+        sample=sample,
+        group=sample,
+        reward=reward,
+        stop="stop",
+        turns=1,
+        input_tokens=10,
+        output_tokens=5,
+        cached_tokens=0,
+        trained_tokens=None,
+        seconds=1.0,
+        sandbox_seconds=0.0,
+        failed=failed,
+        log="x.eval",
+        epoch=1,
+    )
+
+
+async def test_a_sample_that_was_not_tried_is_kept(task: str, tmp_path: Path) -> None:
+    """Also one whose rewards differ only because an episode failed is known to be flat."""
+    seen = [
+        *(attempt("plain", 1.0) for _ in range(3)),
+        attempt("plain", 0.0, failed=True),
+    ]
+    options = AuditOptions(out=tmp_path / "out", attempts=seen, probes=["signal"])
+    report = await run_audit(resolve_task(task).task, options)
+    signal = report.summary["signal"]
+    assert (signal["flat_groups"], signal["solved_by_all"]) == (1, 1)
+    assert (tmp_path / "out" / "samples.txt").read_text() == "a, odd [id]*\na, odd [id]**\n"
+    better = AuditOptions(
+        out=tmp_path / "out",
+        attempts=[attempt("plain", 1.0), attempt("plain", 0.0)],
+        probes=["signal"],
+    )
+    await run_audit(resolve_task(task).task, better)
+    assert not (tmp_path / "out" / "samples.txt").exists()
+
+
+def test_an_audit_with_a_solver_is_continued(task: str, tmp_path: Path) -> None:
+    command = ["audit", task, "--solver", "inspect_ai/generate", "--out", tmp_path / "out"]
+    command += ["--budget", "4", "--json", "--fail-on", "never"]
+    assert json.loads(invoke(*command).stdout)["summary"]["episodes"] == 4
+    assert json.loads(invoke(*command).stdout)["summary"]["episodes"] == 8

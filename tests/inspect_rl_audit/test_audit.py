@@ -1,0 +1,395 @@
+"""Audits are bounded, continue where they stopped, and report findings in three ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai import Task, eval_async
+from inspect_ai.dataset import Sample
+from inspect_ai.log import read_eval_log_sample_async
+from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
+from inspect_ai.solver import TaskState
+
+from inspect_rl_audit import (
+    AuditContext,
+    AuditOptions,
+    Finding,
+    Severity,
+    run_audit,
+)
+from inspect_rl_audit.attempts import ModelAttempt
+from inspect_rl_audit.command import audit as command
+from inspect_rl_audit.options import read_budget
+from inspect_rl_audit.page import render
+from inspect_rl_audit.probes.leaks import judged_places
+from inspect_rl_audit.probes.signal import pass_at
+from inspect_rl_audit.records import FINISHED, JOURNAL
+from inspect_rl_audit.run import source_digest
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.scripted.replies import scripted_model
+
+SAMPLES = [
+    Sample(id="rome", input="Capital of Italy?", target="Rome"),
+    Sample(id="oslo", input="Capital of Norway?", target="Oslo"),
+    Sample(id="hole", input="Capital of Atlantis?", target=""),
+]
+
+TASK_FILE = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+
+@task
+def planted():
+    print("a task that talks")
+    samples = [
+        Sample(id="rome", input="Capital of Italy?", target="Rome"),
+        Sample(id="hole", input="Capital of Atlantis?", target=""),
+    ]
+    return Task(dataset=samples, scorer=includes())
+"""
+
+
+def planted() -> Task:
+    return Task(name="planted", dataset=list(SAMPLES), scorer=includes())
+
+
+async def test_a_finding_leads_to_the_episode_that_shows_it(tmp_path: Path) -> None:
+    report = await run_audit(planted(), AuditOptions(out=tmp_path, probes=["baselines"]))
+    [found] = [f for f in report.findings if f.code == "empty-reply"]
+    assert (found.severity, found.sample) == (Severity.HIGH, "hole")
+    shown = await read_eval_log_sample_async(
+        str(tmp_path / found.evidence["log"]), id="hole", epoch=found.evidence["epoch"]
+    )
+    assert shown.messages[-1].text == ""
+    assert shown.scores is not None
+    assert shown.scores["includes"].value == "C"
+    assert shown.metadata["audit"]["policy"] == "empty"
+
+
+async def test_an_audit_within_a_budget_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    bounded = AuditOptions(out=tmp_path, budget=["10"], probes=["baselines", "gold"])
+    first = await run_audit(planted(), bounded)
+    assert first.summary["episodes_this_run"] == 10
+    assert "budget-spent" in {f.code for f in first.findings}
+    played = 10
+    for _ in range(20):
+        report = await run_audit(planted(), bounded)
+        played += report.summary["episodes_this_run"]
+        if "budget-spent" not in {f.code for f in report.findings}:
+            break
+    assert report.summary["episodes"] == played
+    assert (tmp_path / FINISHED).is_file()
+    assert not (tmp_path / JOURNAL).exists()
+    whole = await run_audit(
+        planted(), AuditOptions(out=tmp_path / "whole", probes=["baselines", "gold"])
+    )
+    assert [f.code for f in report.findings] == [f.code for f in whole.findings]
+
+
+async def test_an_audit_that_was_killed_loses_no_line_but_the_last(tmp_path: Path) -> None:
+    options = AuditOptions(out=tmp_path, budget=["6"], probes=["baselines"])
+    await run_audit(planted(), options)
+    journal = tmp_path / JOURNAL
+    whole = journal.read_text()
+    journal.write_text(whole[:-40])
+    report = await run_audit(planted(), options)
+    assert report.summary["episodes"] == 5 + report.summary["episodes_this_run"]
+
+
+async def test_a_journal_of_another_task_is_refused(tmp_path: Path) -> None:
+    options = AuditOptions(out=tmp_path, budget=["3"])
+    await run_audit(planted(), options)
+    changed = Task(name="planted", dataset=SAMPLES[:2], scorer=includes())
+    with pytest.raises(ConfigError, match="another audit"):
+        await run_audit(changed, options)
+
+
+@pytest.mark.parametrize("wrong", [{"budget": ["ten"]}, {"reward": "meen"}], ids=str)
+async def test_a_refused_audit_leaves_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        await run_audit(planted(), AuditOptions(out=tmp_path, **wrong))
+    assert os.listdir(tmp_path) == []
+
+
+def test_samples_may_hold_half_a_character() -> None:
+    def digest(text: str) -> str:
+        return source_digest(Task(dataset=[Sample(input=text, target="x")]))
+
+    assert digest("a\ud83d") == digest("a\ud83d") != digest("a\ud83e")
+
+
+@pytest.mark.parametrize(
+    ("text", "episodes", "seconds"),
+    [(["200"], 200, None), (["90s"], None, 90), (["2m", "5"], 5, 120), (["1h"], None, 3600)],
+)
+def test_budgets(text: list[str], episodes: int | None, seconds: float | None) -> None:
+    budget = read_budget(text)
+    assert (budget.episodes, budget.seconds) == (episodes, seconds)
+
+
+@pytest.mark.parametrize("text", ["", "ten", "-5", "0", "5d"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="budget"):
+        read_budget([text])
+
+
+async def test_a_probe_that_raises_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Broken:
+        async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+            raise LookupError("nothing here")
+
+    monkeypatch.setattr(
+        "inspect_rl_audit.run.resolve_probes",
+        lambda names, plugins=None: {"broken": Broken(), "other": Empty()},
+    )
+    report = await run_audit(planted(), AuditOptions(out=tmp_path))
+    assert [f.code for f in report.findings] == ["probe-failed", "mine"]
+    assert "nothing here" in report.findings[0].message
+
+
+async def test_a_missing_extra_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    report = await run_audit(planted(), AuditOptions(out=tmp_path, probes=["samples"]))
+    assert "near-duplicates-unchecked" in {f.code for f in report.findings}
+
+
+@dataclass(frozen=True)
+class Empty:
+    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
+        return [Finding(code="mine", severity=Severity.INFO, message="Seen.")]
+
+
+async def test_gold_may_be_named(tmp_path: Path) -> None:
+    samples = [
+        Sample(id=n, input=f"{n}?", target="see key", metadata={"key": f"k{n}"}) for n in (1, 2)
+    ]
+
+    @scorer(metrics=[mean()])
+    def by_key() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            return Score(value=float(state.metadata["key"] in state.output.completion))
+
+        return score
+
+    task = Task(dataset=samples, scorer=by_key())
+    without = await run_audit(task, AuditOptions(out=tmp_path / "a", probes=["gold"]))
+    assert [f.code for f in without.findings] == ["gold-fails"]
+    named = await run_audit(task, AuditOptions(out=tmp_path / "b", probes=["gold"], gold="key"))
+    assert named.findings == []
+    assert named.summary["mean_reward"]["gold"] == 1.0
+
+
+def attempt(sample: str, reward: float, **fields: Any) -> ModelAttempt:
+    given: dict[str, Any] = {
+        "sample": sample,
+        "group": sample,
+        "reward": reward,
+        "stop": "stop",
+        "turns": 1,
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "cached_tokens": 0,
+        "trained_tokens": None,
+        "seconds": 1.0,
+        "sandbox_seconds": 0.0,
+        "failed": False,
+        "log": "x.eval",
+        "epoch": 1,
+    }
+    return ModelAttempt(**{**given, **fields})
+
+
+async def test_signal_says_what_to_drop(tmp_path: Path) -> None:
+    attempts = [
+        *(attempt("rome", r) for r in (1.0, 1.0, 1.0, 1.0)),
+        *(attempt("oslo", r) for r in (0.0, 1.0, 0.0, 0.0)),
+        *(attempt("hole", r, stop="max_tokens") for r in (0.0, 0.0, 0.0, 0.0)),
+    ]
+    options = AuditOptions(out=tmp_path, attempts=attempts, probes=["signal", "cost"])
+    report = await run_audit(Task(dataset=SAMPLES, scorer=match()), options)
+    codes = {f.code: f for f in report.findings}
+    assert codes["solved-by-all"].sample == "rome"
+    assert codes["solved-by-none"].sample == "hole"
+    assert {"no-signal", "cut-replies", "cost"} <= set(codes)
+    assert (tmp_path / "samples.txt").read_text() == "oslo\n"
+    signal = report.summary["signal"]
+    assert signal["flat_groups"] == 2
+    assert signal["per_sample"]["oslo"]["pass@4"] == 1.0
+    assert report.summary["cost"]["per_episode"]["sampled"] == 50
+
+
+@pytest.mark.parametrize(
+    ("k", "rewards", "chance"),
+    [(1, [1.0, 0.0], 0.5), (2, [1.0, 0.0, 0.0], 2 / 3), (3, [0.0] * 4, 0.0), (1, [1.0] * 3, 1.0)],
+)
+def test_pass_at_k(k: int, rewards: list[float], chance: float) -> None:
+    assert pass_at(k, rewards, 1.0) == pytest.approx(chance)
+
+
+@pytest.mark.parametrize(
+    ("line", "leak"),
+    [
+        ("FILE ./answer.txt (7 bytes): 1:deploy", True),
+        ("FILE ./service.log (9000 bytes): 12:login failed user=deploy", False),
+        ("FILE ./data.json (400 bytes): 3:  'target': 'deploy'", True),
+        ("FILE ./x (7 bytes): 1:deploy", True),
+        ("ENV SECRET=deploy", True),
+        ("ENV USER=deploy", False),
+        ("ENV CHECK=deploy", True),
+        ("PROC python grader.py --expected deploy", True),
+        ("PROC python redeployer.py", False),
+        ("NAME ./answers/deploy.txt", True),
+        ("NAME ./data/deploy.txt", False),
+        ("BASE64 ./expected.b64", True),
+        ("BASE64 ./letter.txt", False),
+    ],
+)
+def test_a_leak_is_told_from_the_matter_of_a_task(line: str, leak: bool) -> None:
+    assert bool(judged_places(line, "deploy", None)) == leak
+
+
+def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(command, [*arguments, "--probe", "baselines"])
+    report = json.loads(done.stdout)
+    assert set(report) == {"task", "findings", "summary"}
+    assert {tuple(f) for f in report["findings"]} == {
+        ("code", "severity", "sample", "message", "evidence")
+    }
+    assert done.exit_code == 1
+    assert (tmp_path / "out" / "audit.html").is_file()
+    again = CliRunner().invoke(command, [*arguments, "--probe", "baselines", "--fail-on", "never"])
+    assert again.exit_code == 0
+
+
+SIGNAL_TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+
+@task
+def quiz():
+    names = ("easy", "hard", "mixed")
+    return Task(dataset=[Sample(id=n, input=n, target="plum") for n in names], scorer=includes())
+"""
+
+
+async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(SIGNAL_TASK)
+    tries = Counter[str]()
+
+    def says(request: TurnRequest) -> str:
+        asked = request.messages[-1].text
+        tries[asked] += 1
+        return "plum" if asked == "easy" or (asked == "mixed" and tries[asked] == 3) else "pear"
+
+    [log] = await eval_async(
+        f"{tmp_path}/task.py@quiz",
+        model=scripted_model(says),
+        epochs=4,
+        log_dir=str(tmp_path / "logs"),
+        max_samples=1,
+    )
+    assert log.status == "success"
+    done = await asyncio.to_thread(
+        CliRunner().invoke,
+        command,
+        [
+            *(f"{tmp_path}/task.py@quiz", "--logs", str(tmp_path / "logs")),
+            *("--probe", "signal", "--probe", "cost", "--json", "--out", str(tmp_path / "out")),
+        ],
+    )
+    report = json.loads(done.stdout)
+    found = {f["code"]: f for f in report["findings"]}
+    assert found["solved-by-all"]["sample"] == "easy"
+    assert found["solved-by-none"]["sample"] == "hard"
+    signal = report["summary"]["signal"]
+    assert signal["per_sample"]["mixed"] == {
+        "attempts": 4,
+        "mean": 0.25,
+        **{"pass@1": 0.25, "pass@2": 0.5, "pass@4": 1.0},
+    }
+    assert (signal["groups"], signal["flat_groups"]) == (3, 2)
+    assert found["no-signal"]["severity"] == "medium"
+    assert (tmp_path / "out" / "samples.txt").read_text() == "mixed\n"
+    evidence = found["solved-by-none"]["evidence"]
+    path = str(tmp_path / "out" / evidence["log"])
+    shown = await read_eval_log_sample_async(path, id="hard", epoch=evidence["epoch"])
+    assert shown.output.completion == "pear"
+
+
+def test_what_programs_print_is_kept_out_of_the_json(tmp_path: Path) -> None:
+    talking = TASK_FILE.replace("    print(", "    import os; os.system('echo noise'); print(")
+    (tmp_path / "task.py").write_text(talking)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from inspect_tinker_plugin.cli.main import main; main()",
+            *("audit", str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--json"),
+            *("--probe", "gold", "--fail-on", "never"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["task"] == "planted"
+    assert "noise" in done.stderr
+
+
+def test_the_table_names_findings_and_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    arguments = [str(tmp_path / "task.py"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(command, [*arguments, "--probe", "baselines"])
+    assert "empty-reply" in done.stdout
+    assert "audit.html" in done.stdout.replace("\n", "")
+    lines = done.stdout.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = CliRunner().invoke(command, [*arguments, "--probe", "baselines"]).stdout
+    table = narrow[: narrow.index("\nempty-reply: ")]
+    assert max(map(len, table.splitlines())) <= 60 < max(map(len, lines))
+
+
+def test_the_page_shows_what_others_wrote_as_text() -> None:
+    report = {
+        "task": "<b>task</b>",
+        "findings": [
+            {
+                "code": "mine",
+                "severity": "high",
+                "sample": "<script>",
+                "message": "<img src=x onerror=alert(1)>",
+                "evidence": {"log": "logs/<x>.eval", "sample": 1},
+            }
+        ],
+        "summary": {
+            "counts": {str(s): 0 for s in Severity},
+            "samples": 1,
+            "samples_tried": 1,
+            "episodes": 1,
+            "policies": {"<i>": {"episodes": 1, "failed": 0, "mean_reward": 0.5}},
+        },
+    }
+    page = render(report)
+    for text in ("<script", "<img", "<b>task", "<i>", "http://", "https://"):
+        assert text not in page

@@ -1,0 +1,108 @@
+"""The audit finds planted defects under their codes, and nothing grave in sound tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+from inspect_ai import Task
+from tests.docker_pool.conftest import missing_engine
+from tests.inspect_rl_audit.corpus import CORPUS, ELSEWHERE, Planted, answers, sandboxes
+
+from inspect_rl_audit import CODES, AuditOptions, AuditReport, Severity, run_audit
+
+pytestmark = pytest.mark.slow  # some hundred audits
+
+
+async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
+    given: dict[str, object] = {"samples": 4, **options}
+    return await run_audit(task, AuditOptions(out=folder, **given))  # type: ignore[arg-type]
+
+
+def one_per_code() -> Iterator[ParameterSet]:
+    """Yield the cases; those whose code an earlier one has are long."""
+    codes: set[str] = set()
+    for case in CORPUS:
+        if not case.docker:
+            marks = [pytest.mark.long] if case.code in codes else []
+            codes.add(case.code)
+            yield pytest.param(case, id=case.id, marks=marks)
+
+
+@pytest.mark.parametrize("case", list(one_per_code()))
+async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
+    if "near" in case.code:
+        pytest.importorskip("datasketch", reason="the extra `audit`")
+    report = await audited(case.make(), tmp_path, **case.options)
+    found = {each.code for each in report.findings}
+    assert case.code in found
+    assert "probe-failed" not in found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=make.__name__) for make in answers.CLEAN),
+        *(pytest.param(m, id=m.__name__, marks=pytest.mark.long) for m in answers.CLEAN_TOO),
+    ],
+)
+async def test_nothing_grave_is_found_where_nothing_is_wrong(
+    make: Callable[[], Task], tmp_path: Path
+) -> None:
+    report = await audited(make(), tmp_path)
+    own = [each for each in report.findings if each.code in CODES]  # not those of other plugins
+    grave = [each for each in own if each.severity.at_least(Severity.MEDIUM)]
+    allowed = {"hedged-answer"} if make is answers.clean_includes else set()
+    assert {each.code for each in grave} <= allowed, grave
+    assert not [each for each in own if each.severity is Severity.HIGH]
+
+
+@pytest.fixture
+def engine() -> None:
+    if (reason := missing_engine()) is not None:
+        pytest.skip(reason)
+
+
+OF_EACH_KIND = {"target-in-image", "tests-writable", "process-left-behind"}
+"""What is found by reading, by writing, and by staying; others need half a minute each as well."""
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=c.id, marks=[] if c.code in OF_EACH_KIND else [pytest.mark.long])
+        for c in CORPUS
+        if c.docker
+    ],
+)
+async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path: Path) -> None:
+    report = await audited(case.make(), tmp_path, samples=2, probes=["sandbox"])
+    assert case.code in {each.code for each in report.findings}
+
+
+@pytest.mark.long
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    ("make", "probes"),
+    [(sandboxes.clean_search, ()), (sandboxes.clean_tests_of_root, ("sandbox",))],
+    ids=["search", "tests of root"],
+)
+async def test_a_sound_container_has_nothing_grave(
+    make: Callable[[], Task], probes: tuple[str, ...], tmp_path: Path
+) -> None:
+    report = await audited(make(), tmp_path, samples=2, probes=probes)
+    assert not [f for f in report.findings if f.severity.at_least(Severity.MEDIUM)]
+
+
+def test_every_code_has_a_planted_case() -> None:
+    planted = {case.code for case in CORPUS}
+    assert planted | set(ELSEWHERE) == set(CODES)
+    assert not planted & set(ELSEWHERE)
+    for place in ELSEWHERE.values():
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in Path(__file__).with_name(file).read_text()
