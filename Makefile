@@ -160,12 +160,12 @@ executor: ## build the programs that run commands and carry connections in conta
 EPISODES ?= 10000
 SEED ?= 0
 faults: $(STAMP) ## run the fault campaign: 10,000 episodes, each with a random fault (ten minutes)
-	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults \
+	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m tests.faults.campaign \
 		--episodes $(EPISODES) --seed $(SEED)
 
 MINUTES ?= 30
 soak: $(STAMP) ## run fault campaigns with logs for half an hour (MINUTES=5): nothing may grow
-	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m inspect_tinker_plugin.testing.faults.soak \
+	INSPECT_DISPLAY=none $(BIN)/python -W ignore -m tests.faults.campaign.soak \
 		--minutes $(MINUTES) --seed $(SEED)
 
 # The older bridge is measured as well if its source is given: make bench BENCH="--bridge FOLDER".

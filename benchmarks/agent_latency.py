@@ -30,7 +30,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
 from tests.agents.sandboxed import free_port, play, plum, task_of
 
-from inspect_tinker_plugin.scripted.replies import scripted_model
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 CALL_LIMIT, START_LIMIT, COMMAND_LIMIT = 0.050, 0.5, 0.5
 CONNECT = """

@@ -132,7 +132,7 @@ USERS = {
     "docker_pool": {"docker_pool", "agents", "sandboxes", "episode", "rl", "_registry.py"},
     "local": {"local", "train", "cli"},
     "logs": {"logs", "export", "rl", "train", "cli", "testing"},
-    "tokens": {"tokens", "rl", "scripted", "testing", "train"},
+    "tokens": {"tokens", "rl", "testing", "train"},
 }
 
 
@@ -143,22 +143,6 @@ def test_who_may_import_a_part(part: str) -> None:
             found
             for found in IMPORTS
             if found.is_of(f"{NAME}.{part}") and part_of(found) not in USERS[part]
-        ]
-    )
-
-
-# These two commands are the test kit's command line: they compare episodes with evals.
-SHOW_COMPARISONS = {"cli/check.py", "cli/bench.py"}
-
-
-def test_the_product_does_not_use_its_test_kit() -> None:
-    complain(
-        [
-            found
-            for found in IMPORTS
-            if found.is_of(f"{NAME}.testing")
-            and part_of(found) != "testing"
-            and not any(found.file.endswith(each) for each in SHOW_COMPARISONS)
         ]
     )
 

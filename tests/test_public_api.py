@@ -18,7 +18,6 @@ FACADES = [
     "inspect_tinker_plugin.plugins",
     "inspect_tinker_plugin.rewards",
     "inspect_tinker_plugin.sandboxes",
-    "inspect_tinker_plugin.scripted",
     "inspect_tinker_plugin.tasks",
     "inspect_tinker_plugin.testing",
     "inspect_tinker_plugin.tools",

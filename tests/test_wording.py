@@ -70,7 +70,7 @@ NOUN = (
     r"|rollout|attempt|epoch|error|member)s"
 )
 BARE = re.compile(rf"\{{[^{{}}]*\}} (?:of \{{[^{{}}]*\}} )?{NOUN}\b")
-INDEPENDENT = ("docker_pool", "local", "testing/faults")
+INDEPENDENT = ("docker_pool", "local")
 """Parts that import nothing of the rest, and the test kit's own output."""
 
 

@@ -13,7 +13,7 @@ from inspect_ai.tool import ToolInfo
 
 from inspect_rl_audit.stage import Notes, PolicyReply, shown
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.scripted import call, say
+from inspect_tinker_plugin.testing import call, say
 
 UNKNOWING = "I do not know."
 """The reply of an honest policy without an answer: the baseline for everything else."""

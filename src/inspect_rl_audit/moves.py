@@ -21,7 +21,7 @@ from inspect_ai.util import sandbox
 from inspect_rl_audit.answers import made_up
 from inspect_rl_audit.stage import Move, Notes, Play, PolicyReply
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.scripted import call, say
+from inspect_tinker_plugin.testing import call, say
 
 TOOLS = "tools"
 """The attacker uses the task's tools."""

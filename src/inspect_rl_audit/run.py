@@ -37,9 +37,9 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.plugins.manager import Plugins
 from inspect_tinker_plugin.rewards import resolve_reward
+from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.tasks.samples import select_samples
 
 PAGE = "audit.html"

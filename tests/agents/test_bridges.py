@@ -29,7 +29,7 @@ from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import AgentBridgeError, Cause, SandboxConfigError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import scripted_model
+from inspect_tinker_plugin.testing.replies import scripted_model
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 
 KINDS = [

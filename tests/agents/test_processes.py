@@ -25,7 +25,7 @@ from inspect_ai.util import (
 )
 from tests.agents.sandboxed import play, plum, task_of
 
-from inspect_tinker_plugin.scripted.replies import scripted_model
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 Use = Callable[[SandboxEnvironment], Awaitable[Any]]
 KINDS = [

@@ -15,7 +15,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.scripted.replies import scripted_model
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 require_agent_clients()
 

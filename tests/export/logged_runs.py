@@ -20,7 +20,7 @@ from inspect_ai.tool import Tool, tool
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport, export_logs
-from inspect_tinker_plugin.scripted.replies import Script, call, say, scripted_model
+from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model
 
 T = TypeVar("T")
 MODEL = "scripted/model"

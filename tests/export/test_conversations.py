@@ -25,7 +25,7 @@ from tests.export.logged_runs import MODEL, add, adds_and_submits, agent, only_s
 
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.conversations import Conversation, conversations
-from inspect_tinker_plugin.scripted.replies import Script, call, say, scripted_model
+from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model
 
 
 def one(**options: Any) -> Task:

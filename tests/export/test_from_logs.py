@@ -229,7 +229,7 @@ def test_samples_that_a_limit_ended_can_be_left_out(
 def test_long_branches_and_those_of_unknown_length_can_be_left_out(tmp_path: Path) -> None:
     from inspect_ai.model import ModelUsage
 
-    from inspect_tinker_plugin.scripted.replies import say
+    from inspect_tinker_plugin.testing.replies import say
 
     said = iter(
         [

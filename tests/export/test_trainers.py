@@ -39,8 +39,8 @@ from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Form, Layout
 from inspect_tinker_plugin.export.pipeline import export_task
 from inspect_tinker_plugin.export.rows import ExportOptions
-from inspect_tinker_plugin.scripted.replies import call, say
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
+from inspect_tinker_plugin.testing.replies import call, say
 from inspect_tinker_plugin.train.demonstrations import ComparisonsBuilder, DemonstrationsBuilder
 
 

@@ -38,7 +38,7 @@ from inspect_rl_audit.records import FINISHED, JOURNAL
 from inspect_rl_audit.run import source_digest
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.scripted.replies import scripted_model
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 SAMPLES = [
     Sample(id="rome", input="Capital of Italy?", target="Rome"),

@@ -18,9 +18,9 @@ from tests.rl.tasks import look
 
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import ScriptedAPI
 from inspect_tinker_plugin.testing import Turn, call, check_parity, check_parity_async, say
 from inspect_tinker_plugin.testing.cases import Expect, load_corpus
+from inspect_tinker_plugin.testing.replies import ScriptedAPI
 from inspect_tinker_plugin.testing.sides import ParityError, run_episode, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
 

@@ -38,10 +38,9 @@ from inspect_tinker_plugin.contracts.observers import (
     SampleStage,
     TurnTaken,
 )
-from inspect_tinker_plugin.plugins.dataset_hooks import plugin_scorers
 from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
-from inspect_tinker_plugin.plugins.observers import Observers, episode_observers
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
+from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, plugin_scorers
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
 from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples
 from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox

@@ -23,9 +23,9 @@ from tinker_cookbook.utils.misc_utils import all_same
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.contracts.observers import EpisodeEnded, EpisodeObserver
-from inspect_tinker_plugin.plugins.observers import Observers
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.hooks import Observers
 
 Observe = Callable[[EpisodeObserver], None]
 
@@ -37,7 +37,7 @@ def observe(monkeypatch: pytest.MonkeyPatch) -> Observe:
     def attach(observer: EpisodeObserver) -> None:
         observers = Observers([observer])
         monkeypatch.setattr(
-            "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers",
+            "inspect_tinker_plugin.rl.hooks.episode_observers",
             lambda *a, **k: observers,
         )
 

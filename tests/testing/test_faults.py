@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
+from tests.faults.campaign import Report, Settings, draw, run_campaign
 
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.testing.faults import Report, Settings, draw, run_campaign
 
 # The cookbook abandons rollouts that have not begun when a group is cancelled.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

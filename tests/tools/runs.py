@@ -14,9 +14,9 @@ from inspect_ai.tool import Tool, ToolError, tool
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.scripted.replies import Player
 from inspect_tinker_plugin.tasks.samples import with_id
 from inspect_tinker_plugin.testing import Script
+from inspect_tinker_plugin.testing.replies import Player
 from inspect_tinker_plugin.testing.sides import play
 from inspect_tinker_plugin.tools import ToolExecutor, ToolFunction, ToolScope, use_tool_executor
 

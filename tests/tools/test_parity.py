@@ -20,8 +20,7 @@ from inspect_tinker_plugin.contracts.observers import (
     TurnTaken,
 )
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
-from inspect_tinker_plugin.plugins.observers import Observers
+from inspect_tinker_plugin.rl.hooks import EpisodeHooks, Observers
 from inspect_tinker_plugin.testing import sides
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.traces import compare_traces

@@ -24,7 +24,7 @@ from inspect_rl_audit.reference import NULL
 from inspect_rl_audit.stage import Notes, Play, PolicyReply
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.wording import part_of
-from inspect_tinker_plugin.scripted import call, say
+from inspect_tinker_plugin.testing import call, say
 
 REFUSAL = "I'm sorry, but I can't help with that."
 

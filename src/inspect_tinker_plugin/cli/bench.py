@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-    from inspect_tinker_plugin.scripted import Script
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
+    from inspect_tinker_plugin.testing import Script
 
 TURNS = "inspect_rl_bench:turns"
 SAMPLE = "inspect_rl_bench:sample"
@@ -139,8 +139,8 @@ async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
     """Measure one side after the other; each result is in ``costs`` immediately."""
     from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.scripted.replies import default_script
     from inspect_tinker_plugin.tasks.samples import select_samples
+    from inspect_tinker_plugin.testing.replies import default_script
 
     chosen = dataset_choices("bench", choices)
     if chosen["sample_id"] is None and chosen["limit"] is None:
@@ -181,7 +181,7 @@ async def _episodes(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.cli.policies import scripted_policy
     from inspect_tinker_plugin.processes.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
-    from inspect_tinker_plugin.scripted import load_renderer
+    from inspect_tinker_plugin.testing import load_renderer
 
     renderer = load_renderer()
 
@@ -226,9 +226,9 @@ async def _episodes(plan: _Plan) -> SideCost:
 async def _eval(plan: _Plan) -> SideCost:
     from inspect_ai import eval_async
 
-    from inspect_tinker_plugin.scripted import scripted_model
     from inspect_tinker_plugin.tasks.samples import with_samples
     from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+    from inspect_tinker_plugin.testing import scripted_model
     from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
 
     options = plan.options
@@ -281,7 +281,7 @@ def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
     """Return a script for a model that many samples ask at once; stores count the turns."""
     from inspect_ai.util import store
 
-    from inspect_tinker_plugin.scripted.replies import ScriptExhausted
+    from inspect_tinker_plugin.testing.replies import ScriptExhausted
 
     def reply(request: TurnRequest) -> Any:
         script = scripts[store().get(SAMPLE)]

@@ -139,7 +139,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
 
 def _script(path: Path | None, sample: Sample, position: int) -> Script:
     if path is None:
-        from inspect_tinker_plugin.scripted.replies import default_script
+        from inspect_tinker_plugin.testing.replies import default_script
 
         return default_script(sample)
     from inspect_tinker_plugin.cli.policies import read_script

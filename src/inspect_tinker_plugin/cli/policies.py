@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.scripted import Script, ScriptedPolicy, ScriptTurn, call, say, submit
+from inspect_tinker_plugin.testing import Script, ScriptedPolicy, ScriptTurn, call, say, submit
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter

@@ -200,7 +200,7 @@ def _read_run(choices: dict[str, Any]) -> None:
 def _renderer(choices: dict[str, Any]) -> Renderer:
     """Make the named renderer, the model's own, or the scripted policy's."""
     from inspect_tinker_plugin.rl.renderer import make_renderer
-    from inspect_tinker_plugin.scripted.policy import tokenizer_path
+    from inspect_tinker_plugin.testing.policy import tokenizer_path
 
     model, tokenizer = choices["model"], choices["tokenizer"]
     if model is None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -87,3 +88,7 @@ def find_side_model(rules: Mapping[str, SideModel], name: str | None) -> SideMod
         return None
     fitting = (rule for pattern, rule in rules.items() if fnmatchcase(name, pattern))
     return next(fitting, SideModel("policy"))
+
+
+TOKENIZER_FOLDER = Path(__file__).resolve().parents[1] / "testing_data" / "tokenizer"
+"""The shipped byte-level tokenizer, with Qwen3's special tokens, for scripts and tiny models."""

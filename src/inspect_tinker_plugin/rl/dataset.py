@@ -21,12 +21,12 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     signature_of,
 )
-from inspect_tinker_plugin.plugins.dataset_hooks import with_plugin_scorers
 from inspect_tinker_plugin.processes import memory
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.order import Order, Passes, Sampled
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs

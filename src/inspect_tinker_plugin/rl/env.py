@@ -32,7 +32,6 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.plugins.dataset_hooks import EpisodeHooks
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.ending import (
     ROLLOUT_ENDED,
@@ -41,6 +40,7 @@ from inspect_tinker_plugin.rl.ending import (
     TurnRules,
     end_with_rollout,
 )
+from inspect_tinker_plugin.rl.hooks import EpisodeHooks
 from inspect_tinker_plugin.rl.pacing import turn_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError

@@ -13,8 +13,8 @@ from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, g
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
+from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import suggestion
-from inspect_tinker_plugin.scripted.policy import tokenizer_path
 
 
 def make_renderer(
@@ -88,7 +88,7 @@ def model_name(renderer: object) -> str | None:
     ``None`` when the model is not known, or is only the tokenizer of the scripted policy.
     """
     name = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
-    if not isinstance(name, str) or not name or Path(name) == tokenizer_path():
+    if not isinstance(name, str) or not name or Path(name) == TOKENIZER_FOLDER:
         return None
     return Path(name).name if Path(name).is_absolute() else name
 

@@ -15,12 +15,12 @@ from inspect_ai.dataset import MemoryDataset
 from inspect_tinker_plugin.contracts.errors import ErrorPolicy, TaskError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import DatasetOptions
-from inspect_tinker_plugin.plugins.dataset_hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.processes.workers import dump
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import RewardRules
+from inspect_tinker_plugin.rl.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer

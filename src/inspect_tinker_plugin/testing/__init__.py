@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.scripted.policy import (
+from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
+from inspect_tinker_plugin.testing.policy import (
     ScriptedPolicy,
     load_renderer,
     load_tokenizer,
     tokenizer_path,
 )
-from inspect_tinker_plugin.scripted.replies import (
+from inspect_tinker_plugin.testing.replies import (
     Script,
+    ScriptTurn,
     call,
     say,
     scripted_model,
     submit,
     unparsed_call,
 )
-from inspect_tinker_plugin.scripted.replies import ScriptTurn as Turn
-from inspect_tinker_plugin.testing.cases import Expect, case
-from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
+from inspect_tinker_plugin.testing.replies import ScriptTurn as Turn
 
 __all__ = [
     "Expect",
     "ParityReport",
     "Script",
+    "ScriptTurn",
     "ScriptedPolicy",
     "Turn",
     "call",

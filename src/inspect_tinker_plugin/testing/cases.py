@@ -12,7 +12,7 @@ from typing import Any
 from inspect_ai import Task
 
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import Script
+from inspect_tinker_plugin.testing.replies import Script
 from inspect_tinker_plugin.testing.traces import Trace, differences
 
 

@@ -11,8 +11,8 @@ from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import Script
 from inspect_tinker_plugin.testing.cases import ParityCase
+from inspect_tinker_plugin.testing.replies import Script
 from inspect_tinker_plugin.testing.sides import (
     NO_OVERRIDES,
     TIMEOUT,
@@ -98,7 +98,7 @@ async def check_parity_async(
 
     Args:
         task: A task, or a function that makes one (needed when the task keeps state).
-        script: What the model says, see :mod:`inspect_tinker_plugin.scripted.replies`.
+        script: What the model says, see :mod:`inspect_tinker_plugin.testing.replies`.
         samples: How many samples from the first, or samples and positions in the dataset.
         options: How episodes are run; passed to ``eval`` as well.
         ordered: ``False`` for solvers that call the model from several coroutines at once.
@@ -285,7 +285,7 @@ async def _play(
 ) -> Trace:
     if side == "messages":
         return await run_episode(source, script, **common)
-    from inspect_tinker_plugin.scripted.policy import load_renderer
+    from inspect_tinker_plugin.testing.policy import load_renderer
     from inspect_tinker_plugin.testing.sides import run_rollout_side
 
     return await run_rollout_side(source, script, renderer=load_renderer(renderer), **common)

@@ -25,8 +25,10 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.policy import ScriptedPolicy, load_renderer
-from inspect_tinker_plugin.scripted.replies import (
+from inspect_tinker_plugin.tasks.samples import with_id, with_samples
+from inspect_tinker_plugin.tasks.sandboxes import ProviderMapping, choose_sandbox
+from inspect_tinker_plugin.testing.policy import ScriptedPolicy, load_renderer
+from inspect_tinker_plugin.testing.replies import (
     Player,
     Script,
     ScriptedAPI,
@@ -34,8 +36,6 @@ from inspect_tinker_plugin.scripted.replies import (
     recording,
     scripted_model,
 )
-from inspect_tinker_plugin.tasks.samples import with_id, with_samples
-from inspect_tinker_plugin.tasks.sandboxes import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_result
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ from inspect_ai.solver import (
 from inspect_ai.tool import Tool, ToolError, tool
 from inspect_ai.util import sandbox, store
 
-from inspect_tinker_plugin.scripted.replies import call, say, scripted_model, submit
 from inspect_tinker_plugin.testing.cases import Expect, ParityCase
 from inspect_tinker_plugin.testing.parity import Side, check_case, describe, eval_trace
+from inspect_tinker_plugin.testing.replies import call, say, scripted_model, submit
 
 
 @tool

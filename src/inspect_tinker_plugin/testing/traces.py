@@ -22,7 +22,7 @@ from pydantic_core import to_jsonable_python
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.scripted.replies import Player
+from inspect_tinker_plugin.testing.replies import Player
 
 Json = Any
 """A JSON value."""

@@ -26,8 +26,8 @@ from inspect_ai.tool import Tool, tool
 from inspect_ai.util import collect, message_limit
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.scripted.replies import call, say, scripted_model, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import call, say, scripted_model, submit
 
 
 def puzzle() -> list[Sample]:

@@ -11,8 +11,8 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, ToolCall, ToolCallView, tool
 
-from inspect_tinker_plugin.scripted.replies import call, say, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import call, say, submit
 
 
 @tool

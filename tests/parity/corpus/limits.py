@@ -13,8 +13,8 @@ from inspect_ai.tool import Tool, tool
 from inspect_ai.util import LimitExceededError, message_limit, sample_limits, store, token_limit
 
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import call, say
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import call, say
 
 ONE_DOLLAR_A_TOKEN = ModelCost(input=1e6, output=1e6, input_cache_write=0.0, input_cache_read=0.0)
 

@@ -19,8 +19,8 @@ from inspect_ai.util import (
 )
 from tests.folders import made_folder
 
-from inspect_tinker_plugin.scripted.replies import ScriptTurn, call, say, submit
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import ScriptTurn, call, say, submit
 
 IMAGE = "inspect-rl-test/python:1"
 COMPOSE = f"""

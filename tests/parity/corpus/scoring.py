@@ -29,8 +29,8 @@ from inspect_ai.util import LimitExceededError, store
 
 from inspect_tinker_plugin.inspect_internals import TerminateSampleError
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.scripted.replies import scripted_model
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 
 def capital() -> list[Sample]:

@@ -21,8 +21,8 @@ from inspect_ai.solver import (
 from inspect_ai.util import store
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.scripted.replies import scripted_model
 from inspect_tinker_plugin.testing.cases import Expect, case
+from inspect_tinker_plugin.testing.replies import scripted_model
 
 
 def greeting() -> Sample:

@@ -1,4 +1,4 @@
-"""Runs the fault campaign: `python -m inspect_tinker_plugin.testing.faults --episodes 10000`."""
+"""Runs the fault campaign: `python -m tests.faults.campaign --episodes 10000`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
-
-from inspect_tinker_plugin.testing.faults.campaign import Report, Settings, run_campaign
+from tests.faults.campaign.campaign import Report, Settings, run_campaign
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign: 0 when nothing went wrong but the faults, else 1."""
-    parser = argparse.ArgumentParser(prog="inspect_tinker_plugin.testing.faults")
+    parser = argparse.ArgumentParser(prog="tests.faults.campaign")
     parser.add_argument("--episodes", type=int, default=Settings.episodes, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="what the faults are drawn from")
     parser.add_argument("--at-once", type=int, default=Settings.at_once, help="groups at once")

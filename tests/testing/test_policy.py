@@ -18,9 +18,9 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.scripted.policy import reply_tokens
-from inspect_tinker_plugin.scripted.replies import ScriptExhausted
 from inspect_tinker_plugin.testing import ScriptedPolicy, Turn, call, load_renderer, say, submit
+from inspect_tinker_plugin.testing.policy import reply_tokens
+from inspect_tinker_plugin.testing.replies import ScriptExhausted
 
 
 @tool

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from tests.faults.campaign import ground
+from tests.faults.campaign.folder import PROVIDER
+from tests.faults.campaign.plan import CAUSES, Case, Running, draw, running_cases
+
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.machine import _running as running_episodes
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
-from inspect_tinker_plugin.plugins.observers import Observers
-from inspect_tinker_plugin.testing.faults import ground
-from inspect_tinker_plugin.testing.faults.folder import PROVIDER
-from inspect_tinker_plugin.testing.faults.plan import CAUSES, Case, Running, draw, running_cases
+from inspect_tinker_plugin.rl.hooks import Observers
 
 if TYPE_CHECKING:
     import tinker
@@ -231,7 +232,7 @@ class _Campaign:
         from inspect_tinker_plugin.options import DatasetOptions
         from inspect_tinker_plugin.rewards import resolve_reward
         from inspect_tinker_plugin.rl.dataset import build_dataset
-        from inspect_tinker_plugin.scripted.policy import load_renderer
+        from inspect_tinker_plugin.testing.policy import load_renderer
 
         settings = self._settings
         options = DatasetOptions(
@@ -246,7 +247,7 @@ class _Campaign:
             log_dir=settings.log_dir,
         )
         with patch(
-            "inspect_tinker_plugin.plugins.dataset_hooks.episode_observers",
+            "inspect_tinker_plugin.rl.hooks.episode_observers",
             lambda *args, **kwargs: Observers([ground.Watching()]),
         ):
             return build_dataset(ground.make_task(agent, self._cases), load_renderer(), options)
@@ -274,7 +275,7 @@ def _policy() -> Any:
 
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 
-    from inspect_tinker_plugin.scripted.policy import load_tokenizer
+    from inspect_tinker_plugin.testing.policy import load_tokenizer
 
     tokenizer = load_tokenizer()
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -308,7 +309,7 @@ def _short_waits() -> Iterator[str]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-campaign-"))
         stack.enter_context(patch.object(tempfile, "tempdir", folder))
-        stack.enter_context(patch("inspect_tinker_plugin.plugins.observers.TIMEOUT", 1.0))
+        stack.enter_context(patch("inspect_tinker_plugin.rl.hooks.TIMEOUT", 1.0))
         stack.enter_context(patch("inspect_tinker_plugin.episode.sandbox.START_GRACE", 1.0))
         level = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

@@ -11,6 +11,8 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver, use_tools
 from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
 from inspect_ai.util import sandbox
+from tests.faults.campaign.folder import PROVIDER
+from tests.faults.campaign.plan import Point, running_cases, strike, strike_here
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.observers import (
@@ -21,8 +23,6 @@ from inspect_tinker_plugin.contracts.observers import (
 )
 from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
 from inspect_tinker_plugin.rewards import UnscoredError
-from inspect_tinker_plugin.testing.faults.folder import PROVIDER
-from inspect_tinker_plugin.testing.faults.plan import Point, running_cases, strike, strike_here
 
 
 def clean_reward(number: int) -> float:

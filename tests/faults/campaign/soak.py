@@ -1,6 +1,6 @@
 """Runs fault campaigns one after the other in one process, with logs: nothing may grow.
 
-``python -m inspect_tinker_plugin.testing.faults.soak --minutes 30``
+``python -m tests.faults.campaign.soak --minutes 30``
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.faults.campaign.campaign import Report, Settings, run_campaign
+
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.testing.faults.campaign import Report, Settings, run_campaign
 
 WARM_UP = 2
 """Waves before the one to compare with: caches fill, and threads start."""
@@ -106,7 +107,7 @@ def _faults_of(report: Report) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Soak: 0 when every reward was right and nothing has grown, else 1."""
-    parser = argparse.ArgumentParser(prog="inspect_tinker_plugin.testing.faults.soak")
+    parser = argparse.ArgumentParser(prog="tests.faults.campaign.soak")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long")
     parser.add_argument("--wave", type=int, default=1000, help="episodes per wave")
     parser.add_argument("--seed", type=int, default=0, help="what the faults are drawn from")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai.util import ExecResult, SandboxEnvironment, sandboxenv
-
-from inspect_tinker_plugin.testing.faults.plan import Point, strike_here
+from tests.faults.campaign.plan import Point, strike_here
 
 PROVIDER = "rl_faults"
 """Its name, also that of the judge's model provider."""

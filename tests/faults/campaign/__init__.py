@@ -2,12 +2,12 @@
 
 A group under the cookbook's own strategies must either have exactly the rewards of a clean run,
 or mark its failures with their cause; afterwards nothing may be left behind. Run it with
-``python -m inspect_tinker_plugin.testing.faults`` (``make faults``).
+``python -m tests.faults.campaign`` (``make faults``).
 """
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.testing.faults.campaign import Report, Settings, run_campaign
-from inspect_tinker_plugin.testing.faults.plan import Case, Fault, Kind, Point, draw
+from tests.faults.campaign.campaign import Report, Settings, run_campaign
+from tests.faults.campaign.plan import Case, Fault, Kind, Point, draw
 
 __all__ = ["Case", "Fault", "Kind", "Point", "Report", "Settings", "draw", "run_campaign"]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.scripted.replies import Script, ScriptExhausted, ScriptTurn, say
+from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing.replies import Script, ScriptExhausted, ScriptTurn, say
 
 if TYPE_CHECKING:
     import tinker
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def tokenizer_path() -> Path:
     """Return the folder of the shipped byte-level tokenizer, which has Qwen3's special tokens."""
-    return Path(__file__).resolve().parents[1] / "testing_data" / "tokenizer"
+    return TOKENIZER_FOLDER
 
 
 @cache
