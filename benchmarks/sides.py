@@ -382,7 +382,11 @@ class ToolWork:
         """CPU of a turn: that of many rollouts at once, as in an eval, by their turns."""
 
         async def work() -> None:
-            await asyncio.gather(*[self.rollout(make()) for _ in range(AT_ONCE)])
+            if make == self.by_hand:  # its threads would change settings of the one tokenizer
+                for _ in range(AT_ONCE):
+                    await self.rollout(make())
+            else:
+                await asyncio.gather(*[self.rollout(make()) for _ in range(AT_ONCE)])
 
         return lambda: cpu_ms(work, AT_ONCE * self.turns)
 

@@ -84,9 +84,6 @@ def heeded_signals() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def unfrozen() -> Iterator[None]:
-    """Let the collector work as usual: commands and datasets of this process would tune it."""
-    with (
-        patch("inspect_tinker_plugin.processes.memory.freeze_memory", lambda: None),
-        patch("inspect_tinker_plugin.processes.memory.collect_rarely", lambda: None),
-    ):
+    """Let the collector work as usual: commands of this process would tune it."""
+    with patch("inspect_tinker_plugin.processes.memory.freeze_memory", lambda: None):
         yield

@@ -10,6 +10,7 @@ import pytest
 
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.inspect_internals import (
+    EXCHANGED,
     OPTIONAL_NAMES,
     PRIVATE_ATTRIBUTES,
     PRIVATE_NAMES,
@@ -92,3 +93,73 @@ def test_each_private_name_has_a_proposal_that_would_let_it_go() -> None:
     wanted = {name.removeprefix("inspect_ai.") for name in named}
     listed = set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
     assert listed - {"_cli.main:inspect"} == wanted
+
+
+_EPISODES = """
+import asyncio, importlib, inspect, logging, sys
+import inspect_ai, tinker_cookbook.renderers, transformers, anyio, docker
+from tests.rl.policies import Words, renderer
+import inspect_ai.agent._bridge.sandbox.service, inspect_ai.agent._react
+
+WATCHED = ("inspect_ai", "tinker_cookbook", "transformers", "tokenizers", "docker", "anyio")
+
+def attributes():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] not in WATCHED:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if callable(value) or inspect.ismodule(value):
+                found[f"{name}:{attribute}"] = value
+            if inspect.isclass(value) and value.__module__ == name:
+                for method, body in list(vars(value).items()):
+                    if callable(body):
+                        found[f"{name}:{attribute}.{method}"] = body
+    for name in [*logging.root.manager.loggerDict]:
+        found[f"logger {name}"] = getattr(logging.getLogger(name).isEnabledFor, "__func__", None)
+    return found
+
+given = renderer()
+before = attributes()
+from inspect_ai import Task
+from inspect_ai.agent import as_solver, react
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+
+task = Task(
+    [Sample("?", id=1, target="so")],
+    as_solver(react()),
+    scorer=includes(),
+    sandbox="local",
+    message_limit=6,
+)
+for folder in (None, sys.argv[1]):
+    [builder] = as_rl_dataset(task, given, log_dir=folder).get_batch(0)
+    asyncio.run(do_group_rollout(builder, Words(["so"])))
+after = attributes()
+print(*(name for name in before if name in after and after[name] is not before[name]))
+"""
+
+
+def test_episodes_replace_nothing_but_what_is_listed(tmp_path: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _EPISODES, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    changed = set(out.stdout.split())
+    listed = {
+        name.replace("inspect_ai.util:", "inspect_ai.util._sandbox.environment:")
+        for name in EXCHANGED
+    }
+    assert "inspect_ai.util._subprocess:open_process" in changed
+    assert changed <= listed, changed - listed
+
+
+def test_each_exchanged_name_is_in_the_docs() -> None:
+    page = PAGE.read_text("utf-8")
+    assert all(f"| {name} |" in page for name in EXCHANGED)

@@ -152,6 +152,5 @@ def test_the_declared_range_starts_with_the_oldest_release_that_was_tried(name: 
 
 
 def test_the_fast_paths_are_on_for_each_release_in_which_they_do_the_same() -> None:
-    assert inspect_internals.optional_names("solver_transcript", "span") is not None
     known = Version(version("inspect-ai")) >= Version("0.3.281")
     assert inspect_internals.knows_model_calls() == known

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
@@ -19,7 +18,6 @@ from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.episode.fast_paths import FastPath, without
 from inspect_tinker_plugin.episode.runner import _running
 from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -194,8 +192,7 @@ def stubborn(until: asyncio.Event) -> Solver:
     return solve
 
 
-@pytest.mark.parametrize("fast", [True, False])
-async def test_an_episode_ends_at_its_first_call(fast: bool) -> None:
+async def test_an_episode_ends_at_its_first_call() -> None:
     ended: list[str] = []
     released: list[str] = []
 
@@ -203,8 +200,7 @@ async def test_an_episode_ends_at_its_first_call(fast: bool) -> None:
         released.append("yes")
 
     task = Task(solver=both_at_once(ended), cleanup=cleanup)
-    with nullcontext() if fast else without(FastPath.FIRST_CALLS):
-        turn = await FirstTurns(task).of(sample())
+    turn = await FirstTurns(task).of(sample())
     assert (turn.request.index, turn.request.messages[-1].text) == (0, "Go.")
     assert ended[0] == "first"  # the second may not have begun
     assert released == ["yes"]

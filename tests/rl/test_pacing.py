@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from inspect_tinker_plugin.episode.fast_paths import FastPath, without
-from inspect_tinker_plugin.rl.pacing import AT_LEAST, AT_ONCE, LONG, turn_to_start
+from inspect_tinker_plugin.rl.pacing import AT_ONCE, wait_to_start
 
 
 async def starts_per_turn(count: int) -> list[int]:
@@ -17,7 +16,7 @@ async def starts_per_turn(count: int) -> list[int]:
 
     async def start() -> None:
         nonlocal started
-        await turn_to_start()
+        await wait_to_start()
         started += 1
 
     starting = [asyncio.create_task(start()) for _ in range(count)]
@@ -35,31 +34,8 @@ async def test_a_few_start_in_each_turn_of_the_loop() -> None:
     assert max(turns) <= 2 * AT_ONCE  # a turn as this test sees it may be two of the loop's
 
 
-async def test_fewer_start_in_each_turn_that_follows_a_long_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-
-    def time() -> float:
-        nonlocal now
-        now += 2 * LONG
-        return now
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", time)
-    slow = await starts_per_turn(10 * AT_ONCE)
-    assert max(slow[4:]) <= 2 * AT_LEAST
-    assert all(slow[4:-2])
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    assert max(await starts_per_turn(10 * AT_ONCE)) >= AT_ONCE
-
-
-async def test_all_start_at_once_when_nobody_slows_them() -> None:
-    with without(FastPath.STARTS):
-        assert max(await starts_per_turn(10 * AT_ONCE)) == 10 * AT_ONCE
-
-
 async def test_one_that_is_cancelled_takes_no_place() -> None:
-    many = [asyncio.create_task(turn_to_start()) for _ in range(3 * AT_ONCE)]
+    many = [asyncio.create_task(wait_to_start()) for _ in range(3 * AT_ONCE)]
     await asyncio.sleep(0)
     for task in many[AT_ONCE : 2 * AT_ONCE]:
         task.cancel()

@@ -1,28 +1,17 @@
-"""One tokenizer, used by episodes, rewards, scorers and trainer at once, and what it remembers."""
+"""The tokenizer of our renderers: apart from other users of the one that was given."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import functools
 import pickle
 import threading
 from collections.abc import Callable
 
-import pytest
-from inspect_ai import Task
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-from inspect_ai.solver import TaskState, generate
-from tests.rl.policies import Words
-from tests.rl.tasks import sums
 from tests.tokens.formats import tokenizer
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.tokens import tokenizers
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
-from inspect_tinker_plugin.tokens.tokenizers import RememberedEncodings
+from inspect_tinker_plugin.tokens.tokenizers import OwnTokenizer, own_tokenizer
 
 TEXT = "A line of text. <|im_end|> <think> " * 200
 
@@ -46,121 +35,44 @@ def busy(work: Callable[[], object], threads: int = 3) -> list[BaseException]:
     return wrong
 
 
-def test_threads_with_other_settings_get_their_own_tokens() -> None:
+def test_a_renderer_of_ours_is_not_disturbed_by_other_users_of_its_tokenizer() -> None:
     shared = tokenizer("<|thread-test|>")
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
+    own = DatasetRenderer(get_renderer("qwen3_instruct", shared)).renderer.tokenizer
     expected = {split: shared.encode(TEXT, split_special_tokens=split) for split in (True, False)}
     assert expected[True] != expected[False]
     turn = iter(range(10**6))
 
     def work() -> None:
         split = next(turn) % 2 == 0
-        assert shared.encode(TEXT, split_special_tokens=split) == expected[split]
-        shared.decode(expected[split])
+        assert own.encode(TEXT, split_special_tokens=split) == expected[split]
+        shared.encode(TEXT)  # nobody else changes a setting meanwhile
 
     assert not busy(work, threads=4)
 
 
-async def test_reward_functions_and_scorers_may_use_the_tokenizer_in_threads() -> None:
+def test_a_given_renderer_and_its_tokenizer_stay_as_they_are() -> None:
     shared = tokenizer()
-
-    def length(result: object) -> float:
-        for split in (True, False) * 3:
-            shared.encode(TEXT, split_special_tokens=split)
-        return 1.0
-
-    @scorer(metrics=[accuracy()])
-    def counted() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            await asyncio.to_thread(lambda: [shared.encode(TEXT) for _ in range(10)])
-            return Score(value=1.0)
-
-        return score
-
-    task = Task(dataset=sums(3), solver=generate(), scorer=counted())
-    renderer = get_renderer("qwen3_instruct", shared)
-    dataset = as_rl_dataset(task, renderer, batch_size=3, group_size=4, reward=length)
-    groups = await asyncio.gather(
-        *[do_group_rollout(group, Words(["2"])) for group in dataset.get_batch(0)],
-        *[asyncio.to_thread(shared.encode, TEXT) for _ in range(8)],
-    )
-    assert all(group.get_total_rewards() == [1.0] * 4 for group in groups[:3])
+    given = get_renderer("qwen3_instruct", shared)
+    methods = {name: getattr(type(shared), name) for name in ("encode", "decode", "_encode_plus")}
+    context = DatasetRenderer(given)
+    assert given.tokenizer is shared
+    assert isinstance(context.renderer.tokenizer, OwnTokenizer)
+    assert methods == {name: getattr(type(shared), name) for name in methods}
+    assert pickle.loads(pickle.dumps(context)).renderer.tokenizer.encode("a") == shared.encode("a")
 
 
-def test_remembered_encodings_follow_settings_and_added_tokens() -> None:
-    shared = tokenizer()
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
-    special, later = "<|im_end|>", "<|added-later|>"
-
-    def all_tokens() -> list[list[int]]:
-        return [
-            shared.encode(text, add_special_tokens=False, **split)
-            for text in (special, later, "x" * 1000, f"{TEXT} {special}é日本{later}\n\n" * 20)
-            for split in ({}, {"split_special_tokens": True}, {"split_special_tokens": False})
-        ]
-
-    def remembered() -> list[list[int]]:
-        with RememberedEncodings():
-            return all_tokens()
-
-    for _ in range(4):  # longer texts are remembered when they come for the second time
-        before = remembered()
-        assert before == all_tokens()
-        before[0].append(-1)  # who was given tokens may change the list
-    other = copy.copy(shared)  # which has the same tokens
-    for owner, name in ((shared, later), (other, "added by the copy")):
-        owner.add_special_tokens({"additional_special_tokens": [name]})
-        assert remembered() == all_tokens()
-        with RememberedEncodings():
-            assert len(shared.encode(name, add_special_tokens=False)) == 1
-
-
-def test_only_texts_that_return_are_remembered_and_only_so_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shared = tokenizer()
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
-    encoded: list[str] = []
-    kept = tokenizers._Encodings.put
-
-    def put(self: object, key: tuple[str, bool], tokens: list[int]) -> None:
-        encoded.append(key[0])
-        kept(self, key, tokens)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tokenizers._Encodings, "put", put)
-
-    def encode(text: str) -> list[int]:
-        before: list[int] = shared.encode(text, add_special_tokens=False)
-        with RememberedEncodings():
-            assert shared.encode(text, add_special_tokens=False) == before
-        return before
-
-    for text, times in (("a header", 1), ("a result " * 100, 2), ("a book " * 20_000, 4)):
-        encoded.clear()
-        for _ in range(4):
-            encode(text)
-        assert len(encoded) == times
-    for number in range(400):  # each a hundredth of what is remembered
-        for _ in range(2):
-            encode(f"{number} " + "long " * 2000)
-    known = tokenizers._encodings[shared]
-    for part in (known._latest, known._before):
-        assert sum(len(key[0]) for key in part) <= tokenizers._REMEMBERED
-    encoded.clear()
-    encode("399 " + "long " * 2000)
-    assert not encoded
-    encode("0 " + "long " * 2000)
-    assert encoded
-
-
-def test_remembered_encodings_follow_a_length_that_the_tokenizer_is_set_to() -> None:
-    shared = tokenizer()
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
-    for text in ("x y " * 500, "<|im_end|>"):
-        shared.backend_tokenizer.enable_truncation(3)
-        with RememberedEncodings():
-            short = shared.encode(text, add_special_tokens=False)
-        assert short == shared.encode(text, add_special_tokens=False)
+def test_texts_have_the_tokens_of_the_tokenizer_remembered_or_not() -> None:
+    shared = tokenizer("<|other|>")
+    own = own_tokenizer(shared)
+    for _ in range(3):
+        for text in ("<|im_end|>", "<|other|>", "x" * 1000, f"{TEXT} é日本<|other|>\n\n" * 20):
+            for split in ({}, {"split_special_tokens": True}, {"split_special_tokens": False}):
+                tokens = own.encode(text, add_special_tokens=False, **split)
+                assert tokens == shared.encode(text, add_special_tokens=False, **split)
+                tokens.append(-1)  # who was given tokens may change the list
+    assert own.decode(own.encode(TEXT)) == shared.decode(shared.encode(TEXT))
+    assert own.encode("a", return_tensors=None) == shared.encode("a", return_tensors=None)
+    assert (len(own), own.name_or_path) == (len(shared), shared.name_or_path)
 
 
 class Doubling(type(tokenizer())):  # type: ignore[misc]
@@ -172,18 +84,7 @@ class Doubling(type(tokenizer())):  # type: ignore[misc]
         return encoded
 
 
-def test_remembered_encodings_leave_a_class_its_own_way() -> None:
-    shared = tokenizer()
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
-    own = copy.deepcopy(shared)
+def test_a_class_with_its_own_way_is_left_alone() -> None:
+    own = copy.deepcopy(tokenizer())
     own.__class__ = Doubling
-    with RememberedEncodings():
-        assert own.encode("x" * 1000) == shared.encode("x" * 1000) * 2
-
-
-def test_a_guarded_tokenizer_copies_and_pickles_with_its_added_tokens() -> None:
-    shared = tokenizer("<|copy-test|>")
-    DatasetRenderer(get_renderer("qwen3_instruct", shared))
-    for other in (copy.deepcopy(shared), pickle.loads(pickle.dumps(shared))):
-        assert other.encode("<|copy-test|>") == shared.encode("<|copy-test|>")
-        assert not busy(functools.partial(other.encode, TEXT, split_special_tokens=True))
+    assert own_tokenizer(own) is own

@@ -37,15 +37,8 @@ from inspect_tinker_plugin.contracts.policy import (
     find_side_model,
     requested_model,
 )
-from inspect_tinker_plugin.episode.fast_paths import (
-    FastPath,
-    PolicyCall,
-    changed,
-    model_call,
-    taken,
-)
+from inspect_tinker_plugin.episode.fast_paths import FastPath, PolicyCall, is_on, model_call
 from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.quick_events import call_recorder
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,
@@ -249,7 +242,7 @@ class PolicyAPI(ModelAPI):
         self.truncated = stop_reason == "max_tokens"
         if reply.usage is not None:
             used = self._usage
-            self._usage = changed(reply.usage) if used is None else used + reply.usage
+            self._usage = reply.usage.model_copy() if used is None else used + reply.usage
         return reply
 
     async def _check_turns(self, mailbox: Mailbox) -> None:
@@ -366,7 +359,7 @@ class PolicyModel(Model):
                 self.merged.keep(asked, known)
         # Without a log and anybody who looks at the call, nothing writes to it.
         shared = self.fast and not self.keep_events and not internals.somebody_watches_model_calls()
-        return known if shared else changed(known)
+        return known if shared else known.model_copy()
 
     # Plain functions: each coroutine on the way to a parked call is kept by every waiting episode.
 
@@ -435,9 +428,7 @@ class PolicyModel(Model):
             return super()._generate(*args, **kwargs)
         messages, definitions, tools, tool_choice = kwargs["prepared"]
         return model_call(
-            PolicyCall(self, messages, tools, tool_choice, kwargs["config"]),
-            record=call_recorder(keep_events=self.keep_events),
-            definitions=definitions,
+            PolicyCall(self, messages, tools, tool_choice, kwargs["config"]), definitions
         )
 
 
@@ -482,5 +473,5 @@ def policy_model(
     model.api, model.merged, model.metrics = api, merged, {}
     model.side_models = side_models or {}
     model.keep_events = keep_events
-    model.fast = taken(FastPath.MODEL_CALLS) and internals.knows_model_calls()
+    model.fast = is_on(FastPath.MODEL_CALLS) and internals.knows_model_calls()
     return model, api

@@ -34,22 +34,8 @@ from inspect_tinker_plugin.episode.cancellation import (
     stray,
 )
 from inspect_tinker_plugin.episode.causes import has_timed_out, reported
-from inspect_tinker_plugin.episode.fast_paths import (
-    FastPath,
-    QuietTranscript,
-    keep_out_of_trace_log,
-    take_inside,
-    taken,
-)
+from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on, run_plan
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
-from inspect_tinker_plugin.episode.quick_events import (
-    LoggedTranscript,
-    QuickSolver,
-    can_be_quick,
-    quick_span,
-    sample_init_event,
-    score_event,
-)
 from inspect_tinker_plugin.episode.record import SampleRecord
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
@@ -125,8 +111,7 @@ class Preparing:
             internals.init_sample_assistant_internal()
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
-        keep_out_of_trace_log()
-        take_inside()
+        internals.forget_tools()
         contain_tools(record.note_worked)
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
@@ -148,16 +133,9 @@ class Preparing:
 
     def _make_transcript(self) -> internals.Transcript:
         record = self._record
-        if record.keep_log and can_be_quick():
-            internals.record_solver_events_with(QuickSolver, lambda name: quick_span(name, "tool"))
-            return LoggedTranscript()
-        if record.keep_log or record.task.reads_events:
+        if record.keep_log or record.task.reads_events or not is_on(FastPath.TRANSCRIPTS):
             return internals.Transcript(log_model_api=False)
-        if taken(FastPath.SOLVER_EVENTS):
-            internals.leave_out_solver_events()
-        if taken(FastPath.TRANSCRIPTS):
-            return QuietTranscript(record.task.note_reading)
-        return internals.Transcript(log_model_api=False)
+        return QuietTranscript(record.task.note_reading)
 
     @property
     def waits(self) -> bool:
@@ -179,10 +157,8 @@ class Preparing:
                 if record.sample.files
                 else None
             )
-            make = sample_init_event if can_be_quick() else SampleInitEvent
-            internals.record_event(
-                make(sample=sample, state=internals.state_jsonable(record.state))
-            )
+            state: Any = internals.state_jsonable(record.state)
+            internals.record_event(SampleInitEvent(sample=sample, state=state))
 
     async def open_sandboxes(self, active: internals.ActiveSample) -> None:
         """Start the sample's sandboxes."""
@@ -225,20 +201,19 @@ class EpisodeTranscript:
 
     def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
         """Group the events of one part of the episode."""
-        if not self._keep:
-            return nullcontext()
-        return quick_span(name, kind) if can_be_quick() else span(name, type=kind)
+        return span(name, type=kind) if self._keep else nullcontext()
 
     def score(
         self, score: Score, *, name: str, sample: Sample, scorer: Scorer | None = None
     ) -> None:
         """Record a score, of a scorer or the solver's own."""
         if self._keep:
-            make = score_event if can_be_quick() else ScoreEvent
             args = None if scorer is None else internals.scorer_args(scorer)
             usage: dict[str, Any] = internals.sample_usage()
             internals.record_event(
-                make(score=score, target=sample.target, scorer=name, scorer_args=args, **usage)
+                ScoreEvent(
+                    score=score, target=sample.target, scorer=name, scorer_args=args, **usage
+                )
             )
 
 
@@ -433,7 +408,7 @@ class Solving:
             if record.task.limits.working is not None:
                 internals.monitor_working_limit()
             async with self._spans.span("solvers"):
-                plan = record.task.plan(record.state, self._generate)
+                plan = run_plan(record.task.plan, record.state, self._generate)
                 record.state = await contained("the solver", plan)
                 record.note_end()
         except anyio.get_cancelled_exc_class() as error:

@@ -25,7 +25,6 @@ from inspect_tinker_plugin.contracts.policy import (
     check_side_roles,
     read_side_models,
 )
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
@@ -76,7 +75,6 @@ class PreparedTask:
         require_tried()
         internals.share_limits_between_loops()
         internals.start_processes_uncut()
-        internals.hold_tools_weakly()
         self.task = task
         self.name = task.name
         self.options = options
@@ -90,7 +88,7 @@ class PreparedTask:
         self.config: GenerateConfig = task.config
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
-        self.first_calls = first_calls and taken(FastPath.FIRST_CALLS)
+        self.first_calls = first_calls
         if not self.first_calls:
             _load_for_episodes()
         self.reads_events = False

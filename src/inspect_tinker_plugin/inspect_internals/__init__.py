@@ -16,14 +16,12 @@ names.check_inspect_version()
 
 from inspect_tinker_plugin.inspect_internals import (
     calls,
-    descriptions,
     process,
     samples,
     sandboxes,
     tasks,
 )
 from inspect_tinker_plugin.inspect_internals.calls import *
-from inspect_tinker_plugin.inspect_internals.descriptions import *
 from inspect_tinker_plugin.inspect_internals.process import *
 from inspect_tinker_plugin.inspect_internals.samples import *
 from inspect_tinker_plugin.inspect_internals.sandboxes import *
@@ -36,4 +34,3 @@ __all__ += process.__all__
 __all__ += samples.__all__
 __all__ += sandboxes.__all__
 __all__ += tasks.__all__
-__all__ += descriptions.__all__

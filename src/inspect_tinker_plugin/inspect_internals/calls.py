@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import inspect
 import sys
-import textwrap
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from contextvars import ContextVar
 from copy import copy
 from functools import cache, wraps
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
-from inspect_ai._util.registry import registry_unqualified_name
 from inspect_ai.agent._bridge.sandbox.service import call_tool as _inspect_host_tools
 from inspect_ai.agent._handoff import AgentTool
-from inspect_ai.model import Model, _call_tools
+from inspect_ai.model import _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
-from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolCall, ToolDef
 from inspect_ai.util import display_type
+from packaging.version import Version
 
 from inspect_tinker_plugin.contracts.errors import VersionError
 from inspect_tinker_plugin.inspect_internals.names import optional_names
+from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 __all__ = [
-    "KNOWN_MODEL_CALLS",
     "contain_tool_calls",
-    "digest_of_model_calls",
     "host_tool_called",
     "knows_model_calls",
-    "leave_out_solver_events",
     "parse_tool_call",
-    "record_solver_events_with",
     "role_falls_back_on_active_model",
     "route_tool_calls",
     "somebody_watches_model_calls",
     "tool_parse_error_message",
 ]
-
-_MODEL_CALL = ("generate", "_generate", "_record_model_interaction", "_connection_concurrency")
-"""Methods of ``Model`` that the fast path of model calls stands for."""
-
-KNOWN_MODEL_CALLS = {
-    "ce2bd91aafd55392": "0.3.281",
-    "56dd0f3536071e96": "0.3.282",
-    "029d70e574b0e3e5": "0.3.283",
-    "9067fa6926aabc84": "0.3.285",
-}
-"""Releases whose model calls are known to do what the fast path does, by what those methods use.
-
-They differ in retries, in copies for events and in what a monitor is told; the fast path has none
-of these. Up to 0.3.280, a call counts its waiting time itself; up to 0.3.278, it also prepares its
-input.
-"""
 
 
 def role_falls_back_on_active_model() -> bool:
@@ -74,34 +49,15 @@ def role_falls_back_on_active_model() -> bool:
     return not (given.get("model") or given.get("default") or given.get("required"))
 
 
-def digest_of_model_calls() -> str:
-    """Return what tells the model calls of one release of Inspect from those of another.
-
-    It changes when a call uses anything that it did not use before, and not with comments, layout
-    or the version of Python.
-    """
-    used: set[str] = set()
-    for name in _MODEL_CALL:
-        method = getattr(Model, name, None)
-        source = textwrap.dedent(inspect.getsource(method)) if method is not None else ""
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.Name(id=used_name) | ast.Attribute(attr=used_name):
-                    used.add(used_name)
-                case ast.arg(arg=used_name) | ast.alias(name=used_name):
-                    used.add(used_name)
-                case ast.keyword(arg=str(used_name)):
-                    used.add(used_name)
-    return hashlib.sha256(" ".join(sorted(used)).encode()).hexdigest()[:16]
+_FIRST_KNOWN = Version("0.3.281")
+"""The first release whose model calls do what our own does; earlier ones count waiting times."""
 
 
 @cache
 def knows_model_calls() -> bool:
-    """Whether the fast path of model calls does what this release of Inspect does."""
-    try:
-        return optional_names() is not None and digest_of_model_calls() in KNOWN_MODEL_CALLS
-    except (OSError, SyntaxError, TypeError):  # no source at hand
-        return False
+    """Whether our own model call does what the calls of this release of Inspect do."""
+    tried = _FIRST_KNOWN <= Version(version("inspect-ai")) <= Version(TRIED["inspect-ai"][1])
+    return tried and optional_names() is not None
 
 
 def somebody_watches_model_calls() -> bool:
@@ -115,68 +71,6 @@ def somebody_watches_model_calls() -> bool:
         or parts._model_event_sink.get() is not None
         or display_type() == "conversation"
     )
-
-
-SolverRecorder = Callable[[Any, TaskState, str | None], Any]
-"""Takes the place of ``solver_transcript``: a solver, its state and its name."""
-
-ToolRecorder = Callable[[str], AbstractAsyncContextManager[Any]]
-"""Takes the place of the span around a tool with this name."""
-
-_recorders: ContextVar[tuple[SolverRecorder, ToolRecorder] | None] = ContextVar(
-    "inspect_rl_solver_events", default=None
-)
-
-
-class _Unrecorded(AbstractAsyncContextManager["_Unrecorded"]):
-    """Takes the place of the events around a solver."""
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    def complete(self, after_state: TaskState) -> None:
-        """Compare nothing."""
-
-
-def _unrecorded(solver: Any, state: TaskState, name: str | None = None) -> _Unrecorded:
-    if name is None:
-        registry_unqualified_name(solver)
-    return _Unrecorded()
-
-
-def leave_out_solver_events() -> None:
-    """Record neither spans nor changes of the solvers and tools that run in this context.
-
-    A solver that could not be recorded, for want of a name, still fails.
-    """
-    record_solver_events_with(_unrecorded, lambda _: nullcontext())
-
-
-def record_solver_events_with(of_solver: SolverRecorder, of_tool: ToolRecorder) -> None:
-    """Have the solvers and tools that run in this context recorded in another way.
-
-    Inspect looks both of its functions up each time that it needs them.
-    """
-    parts = optional_names("solver_transcript", "span")
-    if parts is None:
-        return
-    module = sys.modules["inspect_ai.solver._transcript"]
-    if module.solver_transcript is parts.solver_transcript:
-
-        def solver_transcript(solver: Any, state: TaskState, name: str | None = None) -> Any:
-            recorders = _recorders.get()
-            record = parts.solver_transcript if recorders is None else recorders[0]
-            return record(solver, state, name)
-
-        def span_of(name: str, *, type: str | None = None, **others: Any) -> Any:
-            recorders = _recorders.get()
-            if recorders is not None and type == "tool" and not others:
-                return recorders[1](name)
-            return parts.span(name=name, type=type, **others)
-
-        module.solver_transcript = solver_transcript  # type: ignore[attr-defined]
-        sys.modules["inspect_ai.model._call_tools"].span = span_of  # type: ignore[attr-defined]
-    _recorders.set((of_solver, of_tool))
 
 
 ToolRouter = Callable[[Any, ToolCall], Any]

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from inspect_tinker_plugin.contracts.errors import VersionError
 
 __all__ = [
+    "EXCHANGED",
     "OPTIONAL_NAMES",
     "PRIVATE_NAMES",
     "SUPPORTED_INSPECT",
@@ -181,52 +182,57 @@ PRIVATE_NAMES: dict[str, str] = {
     ),
 }
 
+EXCHANGED: dict[str, str] = {
+    "inspect_ai:Task.as_rl_dataset": ("added: the method of this package"),
+    "inspect_ai._cli.main:inspect": ("added: the command rl"),
+    "inspect_ai.model._call_tools:call_tool": (
+        "tool executors, and tools that raise what ends an event loop"
+    ),
+    "inspect_ai.agent._bridge.sandbox.service:call_tool": (
+        "the same for tools of the host that programs call"
+    ),
+    "inspect_ai.agent._bridge.sandbox.bridge:sandbox_with_injected_tools": (
+        "agent bridges without polling"
+    ),
+    "inspect_ai.agent._bridge.sandbox.service:sandbox_service": ("the same"),
+    "inspect_ai.util:SandboxEnvironment.exec_remote": ("commands beside others, without polling"),
+    "inspect_ai.util._subprocess:open_process": (
+        "a process whose start is cancelled keeps its event loop from ending; "
+        "local leaves none behind (process)"
+    ),
+    "inspect_ai.util._concurrency:anyio": (
+        "limits of the process serve one event loop only (process)"
+    ),
+}
+"""Everything of Inspect that is replaced or added to at run time (docs/upstream.md)."""
+
 OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai._control.pause:wait_generate_dispatch": "an operator's pause holds model calls",
     "inspect_ai._sentinel._context:active_sentinel": "whether a monitor watches the model calls",
     "inspect_ai._util.error:exception_message": "error of a model call's event",
     "inspect_ai._util.hash:mm3_hash": "keys of the long texts in a log",
-    "inspect_ai._util.json:json_changes": "what a solver changed, for a log",
-    "inspect_ai._util.registry:registry_log_name": "a solver's name in a log",
-    "inspect_ai._util.rich:format_traceback": "the traceback of a failed model call in a log",
     "inspect_ai._util.working:sample_clock": "how long a model call took",
-    "inspect_ai.agent._react:parse_tool_info": "the description of what calls the model in react()",
     "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
     "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",
     "inspect_ai.log._refusal:report_refusal": "counts refusals as eval() does",
     "inspect_ai.log._samples:set_active_sample_total_turns": "turns of the running sample",
-    "inspect_ai.log._transcript:track_store_changes": "changes of the store in a span, for a log",
     "inspect_ai.model._call_tools:tool_call_view": "views of the tool calls in a reply",
-    "inspect_ai.model._call_tools:span": "spans around tools, which only a log needs",
-    "inspect_ai.model._call_tools:validate_tool_input": "arguments that need no validator",
     "inspect_ai.model._model:_check_limits_before_dispatch": (
         "refuses a call when a token or cost limit is reached"
     ),
     "inspect_ai.model._model:_model_event_sink": "whether an agent bridge takes model events",
     "inspect_ai.model._model:_requested_model": "the name that a model call in a log was asked by",
-    "inspect_ai.model._model:_snapshot_message": "copies of the messages of a model call in a log",
     "inspect_ai.model._model:record_and_check_model_usage": "usage and cost, which limits read",
     "inspect_ai.model._model:record_sample_model_fallback": "fallbacks that a reply reports",
     "inspect_ai.model._model_output:usage_input_tokens": "context size of a reply",
-    "inspect_ai.solver._transcript:solver_transcript": (
-        "events around each solver, which only a log needs"
-    ),
-    "inspect_ai.tool._tool_info:_tool_info_cache": (
-        "descriptions of tools, which keep the functions of ended episodes"
-    ),
     "inspect_ai.util._limit:record_turn": "counts turns, which limits read",
     "inspect_ai.util._limit:turn_count": "turns so far",
-    "inspect_ai.util._span:_current_span_id": "the span that an event for a log belongs to",
-    "inspect_ai.util._span:_span_id_provider": "whether somebody else chooses the ids of spans",
-    "inspect_ai.util._span:current_span_id": "the span that an event for a log belongs to",
 }
 """Names of fast paths: a release that lacks one, or uses others, takes the long way."""
 
 _LATER_NAMES = {
     "usage_input_tokens",
     "_requested_model",
-    "_snapshot_message",
-    "_tool_info_cache",
 }
 """Names that came together with their use: releases without them do not need them."""
 
@@ -259,17 +265,11 @@ def check_inspect_version() -> None:
 
 
 @cache
-def optional_names(*wanted: str) -> SimpleNamespace | None:
-    """Return the names of fast paths; ``None`` when one is missing in this release.
-
-    Args:
-        wanted: The names that one path needs; all of them if none is given.
-    """
+def optional_names() -> SimpleNamespace | None:
+    """Return the names of the fast paths; ``None`` when one is missing in this release."""
     found = SimpleNamespace()
     for name in OPTIONAL_NAMES:
         module, _, attribute = name.partition(":")
-        if wanted and attribute not in wanted:
-            continue
         try:
             setattr(found, attribute, getattr(importlib.import_module(module), attribute))
         except (ImportError, AttributeError):

@@ -7,10 +7,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 from inspect_ai import Task
@@ -62,15 +61,14 @@ __all__ = [
     "Transcript",
     "_acp_live_active",
     "_sample_active",
-    "add_usage_quickly",
     "capture_task_input_media",
     "create_checkpointer",
     "create_eval_sample",
-    "draw_ids",
     "enter_scoring_context",
     "enter_task_context",
     "error_record",
     "first_messages",
+    "forget_tools",
     "init_sample_assistant_internal",
     "init_sample_model_data",
     "init_sample_working_time",
@@ -201,90 +199,23 @@ _ALPHABET = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _LETTERS = bytes(_ALPHABET[number % len(_ALPHABET)] for number in range(256))
 
 
-_LENGTH = 22
-_ids: list[str] = []
-os.register_at_fork(after_in_child=_ids.clear)
-
-
 def unique_id() -> str:
-    """Return an id as long and in the letters of Inspect's, which take thirty times as long."""
-    while True:
-        try:
-            return _ids.pop()
-        except IndexError:
-            letters = os.urandom(256 * _LENGTH).translate(_LETTERS).decode("ascii")
-            _ids.extend(letters[at : at + _LENGTH] for at in range(0, len(letters), _LENGTH))
+    """Make an id as long and in the letters of Inspect's."""
+    return os.urandom(22).translate(_LETTERS).decode("ascii")
 
 
-_WITH_IDS = (
-    "inspect_ai._util.trace",
-    "inspect_ai.event._base",
-    "inspect_ai.log._samples",
-    "inspect_ai.model._chat_message",
-)
-"""Modules that make an id, by the name ``uuid``, for each of their objects."""
+_MANY_DESCRIPTIONS = 1000
 
 
-def draw_ids(wanted: Callable[[], bool]) -> None:
-    """Have Inspect's samples, messages, events and traces take ids from :func:`unique_id`.
+def forget_tools() -> None:
+    """Empty Inspect's cache of tool descriptions when it has grown large.
 
-    Args:
-        wanted: Whether to do so in the running context.
+    It keeps each function that was ever described, for the whole process: one per turn of
+    ``react()``, and those of every tool that a solver makes for its sample.
     """
-    for name in _WITH_IDS:
-        module = sys.modules.get(name)
-        theirs = getattr(module, "uuid", None)
-        if theirs is not None:
-            module.uuid = _instead(theirs, wanted)  # type: ignore[union-attr]
-
-
-def _instead(theirs: Callable[..., str], wanted: Callable[[], bool]) -> Callable[..., str]:
-    def uuid(*args: Any, **kwargs: Any) -> str:
-        return theirs(*args, **kwargs) if args or kwargs or not wanted() else unique_id()
-
-    return uuid
-
-
-_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-_NO_OPTIONAL = dict.fromkeys(
-    ("input_tokens_cache_write", "input_tokens_cache_read", "reasoning_tokens", "total_cost")
-)
-_counts, _optional = attrgetter(*_COUNTS), attrgetter(*_NO_OPTIONAL)
-_NONE = (*_NO_OPTIONAL.values(),)
-_INTEGER = frozenset({int})
-_set = object.__setattr__
-
-
-def add_usage_quickly(wanted: Callable[[], bool]) -> None:
-    """Have sums of usage made without a check of numbers that were checked before.
-
-    That is for counts of tokens alone, as the policy's usage is. Inspect adds up each call's
-    for the sample, for the process and for every limit.
-
-    Args:
-        wanted: Whether to do so in the running context.
-    """
-    add = ModelUsage.__add__
-    if (*ModelUsage.model_fields,) != (*_COUNTS, *_NO_OPTIONAL):
-        return
-
-    def added(self: ModelUsage, other: ModelUsage) -> ModelUsage:
-        if not (type(self) is type(other) is ModelUsage and wanted()):
-            return add(self, other)
-        mine, theirs = _counts(self), _counts(other)
-        if not (_optional(self) == _optional(other) == _NONE) or not (
-            _INTEGER.issuperset(map(type, (*mine, *theirs)))
-        ):
-            return add(self, other)
-        made = object.__new__(ModelUsage)
-        counts = dict(zip(_COUNTS, map(int.__add__, mine, theirs), strict=True))
-        _set(made, "__dict__", {**counts, **_NO_OPTIONAL})
-        _set(made, "__pydantic_extra__", None)
-        _set(made, "__pydantic_fields_set__", {*_COUNTS, *_NO_OPTIONAL})
-        _set(made, "__pydantic_private__", None)
-        return made
-
-    ModelUsage.__add__ = added  # type: ignore[method-assign]
+    cache = getattr(sys.modules["inspect_ai.tool._tool_info"], "_tool_info_cache", None)
+    if cache is not None and len(cache) > _MANY_DESCRIPTIONS:
+        cache.clear()
 
 
 def first_messages(sample: Sample) -> list[ChatMessage]:

@@ -23,7 +23,6 @@ from inspect_ai.log import (
     write_eval_log,
 )
 
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.logs.eval_file import can_write, write_eval_file
 from inspect_tinker_plugin.logs.files import Header, read_header
 from inspect_tinker_plugin.logs.parts import read_part, write_part
@@ -281,7 +280,7 @@ def _spec(run: LogRun) -> EvalSpec:
 
 
 def _write(log: EvalLog, path: Path) -> None:
-    if taken(FastPath.LOG_FILES) and can_write(log):
+    if can_write(log):
         write_eval_file(log, path)
         return
     try:

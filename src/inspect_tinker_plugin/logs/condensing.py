@@ -30,7 +30,6 @@ from pydantic_core import PydanticSerializationError, from_json, to_json, to_jso
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 
 logger = getLogger(__name__)
 
@@ -55,8 +54,8 @@ def condensed(record: EvalSample) -> dict[str, Any]:
     Raises:
         Exception: It cannot be written to a log.
     """
-    names = internals.optional_names("mm3_hash")
-    if names is not None and taken(FastPath.LOG_FILES):
+    names = internals.optional_names()
+    if names is not None:
         try:
             return _Condensing(names.mm3_hash).fields(record)
         except Exception as reason:  # whatever it is: Inspect copes with it, or says what is wrong

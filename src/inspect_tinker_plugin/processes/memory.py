@@ -9,24 +9,6 @@ from functools import cache
 THRESHOLDS = (100_000, 50, 100)
 """New objects before a collection, and how many collections come before a more thorough one."""
 
-WITHOUT_FREEZING = (100_000, 5, 10)
-"""The same where nothing is frozen: what is waiting then is garbage of somebody else's, too."""
-
-PYTHONS_OWN = {700, 2000}
-"""New objects before a collection in a process that has not been tuned, by version of Python."""
-
-
-def collect_rarely() -> None:
-    """Make garbage collections rare, unless the process has been tuned or collects none.
-
-    An episode that waits for the policy holds some three hundred objects. At Python's own
-    thresholds a few of them already start a collection, and whatever waits is soon counted as
-    long-lived: then every few hundred episodes a full collection visits all objects of the
-    process, which takes as long as the work on those episodes.
-    """
-    if gc.isenabled() and gc.get_threshold()[0] in PYTHONS_OWN:
-        gc.set_threshold(*WITHOUT_FREEZING)
-
 
 def freeze_memory() -> None:
     """Exclude everything that is loaded from later garbage collections, and make those rare.

@@ -13,7 +13,6 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -21,7 +20,6 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     signature_of,
 )
-from inspect_tinker_plugin.processes import memory
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
@@ -64,8 +62,6 @@ class InspectRLDataset(RLDataset):
         """The samples of an epoch, before shuffling."""
         self._order = order or Passes(len(samples), handle.options)
         self._ahead: Ahead | None = None
-        if taken(FastPath.COLLECTIONS):
-            memory.collect_rarely()
 
     @property
     def options(self) -> DatasetOptions:

@@ -41,7 +41,7 @@ from inspect_tinker_plugin.rl.ending import (
     end_with_rollout,
 )
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks
-from inspect_tinker_plugin.rl.pacing import turn_to_start
+from inspect_tinker_plugin.rl.pacing import wait_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError
 
@@ -134,7 +134,7 @@ class InspectEnv(Env):
         self._entered = True
         try:
             end_with_rollout(self._episode)
-            await turn_to_start()
+            await wait_to_start()
             observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
             if isinstance(observed, Observation):
                 limits = self.rollout_limits

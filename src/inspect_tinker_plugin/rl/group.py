@@ -19,7 +19,7 @@ from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.rl.pacing import turn_to_start
+from inspect_tinker_plugin.rl.pacing import wait_to_start
 from inspect_tinker_plugin.rl.recording import LOST_REPLIES, GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers.state import OutcomeFile
@@ -74,7 +74,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         Called again by strategies that retry: each call makes ``group_size`` new envs, whose
         epochs continue the numbering, and ``cleanup()`` closes those of all calls.
         """
-        await turn_to_start()
+        await wait_to_start()
         if self.outcome is not None:
             self.outcome.check()
         parts = self.handle.parts()

@@ -22,7 +22,7 @@ from inspect_tinker_plugin.contracts.surrogates import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
-from inspect_tinker_plugin.tokens.tokenizers import make_thread_safe
+from inspect_tinker_plugin.tokens.tokenizers import own_tokenizer, with_own_tokenizer
 
 SAMPLER_OPTIONS = (
     "max_tokens",
@@ -92,7 +92,7 @@ logger = logging.getLogger(__name__)
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a renderer works: rollouts may run in several threads, each with its own loop,
-and renderers are not known to be thread-safe. Tokenizers have their own, global lock."""
+and renderers are not known to be thread-safe."""
 
 
 class DatasetRenderer:
@@ -115,12 +115,13 @@ class DatasetRenderer:
         images: bool | None = None,
         model: str = "rl/policy",
     ) -> None:
-        self.renderer = renderer
-        self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else renderer.tokenizer
+        self._given = renderer, tokenizer
+        self.renderer = with_own_tokenizer(renderer)
+        self.tokenizer: Tokenizer = own_tokenizer(
+            renderer.tokenizer if tokenizer is None else tokenizer
+        )
         self.images = carries_images(renderer) if images is None else images
         self.model = model
-        make_thread_safe(self.tokenizer)
-        make_thread_safe(renderer.tokenizer)
         with ONE_AT_A_TIME:
             self._set_up()
 
@@ -134,8 +135,7 @@ class DatasetRenderer:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the renderer only; the tokenizer is loaded with it."""
-        own = None if self.tokenizer is self.renderer.tokenizer else self.tokenizer
-        return (_rebuild, (self.renderer, own, self.images, self.model))
+        return (_rebuild, (*self._given, self.images, self.model))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has."""

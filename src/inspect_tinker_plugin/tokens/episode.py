@@ -33,8 +33,6 @@ from tinker_cookbook.renderers import Message
 from inspect_tinker_plugin.contracts.episodes import Metrics, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.fast_paths import changed
-from inspect_tinker_plugin.inspect_internals import PLAIN_TYPES
 from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
@@ -45,6 +43,7 @@ from inspect_tinker_plugin.tokens.dataset_renderer import (
 from inspect_tinker_plugin.tokens.datums import TokenCounts
 from inspect_tinker_plugin.tokens.message_keys import (
     DIALECTS,
+    PLAIN_TYPES,
     Dialect,
     Seen,
     ToolsKey,
@@ -62,7 +61,6 @@ from inspect_tinker_plugin.tokens.prompts import (
     flatten,
     merged,
 )
-from inspect_tinker_plugin.tokens.tokenizers import RememberedEncodings
 
 __all__ = ["DatasetRenderer", "EpisodeTokens", "PromptCache"]
 
@@ -71,12 +69,6 @@ T = TypeVar("T")
 
 LEAST_ROOM = 2
 """Tokens that a reply needs; where fewer are left, the cookbook's runner would end the rollout."""
-
-
-_USAGE = ModelUsage()
-_CHOICE = ChatCompletionChoice(message=ChatMessageAssistant(content=""))
-_OUTPUT = ModelOutput()
-"""What outputs are copied from, whose values need no check."""
 
 
 class OverWindowError(Exception):
@@ -272,18 +264,15 @@ class EpisodeTokens:
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"
-        usage = changed(
-            _USAGE,
-            input_tokens=turn.length,
-            output_tokens=len(tokens),
-            total_tokens=turn.length + len(tokens),
-        )
-        return changed(
-            _OUTPUT,
+        return ModelOutput(
             model=self._context.model,
-            choices=[changed(_CHOICE, message=reply.message, stop_reason=reason)],
+            choices=[ChatCompletionChoice(message=reply.message, stop_reason=reason)],
             completion=reply.message.text,
-            usage=usage,
+            usage=ModelUsage(
+                input_tokens=turn.length,
+                output_tokens=len(tokens),
+                total_tokens=turn.length + len(tokens),
+            ),
             input_context_tokens=turn.length,
         )
 
@@ -503,7 +492,7 @@ class EpisodeTokens:
     def _named(self, work: Callable[[], T]) -> T:
         """Name task and sample in whatever a renderer raises, its own kinds of error included."""
         try:
-            with ONE_AT_A_TIME, RememberedEncodings():
+            with ONE_AT_A_TIME:
                 return work()
         except Exception as error:
             raise RendererError(
@@ -516,12 +505,12 @@ def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
     if not isinstance(reply.content, str):
         return reply.model_copy(deep=True)
     if not reply.tool_calls:
-        return changed(reply)
+        return reply.model_copy()
     calls = [copy(call) for call in reply.tool_calls]
     for call in calls:
         plain = PLAIN_TYPES.issuperset(map(type, call.arguments.values()))
         call.arguments = dict(call.arguments) if plain else deepcopy(call.arguments)
-    return changed(reply, tool_calls=calls)
+    return reply.model_copy(update={"tool_calls": calls})
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:

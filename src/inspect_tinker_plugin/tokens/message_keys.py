@@ -36,7 +36,8 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema
 
-from inspect_tinker_plugin.inspect_internals import PLAIN_TYPES
+PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+"""Types of values that hold nothing else and never change."""
 
 
 class MessageKey(NamedTuple):

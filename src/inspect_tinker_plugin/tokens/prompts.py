@@ -29,7 +29,6 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import RenderedMessage
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
 from inspect_tinker_plugin.tokens.message_keys import MessageKey, ToolsKey
 from inspect_tinker_plugin.tokens.messages import CallName
 
@@ -267,10 +266,8 @@ class _StubbedRenderer:
 
     def _has_no_state(self) -> bool:
         renderer = self._renderer
-        return (
-            type(renderer).__module__.startswith(_COOKBOOK)
-            and "render_message" not in vars(renderer)
-            and taken(FastPath.ENCODINGS)
+        return type(renderer).__module__.startswith(_COOKBOOK) and "render_message" not in vars(
+            renderer
         )
 
     def _once(

@@ -27,7 +27,6 @@ from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
-from inspect_tinker_plugin.episode.fast_paths import changed
 from inspect_tinker_plugin.inspect_internals import (
     parse_tool_call,
     tool_parse_error_message,
@@ -405,7 +404,7 @@ def _own_ids(rendering: Message, calls: Sequence[ToolCall]) -> dict[str, str]:
             own[call.id] = said.id
             renamed.append(said)
         else:
-            renamed.append(changed(said, id=call.id))
+            renamed.append(said.model_copy(update={"id": call.id}))
     if renamed:
         rendering["tool_calls"] = renamed
     return own

@@ -1,253 +1,130 @@
-"""Tokenizers that many threads share, and what was encoded with them lately.
+"""A tokenizer of our own around one that was given: short texts are encoded once, in any thread.
 
-The fast tokenizers of ``transformers`` are made usable from several threads at once. Their
-compiled part refuses a change of settings while another thread encodes ("Already
-borrowed"), and ``encode`` changes settings: a renderer that encodes with
-``split_special_tokens=True`` and a reward function that does not keep changing them. Reward
-functions and scorers run in threads, trainers decode in theirs, and all of them share the one
-tokenizer that ``get_tokenizer`` caches. So the lock is on the tokenizer's class, one per
-tokenizer, and every user of a tokenizer waits for the others. A copy per user would not do: tokens
-that were added in memory, and image processors, do not survive every way of copying.
+The fast tokenizers of ``transformers`` keep settings in their compiled part, which ``encode``
+changes: whether control tokens in a text are encoded as such. A renderer that encodes with
+``split_special_tokens=True`` and a reward function in another thread that does not would change
+them under each other's hands. So a renderer of ours has a copy of that part to itself.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from array import array
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
-from inspect_tinker_plugin.episode.fast_paths import FastPath, taken
+from tinker_cookbook.renderers import Renderer
 
-_GUARDED = (
-    "_encode_plus",
-    "_batch_encode_plus",
-    "_decode",
-    "_add_tokens",
-    "set_truncation_and_padding",
-    "train_new_from_iterator",
-)
-"""Methods through which all encoding, decoding and changes of settings go."""
+_UNDERSTOOD = frozenset({"add_special_tokens", "split_special_tokens"})
+"""Arguments of ``encode`` that are understood here."""
 
-_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_SHORT = 256
+"""Characters of texts that are remembered: headers, ends of messages, stubs."""
+
+_REMEMBERED = 4096
+"""Texts remembered per tokenizer; then it begins anew."""
+
+
+class OwnTokenizer:
+    """Encodes like the tokenizer that it was made of, which it stands for.
+
+    Headers and ends of messages return in every prompt, and each costs as much as a paragraph:
+    tokens of short texts are remembered. Other texts are encoded without the places of tokens in
+    the text, a third of the work. What it does not understand is left to the tokenizer.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.RLock()
+        self._of: object = None
+        self._backend: Any = None
+        self._known: dict[tuple[str, bool, bool], array[int]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        """Return the size of the vocabulary."""
+        return len(self._tokenizer)
+
+    def encode(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        """Encode a text as the tokenizer does."""
+        if args or type(text) is not str or not kwargs.keys() <= _UNDERSTOOD:
+            return self._tokenizer.encode(text, *args, **kwargs)
+        split = bool(kwargs.get("split_special_tokens", self._tokenizer.split_special_tokens))
+        special = bool(kwargs.get("add_special_tokens", True))
+        with self._lock:
+            backend, key = self._own_backend(), (text, split, special)
+            known = self._known.get(key)
+            if known is not None:
+                return known.tolist()
+            backend.encode_special_tokens = split
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=special)
+            if len(text) <= _SHORT:
+                if len(self._known) >= _REMEMBERED:
+                    self._known.clear()
+                self._known[key] = array("i", encoding.ids)
+            return encoding.ids
+
+    def _own_backend(self) -> Any:
+        """Return our copy of the compiled part, made again when the original was replaced.
+
+        A length that the original is set to does not apply to it.
+        """
+        theirs = self._tokenizer.backend_tokenizer
+        if self._of is not theirs:
+            self._backend, self._of, self._known = deepcopy(theirs), theirs, {}
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        return self._backend
+
+
+_own: WeakValueDictionary[int, OwnTokenizer] = WeakValueDictionary()
 _making = threading.Lock()
 
 
-def make_thread_safe(tokenizer: object) -> None:
-    """Guard the class of a tokenizer, once per process; does nothing for other kinds.
+def own_tokenizer(tokenizer: Any) -> Any:
+    """Return our tokenizer around one of ``transformers``, and any other as it is.
 
-    Tokenizers written in Python, and ``tiktoken``, have no settings that encoding changes.
+    Tokenizers written in Python, and ``tiktoken``, have no settings that encoding changes; a class
+    that encodes in a way of its own is left alone.
     """
-    for owner in type(tokenizer).__mro__:
-        if "backend_tokenizer" not in vars(owner):
-            continue
-        with _making:
-            for name in _GUARDED:
-                method = vars(owner).get(name)
-                if method is not None and not hasattr(method, "_inspect_rl_guarded"):
-                    setattr(owner, name, _guarded(method))
-            encode = getattr(owner, "encode", None)
-            if encode is not None and not hasattr(encode, "_inspect_rl_remembering"):
-                owner.encode = _remembering(encode, of=owner)  # type: ignore[attr-defined]  # a class of transformers
-            decode = getattr(owner, "decode", None)
-            if decode is not None and not hasattr(decode, "_inspect_rl_straight"):
-                owner.decode = _straight(decode)  # type: ignore[attr-defined]  # the same
-
-
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _lock_of(self):
-            if method.__name__ == "_add_tokens":
-                _forget(self)
-            return method(self, *args, **kwargs)
-
-    guarded._inspect_rl_guarded = True  # type: ignore[attr-defined]
-    return guarded
-
-
-def _lock_of(tokenizer: object) -> threading.RLock:
-    lock = _locks.get(tokenizer)
-    if lock is None:
-        with _making:
-            lock = _locks.setdefault(tokenizer, threading.RLock())
-    return lock
-
-
-_SHORT = 256
-"""Characters of texts that are remembered at once: headers, ends of messages, stubs."""
-
-_LONG = 65_536
-"""Characters beyond which a text is not remembered."""
-
-_REMEMBERED = 1_000_000
-"""Characters remembered per tokenizer, and as many of those that were wanted before them."""
-
-_SEEN = 16_384
-"""Longer texts of which it is known that they were encoded once."""
-
-
-class _Encodings:
-    """The tokens of the texts that one tokenizer encoded lately.
-
-    Longer texts, most of which never return, are remembered when they are encoded for the second
-    time: the system message of a task, or a tool's result that a group's episodes have in common.
-    """
-
-    __slots__ = ("_before", "_latest", "_seen", "_size", "backend")
-
-    def __init__(self, backend: object) -> None:
-        self.backend = backend
-        self._latest: dict[tuple[str, bool], array[int]] = {}
-        self._before = self._latest
-        self._size = 0
-        self._seen: set[int] = set()
-
-    def get(self, key: tuple[str, bool]) -> list[int] | None:
-        """Return the tokens of a text, if they are remembered: a list of the caller's own."""
-        tokens = self._latest.get(key)
-        if tokens is None:
-            tokens = self._before.get(key)
-            if tokens is None:
-                return None
-            self._keep(key, tokens)
-        return tokens.tolist()
-
-    def put(self, key: tuple[str, bool], tokens: list[int]) -> None:
-        """Remember the tokens of a text, or that it was encoded."""
-        length = len(key[0])
-        if length > _LONG:
-            return
-        if length > _SHORT:
-            name = hash(key)
-            if name not in self._seen:
-                if len(self._seen) >= _SEEN:
-                    self._seen.clear()
-                self._seen.add(name)
-                return
-        self._keep(key, array("i", tokens))
-
-    def _keep(self, key: tuple[str, bool], tokens: array[int]) -> None:
-        length = len(key[0]) + _SHORT  # an entry costs as much as a short text
-        if self._size + length > _REMEMBERED:
-            self._before, self._latest, self._size = self._latest, {}, 0
-        self._latest[key] = tokens
-        self._size += length
-
-
-_encodings: WeakKeyDictionary[Any, _Encodings] = WeakKeyDictionary()
-
-
-def _encodings_of(tokenizer: Any) -> _Encodings:
-    """Return what is remembered for a tokenizer: nothing yet if its compiled part was replaced."""
-    known = _encodings.get(tokenizer)
-    if known is None or known.backend is not tokenizer.backend_tokenizer:
-        with _making:
-            known = _encodings[tokenizer] = _Encodings(tokenizer.backend_tokenizer)
-    return known
-
-
-def _forget(tokenizer: Any) -> None:
-    """Forget what was encoded with a tokenizer, and with copies of it that share its tokens."""
-    backend = tokenizer.backend_tokenizer
+    if isinstance(tokenizer, OwnTokenizer) or not _encodes_as_usual(tokenizer):
+        return tokenizer
     with _making:
-        for other, known in list(_encodings.items()):
-            if known.backend is backend:
-                del _encodings[other]
+        found = _own.get(id(tokenizer))
+        if found is None:
+            made = OwnTokenizer(tokenizer)
+            try:
+                made._own_backend()
+            except Exception:  # parts written in Python cannot be copied
+                return tokenizer
+            found = _own[id(tokenizer)] = made
+        return found
 
 
-_here = threading.local()
+def _encodes_as_usual(tokenizer: Any) -> bool:
+    for owner in type(tokenizer).__mro__:
+        if "backend_tokenizer" in vars(owner):
+            usual: Callable[..., Any] | None = vars(owner).get("_encode_plus")
+            return (
+                type(tokenizer)._encode_plus is usual and type(tokenizer).encode is owner.encode  # type: ignore[attr-defined]  # a class of transformers
+            )
+    return False
 
 
-class RememberedEncodings:
-    """Shortens, in a block of this thread, what a renderer asks of a tokenizer.
-
-    Much of what it encodes was encoded before: headers and ends of messages, each of which costs
-    as much as a paragraph, and what episodes of a task have in common. Their tokens are
-    remembered. Other texts are encoded without the places of tokens in the text, a third of the
-    work. Decoding takes lists of integers as they are.
-    """
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        """Begin to remember."""
-        self._before = getattr(_here, "remembers", False)
-        _here.remembers = taken(FastPath.ENCODINGS)
-
-    def __exit__(self, *_: object) -> None:
-        """Do as before."""
-        _here.remembers = self._before
-
-
-_UNDERSTOOD = frozenset({"add_special_tokens", "split_special_tokens"})
-"""Arguments of ``encode`` that the short ways know."""
-
-_BOOL = frozenset({bool})
-
-
-def _remembering(method: Callable[..., Any], *, of: type) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def encode(self: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            not getattr(_here, "remembers", False)
-            or args
-            or type(text) is not str
-            or not kwargs.keys() <= _UNDERSTOOD
-            or not _BOOL.issuperset(map(type, kwargs.values()))
-            or type(self)._encode_plus is not vars(of).get("_encode_plus")
-        ):
-            return method(self, text, *args, **kwargs)
-        split = kwargs.get("split_special_tokens", self.split_special_tokens)
-        special = kwargs.get("add_special_tokens", True)
-        known = None if special else _encodings_of(self)  # what is added depends on more settings
-        tokens = None if known is None else known.get((text, split))
-        if tokens is None:
-            tokens = _encoded(self, text, special=special, split=split)
-            if tokens is None:
-                return method(self, text, **kwargs)
-            if known is not None:
-                known.put((text, split), tokens)
-        return tokens
-
-    encode._inspect_rl_remembering = True  # type: ignore[attr-defined]
-    return encode
-
-
-def _encoded(tokenizer: Any, text: str, *, special: bool, split: bool) -> list[int] | None:
-    """Encode one text as ``encode`` does, which also finds out where each token stands in it.
-
-    ``None`` where settings of the tokenizer, which ``encode`` changes, are not the usual ones.
-    """
-    with _lock_of(tokenizer):
-        backend = tokenizer.backend_tokenizer
-        if backend.truncation is not None or backend.padding is not None:
-            return None
-        if backend.encode_special_tokens != split:
-            backend.encode_special_tokens = split
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=special)
-    tokens: list[int] = encoding.ids
-    if len(tokens) > tokenizer.model_max_length:
-        tokenizer._eventual_warn_about_too_long_sequence(tokens, None, True)
-    return tokens
-
-
-def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decode sampled tokens, which are a list of integers, without a look at the kind of each."""
-
-    @functools.wraps(method)
-    def decode(self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            args
-            or kwargs
-            or not getattr(_here, "remembers", False)
-            or type(token_ids) is not list
-            or {*map(type, token_ids)} != {int}
-        ):
-            return method(self, token_ids, *args, **kwargs)
-        return self._decode(token_ids=token_ids, skip_special_tokens=False)
-
-    decode._inspect_rl_straight = True  # type: ignore[attr-defined]
-    return decode
+def with_own_tokenizer(renderer: Renderer) -> Renderer:
+    """Return a copy of a renderer that encodes with our tokenizer, if it can do so."""
+    tokenizer = own_tokenizer(getattr(renderer, "tokenizer", None))
+    if not isinstance(tokenizer, OwnTokenizer):
+        return renderer
+    own = object.__new__(type(renderer))
+    vars(own).update(vars(renderer), tokenizer=tokenizer)
+    return own
