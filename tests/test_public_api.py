@@ -16,6 +16,7 @@ FACADES = [
     "inspect_tinker_plugin",
     "inspect_tinker_plugin.local",
     "inspect_tinker_plugin.plugins",
+    "inspect_tinker_plugin.processes",
     "inspect_tinker_plugin.rewards",
     "inspect_tinker_plugin.sandboxes",
     "inspect_tinker_plugin.tasks",

@@ -37,8 +37,8 @@ from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.columns import PROMPTS
 from inspect_tinker_plugin.export.folder import ExportFolder
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
-from inspect_tinker_plugin.export.logged import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rewards.logged import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.tasks.selection import split_samples
 
 FOUR = ["0.5 a", "1 b", "0 c", "1 d"]

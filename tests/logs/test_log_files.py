@@ -11,8 +11,8 @@ import pytest
 from inspect_ai.log import read_eval_log
 from tests.export.logged_runs import adds_and_submits, agent, apart, evaluated
 
-from inspect_tinker_plugin.logs import files as log_files
-from inspect_tinker_plugin.logs.files import json_items, read_header
+from inspect_tinker_plugin.inspect_internals import log_files
+from inspect_tinker_plugin.inspect_internals.log_files import json_items, read_header
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.layouts import FORMS, Form
-from inspect_tinker_plugin.export.logged import Entry
+from inspect_tinker_plugin.rewards.logged import Entry
 
 Keep = Literal["keep", "drop", "only"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)

@@ -18,10 +18,11 @@ from inspect_tinker_plugin.export.columns import require_text, to_text
 from inspect_tinker_plugin.export.conversations import Conversation, conversations
 from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
 from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
-from inspect_tinker_plugin.export.logged import UNREAD, Entry, Index, Reader, find_logs, index_logs
+from inspect_tinker_plugin.export.logged import UNREAD, Reader
 from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.export.schema import Format, Row
+from inspect_tinker_plugin.rewards.logged import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.selection import held_out_hashes, sample_hash
 
 VERSION = 1
@@ -332,7 +333,8 @@ class _LogExport:
 
     def _finish(self, continued: int) -> LogExportReport:
         parts = self._folder.journal.parts
-        failures = [*self._index.failures, *(f for part in parts for f in part.failures)]
+        unreadable = [Failure(*each) for each in self._index.unreadable.items()]
+        failures = [*unreadable, *(f for part in parts for f in part.failures)]
         rows = self._folder.rows
         if not rows:
             self._folder.abandon()

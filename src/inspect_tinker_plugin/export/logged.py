@@ -1,7 +1,6 @@
-"""Logged samples: an index of the logs' contents; samples are read when it is their turn.
+"""Logged samples, read a few at a time when it is their turn.
 
-The index has a few hundred bytes per sample, from the logs' summaries. The samples themselves
-are read a few at a time. Everything here blocks, and belongs in a thread that has no event loop:
+Everything here blocks, and belongs in a thread that has no event loop:
 there, Inspect's log functions need no patched asyncio.
 """
 
@@ -9,28 +8,16 @@ from __future__ import annotations
 
 import gc
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 from inspect_ai.log import (
     EvalSample,
-    EvalSampleSummary,
-    EvalSpec,
-    list_eval_logs,
     read_eval_log_samples_by_id,
 )
-from inspect_ai.scorer import SampleScore, Score
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
-from inspect_tinker_plugin.export.parts import Failure
-from inspect_tinker_plugin.logs.files import read_header, read_summaries
-from inspect_tinker_plugin.rewards import UnscoredError
-from inspect_tinker_plugin.rewards.scores import score_reward
+from inspect_tinker_plugin.rewards.logged import Entry, Index
 
 UNREAD = frozenset({"store", "messages", "output", "timelines"})
 """Fields of a sample that an export does not use."""
@@ -42,192 +29,6 @@ _BYTES_AT_ONCE = 8 * 1024 * 1024
 _COLLECTED_AFTER = 256
 """Samples after whose reading memory is reclaimed: the event loop of each reading leaves cycles
 that hold the log's directory, and Python alone would wait until there are many."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """One log, from its header."""
-
-    path: str
-    name: str
-    """Name of the file."""
-    task: str
-    model: str
-    """The model that was evaluated, or is under training."""
-    caller: str
-    """The name of that model in the log's model events."""
-    headline: str | None
-    """The main score of this log; for rollout logs the reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One sample of a log, as far as it is known without reading it."""
-
-    place: int
-    """Its position in the index."""
-    log: int
-    """Position of its log."""
-    id: int | str
-    epoch: int
-    reward: float | None
-    """Its score as a number; absent if it has none, which is not zero."""
-    error: bool
-    limit: str | None
-
-    def named(self, log: Log) -> str:
-        """Say which sample it is, for a person."""
-        return f"{self.id} (epoch {self.epoch} of {log.name})"
-
-
-@dataclass
-class Index:
-    """The contents of logs."""
-
-    logs: list[Log] = field(default_factory=list)
-    groups: list[list[Entry]] = field(default_factory=list)
-    """The runs of each sample, in the order of the samples' first appearance."""
-    failures: list[Failure] = field(default_factory=list)
-    """Logs that cannot be read."""
-
-    @property
-    def entries(self) -> Iterator[Entry]:
-        """All samples, in the order of the groups."""
-        return (entry for group in self.groups for entry in group)
-
-
-def find_logs(sources: Sequence[str]) -> list[str]:
-    """Return the logs that files and folders stand for, each once, by name.
-
-    Raises:
-        ConfigError: One is neither a log nor a folder with logs.
-    """
-    found: dict[str, None] = {}
-    for source in sources:
-        path = Path(source)
-        remote = "://" in source
-        if path.is_dir() or (remote and not source.endswith(".eval")):
-            infos = list_eval_logs(source, formats=["eval"]) if remote else []
-            names = sorted([info.name for info in infos] or map(str, path.rglob("*.eval")))
-            if not names:
-                raise ConfigError(f"the folder {source} holds no .eval log")
-        elif source.endswith(".eval") and (path.is_file() or remote):
-            names = [source]
-        elif path.is_file():
-            raise ConfigError(
-                f"{source} is no .eval log; `inspect log convert` makes one of a .json log"
-            )
-        else:
-            raise ConfigError(f"there is no log and no folder {source}")
-        found.update(dict.fromkeys(n if "://" in n else str(Path(n).absolute()) for n in names))
-    return list(found)
-
-
-def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
-    """Read headers and summaries.
-
-    Args:
-        paths: The logs.
-        score: The score that is the reward: its name, or ``name.key`` for one key of a dict
-            score; by default the log's headline score (in our own logs the reward), or else
-            the mean of all.
-
-    Raises:
-        ConfigError: No log has a score of that name.
-    """
-    index = Index()
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    seen: set[str] = set()
-    names: set[str] = set()
-    for path in paths:
-        try:
-            log = _log(path, read_header(path).eval)
-            # Of a sample that was run again, the last summary is true.
-            samples = {}
-            for summary in read_summaries(path, _USED):
-                entry = _entry(summary, len(index.logs), log, score)
-                samples[str(summary.id), summary.epoch] = summary.completed, summary.uuid, entry
-                names.update(summary.scores or ())
-        except Exception as error:  # whatever the reason, the other logs can be read
-            index.failures.append(Failure(path, " ".join(f"it cannot be read: {error}".split())))
-            continue
-        index.logs.append(log)
-        for completed, uuid, entry in samples.values():
-            if not completed or (uuid is not None and uuid in seen):
-                continue  # a log of a retry holds the samples of the log before it
-            if uuid is not None:
-                seen.add(uuid)
-            groups.setdefault((log.task, repr(entry.id)), []).append(entry)
-    if score is not None and not any(_locate(score, names)):
-        raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
-    place = 0
-    for group in groups.values():
-        index.groups.append([replace(entry, place=place + n) for n, entry in enumerate(group)])
-        place += len(group)
-    return index
-
-
-_USED = ("id", "epoch", "scores", "error", "limit", "uuid", "completed")
-"""Fields of summaries that are read."""
-
-
-def _log(path: str, spec: EvalSpec) -> Log:
-    headline = spec.headline_metric
-    ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
-    return Log(
-        path=path,
-        name=path.rpartition("/")[2],
-        task=spec.task,
-        model=spec.model,
-        caller=POLICY_MODEL if ours else spec.model,
-        headline=None if headline is None else headline.scorer,
-    )
-
-
-def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None) -> Entry:
-    scores = summary.scores or {}
-    return Entry(
-        place=0,
-        log=log,
-        id=summary.id,
-        epoch=summary.epoch,
-        reward=reward_of(scores, score or header.headline),
-        error=summary.error is not None,
-        limit=summary.limit,
-    )
-
-
-def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
-    """Return a score as a number; ``None`` when it is absent or not a number.
-
-    Args:
-        scores: Scores of a sample.
-        path: The score's name, or ``name.key``; ``None`` for the mean of all.
-    """
-    if path is not None:
-        name, key = _locate(path, scores)
-        chosen = {name: scores[name]} if name else {}
-        if name and key:
-            value = scores[name].value
-            entry = value.get(key) if isinstance(value, Mapping) else None
-            if entry is None:
-                return None
-            chosen = {key: Score(value=entry)}
-    else:
-        chosen = dict(scores)
-    try:
-        values = [score_reward(n, SampleScore(score=each)).value for n, each in chosen.items()]
-    except UnscoredError:
-        return None
-    return sum(values) / len(values) if values else None
-
-
-def _locate(path: str, names: Mapping[str, Any] | set[str]) -> tuple[str, str]:
-    """Split ``name.key``; the longest beginning that is a name wins, for names with dots."""
-    name = path
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return name, path[len(name) + 1 :] if name else ""
 
 
 class Reader:

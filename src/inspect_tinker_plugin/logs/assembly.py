@@ -23,8 +23,8 @@ from inspect_ai.log import (
     write_eval_log,
 )
 
+from inspect_tinker_plugin.inspect_internals.log_files import Header, read_header
 from inspect_tinker_plugin.logs.eval_file import can_write, write_eval_file
-from inspect_tinker_plugin.logs.files import Header, read_header
 from inspect_tinker_plugin.logs.parts import read_part, write_part
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note

@@ -1,1 +1,7 @@
-"""Worker processes, signals that stop them, and the memory of a process with many episodes."""
+"""Worker processes, signals that stop them, their memory, and journals that survive a kill."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.processes.journal import Journal, read_rows
+
+__all__ = ["Journal", "read_rows"]

@@ -21,6 +21,7 @@ from inspect_tinker_plugin.options import (
     signature_of,
 )
 from inspect_tinker_plugin.rewards import resolve_reward
+from inspect_tinker_plugin.rewards.logged import logged_outcomes
 from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -30,7 +31,6 @@ from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
-from inspect_tinker_plugin.samplers.logged import logged_outcomes
 from inspect_tinker_plugin.samplers.state import FOLDER, SamplerState
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples

@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes.journal import Journal
 
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""
@@ -64,7 +65,10 @@ class OutcomeFile:
         temporary = self.path.with_name(f"{uuid.uuid4().hex}.writing")
         content = {"position": self.position, "rewards": [float(each) for each in rewards]}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _write(temporary, json.dumps(content))
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self.path)
 
 
@@ -94,7 +98,7 @@ class SamplerState:
         self.sampler = make()
         self.sampler.begin(pool)
         self._size = len(pool.samples)
-        self._file = folder / _STATE
+        self._journal = Journal(folder / _STATE)
         self._outcomes = folder / "outcomes"
         self._chosen: dict[int, list[int]] = {}
         self._known: set[tuple[int, int]] = set()
@@ -126,7 +130,7 @@ class SamplerState:
                 f"positions below {self._size}"
             )
         line = {"step": step, "learned": learned, "chosen": chosen}
-        self._append({**line, "figures": dict(self.sampler.figures())})
+        self._journal.write({**line, "figures": dict(self.sampler.figures())})
         for number, index, *_ in learned:
             self._outcome(number, index).unlink(missing_ok=True)
         self._chosen[step] = chosen
@@ -144,12 +148,12 @@ class SamplerState:
 
     def _open(self, first_step: int, logged: Callable[[], Sequence[GroupOutcome]]) -> None:
         """Learn again what was learned before a step, and forget what came after it."""
-        lines = list(_lines(self._file)) if first_step else []
+        lines = self._journal.load() if first_step else []
         if lines and lines[0].get("samples") == self._size:
             head = lines[0]
         elif lines and "samples" in lines[0]:
             raise ConfigError(
-                f"{self._file} is of {counted(lines[0]['samples'], 'sample')}, and there "
+                f"{self._journal.path} is of {counted(lines[0]['samples'], 'sample')}, and there "
                 f"are {self._size}; choose another log_dir, or the same samples"
             )
         else:
@@ -174,9 +178,7 @@ class SamplerState:
             match = _OUTCOME.fullmatch(path.name)
             if match is None or int(match[1]) >= first_step:
                 path.unlink(missing_ok=True)
-        temporary = self._file.with_suffix(".writing")
-        _write(temporary, "".join(json.dumps(line) + "\n" for line in [head, *kept]))
-        os.replace(temporary, self._file)
+        self._journal.replace([head, *kept])
 
     def _learn(self, learned: Sequence[Sequence[Any]]) -> None:
         for step, index, position, rewards in learned:
@@ -193,29 +195,5 @@ class SamplerState:
                 found.append((*key, content["position"], content["rewards"]))
         return sorted(found)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
     def _outcome(self, step: int, index: int) -> Path:
         return self._outcomes / f"{step:06d}.{index:05d}.json"
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of a state; one that a killed process left unfinished ends it."""
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

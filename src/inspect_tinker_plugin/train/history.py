@@ -11,7 +11,7 @@ from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
 
-from inspect_tinker_plugin.logs.files import read_header
+from inspect_tinker_plugin.inspect_internals.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.train.metrics import IMITATION, REWARD, TEST, number, read_steps
 

@@ -1,0 +1,118 @@
+"""Files of JSON objects, one per line: journals that survive a kill, and a reader of others.
+
+Each line of a journal ends with a checksum of the rest of it. Reading stops at the first line that
+was cut off or damaged: what follows counts as never written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+Record = Mapping[str, Any]
+
+_SUM = b', "crc": "%08x"}\n'
+_SUM_BYTES = len(_SUM % 0)
+
+
+class Journal:
+    """A journal of JSON objects that are not empty.
+
+    Args:
+        path: The file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def read(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield each object, and the size of the file up to the end of its line."""
+        if not self.path.is_file():
+            return
+        end = 0
+        with self.path.open("rb") as lines:
+            for line in lines:
+                if (record := _decoded(line)) is None:
+                    return
+                end += len(line)
+                yield record, end
+
+    def load(self) -> list[dict[str, Any]]:
+        """Return all objects, and cut off what does not count."""
+        found = list(self.read())
+        self.cut(found[-1][1] if found else 0)
+        return [record for record, _ in found]
+
+    def cut(self, size: int) -> None:
+        """Shorten the file to a size that :meth:`read` gave."""
+        if self.path.is_file() and self.path.stat().st_size > size:
+            os.truncate(self.path, size)
+
+    def hold(self, record: Record) -> int:
+        """Keep an object in memory until the next :meth:`write`; returns the bytes so kept."""
+        self._held.append(_encoded(record))
+        self._held_bytes += len(self._held[-1])
+        return self._held_bytes
+
+    def write(self, *records: Record) -> None:
+        """Append what is held and these objects; they are on the disk when this returns.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        lines = [*self._held, *map(_encoded, records)]
+        self._held, self._held_bytes = [], 0
+        if lines:
+            with self.path.open("ab") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def replace(self, records: Iterable[Record]) -> None:
+        """Replace the file by one with these objects, in one step.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        fresh = Journal(self.path.with_name(f"{self.path.name}.writing"))
+        fresh.path.unlink(missing_ok=True)
+        fresh.write(*records)
+        os.replace(fresh.path, self.path)
+
+
+def _encoded(record: Record) -> bytes:
+    text = json.dumps(record, default=str).encode()[:-1]
+    return text + _SUM % crc32(text)
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line, ``None`` if the line is not whole."""
+    text = line[:-_SUM_BYTES]
+    if line[-_SUM_BYTES:] != _SUM % crc32(text):
+        return None
+    record: dict[str, Any] = json.loads(text + b"}")
+    return record
+
+
+def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of lines that have no checksums; what is no object is skipped."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file whose lines have no checksums; none if it is not there."""
+    if not path.is_file():
+        return []
+    return list(parse_rows(path.read_text(encoding="utf-8", errors="replace").splitlines()))

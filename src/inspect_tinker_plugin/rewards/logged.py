@@ -1,0 +1,253 @@
+"""The rewards of logged samples: an index of ``.eval`` logs, and what it tells a sampler.
+
+The index has a few hundred bytes per sample, from the logs' summaries. Reading it blocks, and
+belongs in a thread that has no event loop: there, Inspect's log functions need no patched asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSampleSummary, EvalSpec, list_eval_logs
+from inspect_ai.scorer import SampleScore, Score
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
+from inspect_tinker_plugin.contracts.rewards import UnscoredError
+from inspect_tinker_plugin.contracts.samplers import GroupOutcome
+from inspect_tinker_plugin.inspect_internals.log_files import read_header, read_summaries
+from inspect_tinker_plugin.rewards.scores import score_reward
+
+
+@dataclass(frozen=True)
+class Log:
+    """One log, from its header."""
+
+    path: str
+    name: str
+    """Name of the file."""
+    task: str
+    model: str
+    """The model that was evaluated, or is under training."""
+    caller: str
+    """The name of that model in the log's model events."""
+    headline: str | None
+    """The main score of this log; for rollout logs the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One sample of a log, as far as it is known without reading it."""
+
+    place: int
+    """Its position in the index."""
+    log: int
+    """Position of its log."""
+    id: int | str
+    epoch: int
+    reward: float | None
+    """Its score as a number; absent if it has none, which is not zero."""
+    error: bool
+    limit: str | None
+
+    def named(self, log: Log) -> str:
+        """Say which sample it is, for a person."""
+        return f"{self.id} (epoch {self.epoch} of {log.name})"
+
+
+@dataclass
+class Index:
+    """The contents of logs."""
+
+    logs: list[Log] = field(default_factory=list)
+    groups: list[list[Entry]] = field(default_factory=list)
+    """The runs of each sample, in the order of the samples' first appearance."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Reasons, by the paths of logs that cannot be read."""
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All samples, in the order of the groups."""
+        return (entry for group in self.groups for entry in group)
+
+
+def find_logs(sources: Sequence[str]) -> list[str]:
+    """Return the logs that files and folders stand for, each once, by name.
+
+    Raises:
+        ConfigError: One is neither a log nor a folder with logs.
+    """
+    found: dict[str, None] = {}
+    for source in sources:
+        path = Path(source)
+        remote = "://" in source
+        if path.is_dir() or (remote and not source.endswith(".eval")):
+            infos = list_eval_logs(source, formats=["eval"]) if remote else []
+            names = sorted([info.name for info in infos] or map(str, path.rglob("*.eval")))
+            if not names:
+                raise ConfigError(f"the folder {source} holds no .eval log")
+        elif source.endswith(".eval") and (path.is_file() or remote):
+            names = [source]
+        elif path.is_file():
+            raise ConfigError(
+                f"{source} is no .eval log; `inspect log convert` makes one of a .json log"
+            )
+        else:
+            raise ConfigError(f"there is no log and no folder {source}")
+        found.update(dict.fromkeys(n if "://" in n else str(Path(n).absolute()) for n in names))
+    return list(found)
+
+
+def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
+    """Read headers and summaries.
+
+    Args:
+        paths: The logs.
+        score: The score that is the reward: its name, or ``name.key`` for one key of a dict
+            score; by default the log's headline score (in our own logs the reward), or else
+            the mean of all.
+
+    Raises:
+        ConfigError: No log has a score of that name.
+    """
+    index = Index()
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    seen: set[str] = set()
+    names: set[str] = set()
+    for path in paths:
+        try:
+            log = _log(path, read_header(path).eval)
+            # Of a sample that was run again, the last summary is true.
+            samples = {}
+            for summary in read_summaries(path, _USED):
+                entry = _entry(summary, len(index.logs), log, score)
+                samples[str(summary.id), summary.epoch] = summary.completed, summary.uuid, entry
+                names.update(summary.scores or ())
+        except Exception as error:  # whatever the reason, the other logs can be read
+            index.unreadable[path] = " ".join(f"it cannot be read: {error}".split())
+            continue
+        index.logs.append(log)
+        for completed, uuid, entry in samples.values():
+            if not completed or (uuid is not None and uuid in seen):
+                continue  # a log of a retry holds the samples of the log before it
+            if uuid is not None:
+                seen.add(uuid)
+            groups.setdefault((log.task, repr(entry.id)), []).append(entry)
+    if score is not None and not any(_locate(score, names)):
+        raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
+    place = 0
+    for group in groups.values():
+        index.groups.append([replace(entry, place=place + n) for n, entry in enumerate(group)])
+        place += len(group)
+    return index
+
+
+_USED = ("id", "epoch", "scores", "error", "limit", "uuid", "completed")
+"""Fields of summaries that are read."""
+
+
+def _log(path: str, spec: EvalSpec) -> Log:
+    headline = spec.headline_metric
+    ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
+    return Log(
+        path=path,
+        name=path.rpartition("/")[2],
+        task=spec.task,
+        model=spec.model,
+        caller=POLICY_MODEL if ours else spec.model,
+        headline=None if headline is None else headline.scorer,
+    )
+
+
+def _entry(summary: EvalSampleSummary, log: int, header: Log, score: str | None) -> Entry:
+    scores = summary.scores or {}
+    return Entry(
+        place=0,
+        log=log,
+        id=summary.id,
+        epoch=summary.epoch,
+        reward=reward_of(scores, score or header.headline),
+        error=summary.error is not None,
+        limit=summary.limit,
+    )
+
+
+def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
+    """Return a score as a number; ``None`` when it is absent or not a number.
+
+    Args:
+        scores: Scores of a sample.
+        path: The score's name, or ``name.key``; ``None`` for the mean of all.
+    """
+    if path is not None:
+        name, key = _locate(path, scores)
+        chosen = {name: scores[name]} if name else {}
+        if name and key:
+            value = scores[name].value
+            entry = value.get(key) if isinstance(value, Mapping) else None
+            if entry is None:
+                return None
+            chosen = {key: Score(value=entry)}
+    else:
+        chosen = dict(scores)
+    try:
+        values = [score_reward(n, SampleScore(score=each)).value for n, each in chosen.items()]
+    except UnscoredError:
+        return None
+    return sum(values) / len(values) if values else None
+
+
+def _locate(path: str, names: Mapping[str, Any] | set[str]) -> tuple[str, str]:
+    """Split ``name.key``; the longest beginning that is a name wins, for names with dots."""
+    name = path
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name, path[len(name) + 1 :] if name else ""
+
+
+def logged_outcomes(
+    paths: Sequence[str], task: str, samples: Sequence[Sample]
+) -> list[GroupOutcome]:
+    """Return what logs tell about the samples of a task, one outcome for all attempts at each.
+
+    Args:
+        paths: Logs and folders of logs: ours, or any eval's. Those of other tasks are left out.
+        task: Name of the task.
+        samples: Its samples, which are recognised by their ids.
+
+    Raises:
+        ConfigError: A path is no log, a log cannot be read, or none has a sample of the task.
+    """
+    # Not in an event loop, for which Inspect would patch asyncio.
+    with ThreadPoolExecutor(1) as thread:
+        index = thread.submit(_read, [str(path) for path in paths]).result()
+    bare = task.rpartition("/")[2]
+    rewards: dict[str, list[float]] = {}
+    for entry in index.entries:
+        if index.logs[entry.log].task.rpartition("/")[2] != bare or entry.error:
+            continue
+        if entry.reward is not None:
+            rewards.setdefault(str(entry.id), []).append(entry.reward)
+    found = [
+        GroupOutcome(position=position, rewards=tuple(rewards[str(sample.id)]))
+        for position, sample in enumerate(samples)
+        if str(sample.id) in rewards
+    ]
+    if not found:
+        others = ", ".join(sorted({log.task for log in index.logs})) or "no task"
+        raise ConfigError(
+            f"sampler_logs: no log has a rewarded sample of task {task!r} (they are of {others})"
+        )
+    return found
+
+
+def _read(paths: Sequence[str]) -> Index:
+    index = index_logs(find_logs(paths), score=None)
+    for path, reason in index.unreadable.items():
+        raise ConfigError(f"sampler_logs: {path}: {reason}")
+    return index

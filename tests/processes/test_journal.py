@@ -1,0 +1,53 @@
+"""Journals lose nothing that was written, and believe nothing that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspect_tinker_plugin.processes import Journal, read_rows
+
+ROWS: list[dict[str, Any]] = [{"n": 1, "text": "é\u2028\ud800"}, {"n": 2, "crc": "mine"}, {"n": 3}]
+
+
+def test_what_was_written_is_read_by_a_journal_and_as_plain_json_lines(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.load() == []
+    assert 0 < journal.hold(ROWS[0]) < journal.hold(ROWS[1])
+    assert not journal.path.exists()
+    journal.write(ROWS[2])
+    assert [row["n"] for row in Journal(journal.path).load()] == [1, 2, 3]
+    assert [row["n"] for row in read_rows(journal.path)] == [1, 2, 3]
+    journal.replace(ROWS[1:])
+    assert [row["n"] for row in journal.load()] == [2, 3]
+
+
+def flip(held: bytes) -> bytes:
+    middle = held.index(b'"n": 2') + 5
+    return held[:middle] + b"7" + held[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda held: held[:-1], [1, 2]),
+        (lambda held: held[:-9], [1, 2]),
+        (lambda held: held + b'{"n": 4', [1, 2, 3]),
+        (lambda held: held + b'\xff{"n": 4}\n', [1, 2, 3]),
+        (flip, [1]),
+        (lambda held: b"", []),
+    ],
+    ids=["no end", "cut", "begun", "no line", "another number", "nothing"],
+)
+def test_a_damaged_line_ends_it_and_the_next_follows_the_last_whole_one(
+    tmp_path: Path, damage: Callable[[bytes], bytes], left: list[int]
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write(*ROWS)
+    journal.path.write_bytes(damage(journal.path.read_bytes()))
+    assert [row["n"] for row in journal.load()] == left
+    journal.write({"n": 9})
+    assert [row["n"] for row in journal.load()] == [*left, 9]
