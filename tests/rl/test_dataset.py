@@ -329,6 +329,33 @@ async def test_a_used_builder_still_pickles_and_small() -> None:
     assert group.get_total_rewards() == [1.0]
 
 
+def test_a_sample_that_cannot_be_sent_to_a_process_is_named() -> None:
+    for thing in (lambda: None, threading.Lock()):
+        sample = Sample(id="mine", input="1+1?", target="2", metadata={"check": thing})
+        [builder] = as_rl_dataset(Task([sample], scorer=match()), renderer()).get_batch(0)
+        with pytest.raises(TaskError, match=r"sample 'mine'.*metadata must be plain data"):
+            pickle.dumps(builder)
+
+
+async def test_clean_up_of_one_rollout_leaves_another_of_the_same_builder_alone() -> None:
+    [builder] = as_rl_dataset(arithmetic(1), renderer(), group_size=2).get_batch(0)
+    quick_is_done = asyncio.Event()
+
+    class Slow(Words):
+        async def __call__(self, *args: Any, **more: Any) -> TokensWithLogprobs:
+            await quick_is_done.wait()
+            return await super().__call__(*args, **more)
+
+    async def quick() -> list[float]:
+        group = await do_group_rollout(builder, Words(["1"]))
+        quick_is_done.set()
+        return group.get_total_rewards()
+
+    slow = asyncio.create_task(do_group_rollout(builder, Slow(["1"])))
+    assert await asyncio.create_task(quick()) == [1.0, 1.0]
+    assert (await slow).get_total_rewards() == [1.0, 1.0]
+
+
 # one process, many episodes, an eval among them
 
 

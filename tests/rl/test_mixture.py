@@ -153,6 +153,7 @@ async def test_the_cookbooks_interleaving_is_logged_without_a_step(
             limit=limit,
             task_args={"count": 7},
             log_dir=str(tmp_path),
+            interleaved=True,
         )
 
     new: Any = InterleavedRLDatasetBuilder

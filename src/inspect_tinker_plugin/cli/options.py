@@ -124,10 +124,12 @@ def output_option(help: str) -> Callable[[Command], Command]:
 
 def load_task(choices: dict[str, Any]) -> ResolvedTask:
     """Take a command's task and its arguments out of its choices, and make the task."""
+    from inspect_tinker_plugin.tasks.loading import with_roles
     from inspect_tinker_plugin.tasks.reference import resolve_task
 
     args = parse_args(choices.pop("task_args"), choices.pop("task_config"))
-    return resolve_task(choices.pop("task"), args)
+    with with_roles(choices.get("model_roles", {})):
+        return resolve_task(choices.pop("task"), args)
 
 
 def dataset_options(

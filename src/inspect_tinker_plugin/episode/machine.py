@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -25,6 +26,7 @@ from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.processes.loops import run_in, settle, wait_for_end
 
 logger = getLogger(__name__)
 
@@ -46,7 +48,8 @@ class EpisodeMachine:
     """One episode from ``NEW`` to ``SCORED`` or ``CLOSED``; the table is in the design notes.
 
     One task drives it. ``halt()`` and ``shut()`` only request the end, immediately and as
-    often as you like; the task carries it out, and releases everything before it ends.
+    often as you like; the task carries it out, and releases everything before it ends. Every call
+    but ``start()`` may come from another thread, with or without an event loop of its own.
 
     Attributes:
         state: Where the episode is.
@@ -118,10 +121,9 @@ class EpisodeMachine:
                 self.shut()
 
         def ended() -> None:
-            if not released.done():
-                released.set_result(None)
+            settle(released)
 
-        self._mailbox.on_ask = asked
+        self._mailbox.on_ask = partial(run_in, loop, asked)
         self._begin()
         self.at_end(ended)
         try:
@@ -160,6 +162,7 @@ class EpisodeMachine:
         """Answer the parked model call; dropped when the episode has continued without it."""
         if self.state is EpisodeState.NEW or self.state is EpisodeState.STARTING:
             raise RuntimeError(f"no model call waits for a reply: the episode is {self.state}")
+        self._require_loop()
         self.heard = self._mailbox.answer(reply)
         return await self._mailbox.next()
 
@@ -168,6 +171,9 @@ class EpisodeMachine:
 
         The rest of the episode then has ``stop_timeout`` seconds.
         """
+        self._do(self._halt, reason)
+
+    def _halt(self, reason: str) -> None:
         state = self.state
         if state is EpisodeState.NEW:
             self._finish(self._make_run().give_up(f"{reason}: it had not started"))
@@ -184,11 +190,15 @@ class EpisodeMachine:
 
     async def stop(self, reason: str) -> EpisodeResult:
         """``halt()``, and wait for the result."""
+        self._require_loop()
         self.halt(reason)
         return await self._mailbox.end()
 
     def shut(self) -> None:
         """End the episode without a result; its own task releases everything."""
+        self._do(self._shut)
+
+    def _shut(self) -> None:
         if not self.state.before(EpisodeState.SCORED):
             return
         self.state = EpisodeState.CLOSED
@@ -196,7 +206,7 @@ class EpisodeMachine:
         if self._task is None:
             self._leave()
             return
-        if self._scope is not None:
+        if self._scope is not None and not self._task.get_loop().is_closed():
             self._scope.cancel()
         self._abandon_calls()
         if self._deadline is not None:
@@ -219,17 +229,32 @@ class EpisodeMachine:
         """Cancel the model calls that the cancellation of the solver does not reach."""
         assert self._task is not None
         loop = self._task.get_loop()
-        if not loop.is_closed():
+        if loop.is_closed():
+            self._mailbox.abandon()
+        else:
             loop.call_soon(self._mailbox.abandon)  # behind that cancellation
+
+    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do something where the episode runs."""
+        if self._task is None or not run_in(self._task.get_loop(), work, *arguments):
+            work(*arguments)
+
+    def _require_loop(self) -> None:
+        """Raise when the episode waits in an event loop that has stopped: nothing would come."""
+        if self._task is None or self._task.done():
+            return
+        loop = self._task.get_loop()
+        if not loop.is_running() and self.state.before(EpisodeState.SCORED):
+            self._mailbox.abandon()
+            raise EpisodeClosedError(f"{self.name}: the event loop that it ran in has ended")
 
     async def close(self) -> None:
         """``shut()``, and wait until everything is released."""
         self.shut()
         task = self._task
-        if task is None or task.done() or task.get_loop().is_closed():
+        if task is None or task.done():
             return
-        await asyncio.wait([task], timeout=self._release_patience)
-        if not task.done():
+        if not await wait_for_end(task, self._release_patience) and task.get_loop().is_running():
             self._report_hanging()
 
     @property
@@ -305,6 +330,7 @@ class EpisodeMachine:
         elif fault is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
             # Those two are of a process that is told to end; asyncio hands them on.
             logger.error("%s: it failed while it was closed", self.name, exc_info=fault)
+        self._mailbox.abandon()  # nothing has answered threads that outlive the loop
         self._leave()
 
     def _leave(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, Reply, TurnRequest
+from inspect_tinker_plugin.processes.loops import cancel, settle
 
 
 class PolicyDoneError(RuntimeError):
@@ -20,6 +22,9 @@ class PolicyDoneError(RuntimeError):
             "part of what was scored, so it is not sampled; name another model there."
         )
 
+
+_lock = threading.RLock()
+"""Guards all mailboxes: they are held for a few lines, and never while anybody waits."""
 
 _PAUSE = 0.01
 """Seconds before a call that nobody answers is cancelled: a solver may repeat it for ever."""
@@ -35,8 +40,9 @@ class _Parked:
 class Mailbox:
     """Serves the model calls of one episode, one at a time, first in first out.
 
-    A solver may ask from several coroutines at once; only the oldest call is shown to the
-    environment. A call whose coroutine was cancelled while it waited is skipped.
+    A solver may ask from several coroutines at once, and from threads with an event loop of their
+    own; only the oldest call is shown to the environment, which may wait in yet another loop. Each
+    waiter is woken in its own loop. A call that was cancelled while it waited is skipped.
 
     Attributes:
         on_ask: Called with every model call, once it is parked.
@@ -49,7 +55,7 @@ class Mailbox:
         self._open = True
         self._abandoned = False
         self._watchers: list[asyncio.Future[None]] = []
-        self.on_ask: Callable[[TurnRequest], None] | None = None
+        self.on_ask: Callable[[TurnRequest], object] | None = None
 
     # the solver's side
 
@@ -74,41 +80,48 @@ class Mailbox:
         await (await self._park(None))
 
     async def _park(self, request: TurnRequest | None) -> asyncio.Future[Any]:
-        if not self._open:
-            raise PolicyDoneError
-        if self._abandoned:
-            await asyncio.sleep(_PAUSE)
-            raise asyncio.CancelledError("the episode was stopped")
         parked = _Parked(request, asyncio.get_running_loop().create_future())
-        self._waiting.append(parked)
-        self._notify()
-        return parked.answer
+        with _lock:
+            if not self._open:
+                raise PolicyDoneError
+            if not self._abandoned:
+                self._waiting.append(parked)
+                self._notify()
+                return parked.answer
+        await asyncio.sleep(_PAUSE)
+        raise asyncio.CancelledError("the episode was stopped")
 
     def close(self) -> None:
         """Accept no more model calls, because the solver has ended; parked calls are refused."""
-        self._open = False
-        refused = [*self._waiting, *([self._shown] if self._shown is not None else [])]
-        self._waiting.clear()
-        self._shown = None
+        with _lock:
+            self._open = False
+            refused = self._parked()
+            self._waiting.clear()
+            self._shown = None
         for parked in refused:
-            if not parked.answer.done():
-                parked.answer.set_exception(PolicyDoneError())
+            settle(parked.answer, error=PolicyDoneError())
 
     def abandon(self) -> None:
         """Cancel whoever waits for an answer, and whoever asks from now on: nobody answers.
 
         A cancelled solver may ask once more in a shield, for a summary say, which no cancellation
-        of the episode reaches.
+        of the episode reaches. Neither does it reach a thread that asks in a loop of its own.
         """
-        self._abandoned = True
-        for parked in [*self._waiting, *([self._shown] if self._shown is not None else [])]:
-            parked.answer.cancel()
+        with _lock:
+            self._abandoned = True
+            left = self._parked()
+        for parked in left:
+            cancel(parked.answer)
+
+    def _parked(self) -> list[_Parked]:
+        return [*self._waiting, *([] if self._shown is None else [self._shown])]
 
     def finish(self, outcome: EpisodeResult | BaseException) -> None:
         """Hand over how the episode ended, or why it has no result; only the first call counts."""
-        if self._outcome is None:
-            self._outcome = outcome
-            self._notify()
+        with _lock:
+            if self._outcome is None:
+                self._outcome = outcome
+                self._notify()
 
     # the environment's side
 
@@ -119,11 +132,9 @@ class Mailbox:
 
     def answer(self, reply: Reply) -> bool:
         """Answer the call that was shown last; return whether somebody still waits for it."""
-        shown, self._shown = self._shown, None
-        if shown is None or shown.answer.done():
-            return False
-        shown.answer.set_result(reply)
-        return True
+        with _lock:
+            shown, self._shown = self._shown, None
+        return shown is not None and settle(shown.answer, reply)
 
     async def next(self) -> Outcome:
         """Wait for the next model call, or for the end of the episode.
@@ -132,11 +143,13 @@ class Mailbox:
             EpisodeClosedError: The episode was closed.
         """
         while True:
-            if self._outcome is None and (request := self._show()) is not None:
-                return request
-            if self._outcome is not None:
-                return await self.end()
-            await self._change()
+            with _lock:
+                if self._outcome is not None:
+                    return self._end()
+                if (request := self._show()) is not None:
+                    return request
+                watcher = self._watch()
+            await self._changed(watcher)
 
     async def end(self) -> EpisodeResult:
         """Wait for the end of the episode, past model calls that nobody will answer.
@@ -144,8 +157,15 @@ class Mailbox:
         Raises:
             EpisodeClosedError: The episode was closed.
         """
-        while self._outcome is None:
-            await self._change()
+        while True:
+            with _lock:
+                if self._outcome is not None:
+                    return self._end()
+                watcher = self._watch()
+            await self._changed(watcher)
+
+    def _end(self) -> EpisodeResult:
+        assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
@@ -153,26 +173,29 @@ class Mailbox:
     def _notify(self) -> None:
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
+            settle(watcher)
 
-    async def _change(self) -> None:
-        """Wait until something has changed."""
+    def _watch(self) -> asyncio.Future[None]:
         watcher = asyncio.get_running_loop().create_future()
         self._watchers.append(watcher)
+        return watcher
+
+    async def _changed(self, watcher: asyncio.Future[None]) -> None:
+        """Wait until something has changed."""
         try:
             await watcher
         finally:
-            if watcher in self._watchers:  # cancelled
-                self._watchers.remove(watcher)
+            with _lock:
+                if watcher in self._watchers:  # cancelled
+                    self._watchers.remove(watcher)
 
     def _show(self) -> TurnRequest | None:
         while self._waiting:
             parked = self._waiting.pop(0)
-            if parked.answer.done():
+            if parked.answer.done() or parked.answer.get_loop().is_closed():
                 continue
             if parked.request is None:
-                parked.answer.set_result(None)
+                settle(parked.answer)
                 continue
             self._shown = parked
             return parked.request

@@ -165,8 +165,10 @@ class PolicyAbsentError(RuntimeError):
 class PolicyAPI(ModelAPI):
     """Parks each ``generate()`` in a mailbox until the environment answers it.
 
-    Without a mailbox it only bears the name that logs of rollouts give the model under training,
-    so that Inspect can score them; the arguments that they give it have no effect then.
+    Without a mailbox it is the provider of a model that was named as the policy: by
+    ``get_model(str(state.model))``, or by ``get_model()`` while a task was made. It asks the policy
+    of the running episode. It also bears the name that logs of rollouts give the model under
+    training, so that Inspect can score them; the arguments that they give it have no effect then.
 
     Attributes:
         graded: The refusal of the last scorer that asked it, which may have told nobody.
@@ -184,6 +186,10 @@ class PolicyAPI(ModelAPI):
         **logged: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
+        if mailbox is None:
+            # Inspect makes the model with this very object; a parked call must hold no place.
+            for name, value in _POLICY_CONFIG.items():
+                setattr(config, name, value)
         self.attach(mailbox, max_turns=max_turns)
 
     def attach(self, mailbox: Mailbox | None, *, max_turns: int | None) -> None:
@@ -220,7 +226,8 @@ class PolicyAPI(ModelAPI):
             self.graded = PolicyGradingError(scorer, _missing_role.get())
             raise self.graded
         if self._mailbox is None:
-            raise PolicyAbsentError(self.model_name)
+            reply: ModelOutput = await self._running().generate(input, tools, tool_choice, config)
+            return reply
         await self._check_turns(self._mailbox)
         request = TurnRequest(
             index=self.asked,
@@ -232,18 +239,34 @@ class PolicyAPI(ModelAPI):
             side=_untrained.get(),
         )
         self.asked += 1
-        reply = await self._mailbox.ask(request)
-        if isinstance(reply, Exception):
-            raise reply
-        stop_reason = reply.stop_reason if reply.choices else None
+        answer = await self._mailbox.ask(request)
+        if isinstance(answer, Exception):
+            raise answer
+        stop_reason = answer.stop_reason if answer.choices else None
         if stop_reason == "model_length":  # nobody has sampled it
-            return reply
+            return answer
         self.answered += 1
         self.truncated = stop_reason == "max_tokens"
-        if reply.usage is not None:
+        if answer.usage is not None:
             used = self._usage
-            self._usage = reply.usage.model_copy() if used is None else used + reply.usage
-        return reply
+            self._usage = answer.usage.model_copy() if used is None else used + answer.usage
+        return answer
+
+    def _running(self) -> Any:
+        """Return the provider of the running episode's policy.
+
+        Raises:
+            PolicyAbsentError: No episode runs here.
+        """
+        model = internals.active_model()
+        if model is None or model.api is self or not getattr(model.api, "plays_policy", False):
+            raise PolicyAbsentError(self.model_name)
+        return model.api
+
+    @property
+    def plays_policy(self) -> bool:
+        """Whether it answers as the policy of an episode, or of an eval that is compared to one."""
+        return self._mailbox is not None
 
     async def _check_turns(self, mailbox: Mailbox) -> None:
         limit = self._max_turns

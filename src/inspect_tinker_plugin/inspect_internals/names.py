@@ -116,6 +116,13 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.model._call_tools:call_tool": (
         "one approved tool call on its way to the tool, where executors come in"
     ),
+    "inspect_ai.model._model:_model_roles": (
+        "the roles that a task's function finds while it makes the task"
+    ),
+    "inspect_ai.model._model:active_model": "whose policy is asked by its name",
+    "inspect_ai.model._model:active_model_context_var": (
+        "the model that a task's function finds while it makes the task"
+    ),
     "inspect_ai.model._model:init_sample_model_data": "per-sample usage, which limits read",
     "inspect_ai.model._model:sample_model_usage": "usage so far, in the event of a score",
     "inspect_ai.model._model:sample_role_usage": "usage so far by role, in the event of a score",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from inspect_ai import Task
@@ -26,6 +28,7 @@ from inspect_ai._util.registry import (
     registry_unqualified_name,
 )
 from inspect_ai.model import Model
+from inspect_ai.model._model import _model_roles, active_model, active_model_context_var
 from inspect_ai.model._model_config import (
     model_roles_config_to_model_roles,
     model_roles_to_model_roles_config,
@@ -37,6 +40,9 @@ from inspect_ai.solver._solver import SolverSpec
 __all__ = [
     "PrerequisiteError",
     "SolverSpec",
+    "active_model",
+    "bind_model",
+    "bind_roles",
     "create_file_tasks",
     "in_one_line",
     "init_dotenv",
@@ -65,6 +71,26 @@ def in_one_line(error: BaseException) -> str:
         r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text
     )
     return " ".join(plain.split()).removeprefix("ERROR: ") or repr(error)
+
+
+@contextmanager
+def bind_model(model: Model) -> Iterator[None]:
+    """Make a model the active one, as `inspect eval` does before it makes tasks and solvers."""
+    token = active_model_context_var.set(model)
+    try:
+        yield
+    finally:
+        active_model_context_var.reset(token)
+
+
+@contextmanager
+def bind_roles(roles: dict[str, Model | list[Model]]) -> Iterator[None]:
+    """Bind model roles, as `inspect eval` does before it makes tasks and solvers."""
+    token = _model_roles.set(roles)
+    try:
+        yield
+    finally:
+        _model_roles.reset(token)
 
 
 def unqualified_name(name: str) -> str:

@@ -116,6 +116,11 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     stop_timeout: float = _option("stop_timeout")
     model_roles: dict[str, Any] | None = _option("model_roles", default=None)
     side_models: dict[str, str] | None = _option("side_models", default=None)
+    interleaved: bool = chz.field(
+        default=False,
+        doc="Another dataset takes single groups out of its batches, as the cookbook's "
+        "interleaving does: logs then name no step.",
+    )
     max_samples: int | None = chz.field(default=None, doc="The old name of limit.")
     options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Options of as_rl_dataset by name, over the fields."
@@ -137,6 +142,8 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         """
         renderer = self.renderer()
         train = self.train_dataset(renderer)
+        if isinstance(train, InspectRLDataset):
+            train.interleaved = self.interleaved
         if self.test_task is None:
             return train, None
         return train, self.test_dataset(renderer, self.test_task, self.test_task_args)

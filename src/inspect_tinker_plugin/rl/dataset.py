@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
@@ -32,14 +31,12 @@ from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
 from inspect_tinker_plugin.samplers.state import FOLDER, SamplerState
+from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 
 TaskLike = Task | Callable[..., Task] | str | TaskRef
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
-
-_MIXES_GROUPS = "tinker_cookbook.rl.interleaved"
-"""The cookbook's module whose datasets take single groups out of the batches of others."""
 
 
 class InspectRLDataset(RLDataset):
@@ -61,6 +58,8 @@ class InspectRLDataset(RLDataset):
         self.samples = samples
         """The samples of an epoch, before shuffling."""
         self._order = order or Passes(len(samples), handle.options)
+        self.interleaved = False
+        """Whether another dataset takes single groups out of its batches."""
         self._ahead: Ahead | None = None
 
     @property
@@ -79,7 +78,6 @@ class InspectRLDataset(RLDataset):
         if self._ahead is not None:
             self._ahead.asked(index)
         positions = self._order.batch(index)
-        step_known = sys._getframe(1).f_globals.get("__name__") != _MIXES_GROUPS
         return [
             InspectGroupBuilder(
                 self.handle,
@@ -87,7 +85,7 @@ class InspectRLDataset(RLDataset):
                 batch=index,
                 index=number,
                 groups=len(positions),
-                step_known=step_known,
+                step_known=not self.interleaved,
                 outcome=(
                     self._order.outcome_file(index, number, position)
                     if isinstance(self._order, Sampled)
@@ -275,7 +273,8 @@ def prepare_task(
         )
     if options.log_dir is not None:
         options = replace(options, log_dir=log_folder(options.log_dir))
-    resolved = resolve_task(task, task_args)
+    with with_roles(options.model_roles):
+        resolved = resolve_task(task, task_args)
     reward = resolve_reward(options.reward).aggregator
     if not with_plugin_scorers(resolved.task).scorer and not reads_other_than_scorers(
         options.reward, reward

@@ -29,9 +29,9 @@ from inspect_tinker_plugin.contracts.episodes import (
 )
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.cancellation import being_cancelled
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.episode.runner import Episode
+from inspect_tinker_plugin.processes.loops import cancel, wait_for_end
 from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.ending import (
     ROLLOUT_ENDED,
@@ -288,8 +288,8 @@ class InspectEnv(Env):
         await self._episode.close()
         conclusion = self._conclusion
         if conclusion is not None and not conclusion.done():
-            conclusion.cancel()
-            await asyncio.wait([conclusion], timeout=CLOSE_GRACE)
+            cancel(conclusion)
+            await wait_for_end(conclusion, CLOSE_GRACE)
 
     def forget(self) -> None:
         """Forget what a closed env needs no more, so that its memory is free at once."""
@@ -378,12 +378,9 @@ class InspectEnv(Env):
         return ending
 
     async def _concluded(self, conclusion: asyncio.Task[Ending]) -> Ending:
-        try:
-            return await asyncio.shield(conclusion)
-        except asyncio.CancelledError:
-            if conclusion.cancelled() and not being_cancelled():
-                raise EpisodeClosedError("the episode was closed while it was scored") from None
-            raise
+        if not await wait_for_end(conclusion) or conclusion.cancelled():
+            raise EpisodeClosedError("the episode was closed while it was scored")
+        return conclusion.result()
 
     def _final_step(self, ending: Ending) -> StepResult:
         """Make the step that carries the reward; it counts as delivered from here on."""

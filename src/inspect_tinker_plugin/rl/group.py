@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import weakref
 from collections.abc import Sequence
 from logging import getLogger
 from typing import Any
@@ -12,7 +14,7 @@ from inspect_ai.dataset import Sample
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
 from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.options import DatasetOptions
@@ -65,14 +67,14 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.groups = groups
         self.step_known = step_known
         self.outcome = outcome
-        self._envs: list[InspectEnv] = []
+        self._envs: list[tuple[weakref.ref[asyncio.Task[Any]], InspectEnv]] = []
         self._recording = self._new_recording()
 
     async def make_envs(self) -> Sequence[Env]:
         """Make the group's envs; no episode or sandbox starts before their first step.
 
         Called again by strategies that retry: each call makes ``group_size`` new envs, whose
-        epochs continue the numbering, and ``cleanup()`` closes those of all calls.
+        epochs continue the numbering, and ``cleanup()`` closes those of all calls by the same task.
         """
         await wait_to_start()
         if self.outcome is not None:
@@ -80,7 +82,9 @@ class InspectGroupBuilder(EnvGroupBuilder):
         parts = self.handle.parts()
         shared = PromptCache()
         hooks = parts.hooks.group()
-        made = len(self._envs)
+        task = asyncio.current_task()
+        assert task is not None
+        made = len(self._made_by(task))
         limits = budgets(self.handle.options)
         envs = []
         for member in range(self.handle.options.group_size):
@@ -105,8 +109,12 @@ class InspectGroupBuilder(EnvGroupBuilder):
             envs.append(env)
             if self._recording is not None:
                 self._recording.add(env, episode, tokens)
-        self._envs += envs
+        maker = weakref.ref(task)
+        self._envs += [(maker, env) for env in envs]
         return envs
+
+    def _made_by(self, task: asyncio.Task[Any] | None) -> list[InspectEnv]:
+        return [env for maker, env in self._envs if maker() is task]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -204,16 +212,20 @@ class InspectGroupBuilder(EnvGroupBuilder):
     async def cleanup(self) -> None:
         """Close every episode that was ever made here. Never raises; safe to call again.
 
-        It runs to its end even if the caller is cancelled, once or repeatedly.
+        Of a builder that is rolled out by several tasks together, each closes its own. A task that
+        has made none closes all. It runs to its end even if the caller is cancelled, once or
+        repeatedly.
         """
-        await uninterrupted(self._release)
+        own = self._made_by(asyncio.current_task())
+        envs = own or [env for _, env in self._envs]
+        self._envs = [each for each in self._envs if each[1] not in envs]
+        await uninterrupted(lambda: self._release(envs))
 
-    async def _release(self) -> None:
-        envs, self._envs = self._envs, []
+    async def _release(self, envs: Sequence[InspectEnv]) -> None:
         closing = [env.close() for env in envs if not env.released]
         results = await asyncio.gather(*closing, return_exceptions=True)
         if self._recording is not None:
-            await self._recording.write()
+            await self._recording.write(envs)
         for env in envs:
             env.forget()
         for result in results:
@@ -225,8 +237,24 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return [self.handle.name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without live envs."""
-        return {**self.__dict__, "_envs": [], "_recording": self._new_recording()}
+        """Pickle without live envs.
+
+        Raises:
+            TaskError: The sample holds something that cannot be sent to another process.
+        """
+        try:
+            sample = pickle.dumps(self.sample)
+        except Exception as error:  # each type of object has its own
+            raise TaskError(
+                f"task {self.handle.name!r}, sample {self.sample.id!r}: it cannot be sent to "
+                f"another process ({error}); its metadata must be plain data"
+            ) from error
+        fresh: dict[str, Any] = {"_envs": [], "_recording": self._new_recording()}
+        return {**self.__dict__, "sample": sample, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickle."""
+        self.__dict__.update(state, sample=pickle.loads(state["sample"]))
 
     def _new_recording(self) -> GroupRecording | None:
         run = log_run(self.handle)

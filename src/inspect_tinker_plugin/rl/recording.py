@@ -208,12 +208,13 @@ class GroupRecording:
             if member is not None:
                 member.graded = _graded(trajectory, value, metrics)
 
-    async def write(self) -> None:
-        """Write the group's rollouts and forget them, after its episodes are closed; never raises.
+    async def write(self, envs: Sequence[Env]) -> None:
+        """Write the rollouts of envs that are closed, and forget them; never raises.
 
         Nothing is written for a group that never made an env.
         """
-        members, self._members = self._members, []
+        members = [each for each in self._members if each.env in envs]
+        self._members = [each for each in self._members if each.env not in envs]
         if members:
             rollouts = [_rollout(member) for member in members if member.episode.started]
             await write_group(self._run, self._slot, rollouts)

@@ -21,6 +21,7 @@ from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import DatasetHooks, with_plugin_scorers
+from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
@@ -103,7 +104,8 @@ class TaskHandle:
     def _resolve(self) -> Task:
         if self._task is None:
             assert self._ref is not None
-            self._task = self._ref.resolve()
+            with with_roles(self.options.model_roles):
+                self._task = self._ref.resolve()
         return self._task
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
+from inspect_ai.model import get_model
 from inspect_ai.solver import Solver
 from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import InspectRLError, TaskError, TaskNotFoundError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 
@@ -69,9 +71,10 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
         TaskError: There is no such solver, or its code failed.
     """
     try:
-        return internals.solver_from_spec(
-            internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
-        )
+        with with_policy():
+            return internals.solver_from_spec(
+                internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
+            )
     except internals.PrerequisiteError as error:
         raise TaskError(f"solver {spec!r}: {internals.in_one_line(error)}") from error
     except (Exception, SystemExit) as error:
@@ -80,6 +83,30 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
             f"solver {spec!r} could not be created: {type(error).__name__}: {text}"
             f"{_place_of(error)}"
         ) from error
+
+
+def with_policy() -> AbstractContextManager[None]:
+    """Have ``get_model()`` return the policy while a task or solver is made, as in an eval.
+
+    What it returns asks the policy of whichever episode uses it.
+    """
+    return internals.bind_model(get_model(POLICY_MODEL))
+
+
+def with_roles(roles: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Have ``get_model(role=...)`` find these models while a task is made, as in an eval."""
+    return internals.bind_roles(_Roles(roles))
+
+
+class _Roles(dict[str, Any]):
+    """Model roles, whose names become models when they are asked for."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the model of a role, or the first of several."""
+        bound = super().get(key)
+        if isinstance(bound, list):
+            bound = bound[0] if bound else None
+        return default if bound is None else get_model(bound, role=key)
 
 
 def in_folder(folder: str | None) -> Any:
@@ -133,7 +160,8 @@ def _unknown(name: str) -> str:
 def _loading(name: str) -> Iterator[None]:
     """Report an error in a task's own code as one line, with its place in that code."""
     try:
-        yield
+        with with_policy():
+            yield
     except InspectRLError:
         raise
     except internals.PrerequisiteError as error:

@@ -31,6 +31,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.episode.model import PolicyAPI
 
@@ -214,6 +215,7 @@ class ScriptedAPI(ModelAPI):
 
     player: Player | None = None
     keep_requests: bool = True
+    plays_policy = True
 
     async def generate(
         self,
@@ -224,7 +226,14 @@ class ScriptedAPI(ModelAPI):
     ) -> ModelOutput:
         """Return the script's next reply; the request is kept in ``player.requests``."""
         if self.player is None:
-            raise RuntimeError("create scripted models with scripted_model(script)")
+            running = internals.active_model()  # which `get_model(str(state.model))` has named
+            if (
+                running is None
+                or not isinstance(running.api, ScriptedAPI)
+                or not running.api.player
+            ):
+                raise RuntimeError("create scripted models with scripted_model(script)")
+            return await running.api.generate(input, tools, tool_choice, config)
         kept = self.keep_requests
         request = TurnRequest(
             index=len(self.player.requests),

@@ -25,6 +25,7 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.tasks.loading import with_policy
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
 from inspect_tinker_plugin.tasks.sandboxes import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy, load_renderer
@@ -78,7 +79,10 @@ NO_OVERRIDES = Overrides()
 
 def make_task(source: TaskSource) -> Task:
     """Return the task itself, or a new one if there is a factory."""
-    return source if isinstance(source, Task) else source()
+    if isinstance(source, Task):
+        return source
+    with with_policy():
+        return source()
 
 
 def one_sample_task(source: TaskSource, sample: int | Sample) -> Task:
