@@ -6,6 +6,7 @@ them. They are written as Inspect's logs write them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,12 +21,12 @@ def spelt_out(text: str) -> str:
     return text
 
 
-def all_spelt_out(value: Any) -> Any:
-    """Do the same in each text, and each key, of JSON data."""
+def all_spelt_out(value: Any, write: Callable[[str], str] = spelt_out) -> Any:
+    """Do the same, or what ``write`` does, in each text and each key of JSON data."""
     if isinstance(value, str):
-        return spelt_out(value)
+        return write(value)
     if isinstance(value, list):
-        return [all_spelt_out(item) for item in value]
+        return [all_spelt_out(item, write) for item in value]
     if isinstance(value, dict):
-        return {all_spelt_out(key): all_spelt_out(item) for key, item in value.items()}
+        return {write(key): all_spelt_out(item, write) for key, item in value.items()}
     return value

@@ -22,7 +22,11 @@ from inspect_tinker_plugin.contracts.surrogates import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser
-from inspect_tinker_plugin.tokens.tokenizers import own_tokenizer, with_own_tokenizer
+from inspect_tinker_plugin.tokens.tokenizers import (
+    ControlTokens,
+    own_tokenizer,
+    with_own_tokenizer,
+)
 
 SAMPLER_OPTIONS = (
     "max_tokens",
@@ -100,6 +104,9 @@ class DatasetRenderer:
 
     Picklable when the renderer is, as those of the cookbook's ``get_renderer()`` are.
 
+    Attributes:
+        renderer: a copy of the renderer, which knows the marks of :class:`ControlTokens`.
+
     Args:
         renderer: the renderer of the model under training.
         tokenizer: its tokenizer, if not ``renderer.tokenizer``.
@@ -127,7 +134,15 @@ class DatasetRenderer:
 
     def _set_up(self) -> None:
         self.stops: list[str] | list[int] = self.renderer.get_stop_sequences()
-        self.parser = ReplyParser(self.renderer, self.tokenizer, stops=self.stops, model=self.model)
+        self.control = ControlTokens(self.renderer, self.stops)
+        self.renderer = self.control.renderer
+        self.parser = ReplyParser(
+            self.renderer,
+            self.tokenizer,
+            stops=self.stops,
+            control=self.control,
+            model=self.model,
+        )
         self.extension = Extension(self.renderer, self.tokenizer, self.stops)
         self.extends = bool(self.renderer.has_extension_property)
         self._tails: dict[tuple[str, ...], int] = {}
@@ -136,6 +151,10 @@ class DatasetRenderer:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the renderer only; the tokenizer is loaded with it."""
         return (_rebuild, (*self._given, self.images, self.model))
+
+    def write(self, text: str) -> str:
+        """Return a text as the renderer gets it: no half surrogate pair, no control token."""
+        return self.control.broken(spelt_out(text))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has."""

@@ -28,12 +28,14 @@ class TokenCounts:
         answered: The turns, in time order.
         refused: Requests of programs that got an error in the place of a prompt.
         over_window: Calls that left no room for a reply in the context window.
+        control_in_text: Control tokens that messages and descriptions of tools spelled.
     """
 
     def __init__(self) -> None:
         self.answered: list[Turn] = []
         self.refused = 0
         self.over_window = 0
+        self.control_in_text = 0
         self._leaves: dict[int, Turn] = {}
         self._first_divergence: int | None = None
         self._sampled = 0
@@ -110,6 +112,7 @@ class TokenCounts:
             "tokens/unseen": self._unseen,
             "tokens/refused": self.refused,
             "tokens/over_window": self.over_window,
+            "tokens/control_in_text": self.control_in_text,
         }
         if self._first_divergence is not None:
             metrics["tokens/first_divergence"] = self._first_divergence

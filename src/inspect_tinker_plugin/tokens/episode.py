@@ -173,6 +173,7 @@ class EpisodeTokens:
     def _adopt(self, asked: _Asked, match: Match, messages: Sequence[ChatMessage]) -> None:
         """Make a prompt's turn the one that waits for its reply."""
         self._turns.add(asked.turn, match, messages)
+        self._count_control_tokens(asked.turn, match)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
             # An identical turn, which gave the same reply, may still have no continuation.
@@ -181,6 +182,20 @@ class EpisodeTokens:
         if parent is not None:
             parent.continued = True
         self._asked = asked
+
+    def _count_control_tokens(self, turn: Turn, match: Match) -> None:
+        """Count control tokens that new messages spell, and warn of the first in the dataset."""
+        new = turn.seen.keys[match.known : turn.count]
+        spelled = self._context.control.spelled([*new, *(() if match.known else turn.offer)])
+        self._ledger.control_in_text += len(spelled)
+        if spelled:
+            how = "as text" if self._context.control.encoded_as_text else "with a space in it"
+            self._context.warn_once(
+                "control_in_text",
+                f"task {self._task!r}, sample {self._sample_id!r}: a message or a tool's "
+                f"description spells {spelled[0]!r}. The policy gets it {how}, never as the "
+                "control token; tokens/control_in_text counts such spellings.",
+            )
 
     def stop_condition(self, request: TurnRequest) -> list[str] | list[int]:
         """Return what ends a reply: the stop sequences of the renderer and of the solver.
@@ -297,6 +312,8 @@ class EpisodeTokens:
         ``tokens/refused``: requests of programs that could not be honoured; they were shown an
         error of their model API. ``tokens/over_window``: calls that left no room for a reply in
         the context window; they were answered with ``model_length``.
+        ``tokens/control_in_text``: control tokens that messages and tools spelled; each stayed
+        text.
         """
         return self._ledger.metrics()
 
@@ -330,7 +347,10 @@ class EpisodeTokens:
             return None
         new = messages[match.position :]
         again = self._turns.replies_among(new, dialect)
-        calls = [call_name(call, self._call_ids) for call in base.reply.message.tool_calls or []]
+        calls = [
+            call_name(call, self._call_ids, self._context.write)
+            for call in base.reply.message.tool_calls or []
+        ]
         tail = self._context.extension.after_reply(
             calls=calls,
             follows_user=base.has_user,
@@ -433,7 +453,8 @@ class EpisodeTokens:
         tools: Sequence[ToolInfo],
         dialect: Dialect | None,
     ) -> list[Message]:
-        prefix, consumed = conversation_prefix(self._context.renderer, messages, tools)
+        context = self._context
+        prefix, consumed = conversation_prefix(context.renderer, messages, tools, context.write)
         rest = messages[consumed:]
         again = self._turns.replies_among(rest, dialect)
         return [*prefix, *self._converted(rest, again, dialect)]
@@ -456,8 +477,14 @@ class EpisodeTokens:
             ):
                 converted.append(turn.reply.rendering)
             else:
-                images, call_ids = self._context.images, self._call_ids
-                converted.append(renderer_message(message, images=images, call_ids=call_ids))
+                converted.append(
+                    renderer_message(
+                        message,
+                        images=self._context.images,
+                        call_ids=self._call_ids,
+                        write=self._context.write,
+                    )
+                )
         return converted
 
     def _check_choices(self, request: TurnRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -32,6 +32,9 @@ from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
 from inspect_tinker_plugin.tokens.message_keys import arguments_json
 
+Write = Callable[[str], str]
+"""Returns a text as a renderer gets it: half surrogate pairs and control tokens may be changed."""
+
 _URL_SCHEMES = ("data:", "http://", "https://", "file://")
 
 
@@ -52,20 +55,23 @@ class ConversationPrefix(NamedTuple):
     """Number of Inspect's messages that the prefix replaces."""
 
 
-def tool_specs(tools: Sequence[ToolInfo]) -> list[ToolSpec]:
+def tool_specs(tools: Sequence[ToolInfo], write: Write = spelt_out) -> list[ToolSpec]:
     """Return tools as the renderer describes them: name, description, JSON schema."""
     return [
         ToolSpec(
-            name=spelt_out(tool.name),
-            description=spelt_out(tool.description),
-            parameters=all_spelt_out(tool.parameters.model_dump(exclude_none=True)),
+            name=write(tool.name),
+            description=write(tool.description),
+            parameters=all_spelt_out(tool.parameters.model_dump(exclude_none=True), write),
         )
         for tool in tools
     ]
 
 
 def conversation_prefix(
-    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
+    renderer: Renderer,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolInfo],
+    write: Write = spelt_out,
 ) -> ConversationPrefix:
     """Turn the leading system messages, and the tools, into the renderer's own opening.
 
@@ -78,8 +84,8 @@ def conversation_prefix(
     consumed = 0
     while consumed < len(messages) and isinstance(messages[consumed], ChatMessageSystem):
         consumed += 1
-    systems = [_plain_text(message) for message in messages[:consumed]]
-    return ConversationPrefix(opening(renderer, systems, tool_specs(tools)), consumed)
+    systems = [_plain_text(message, write) for message in messages[:consumed]]
+    return ConversationPrefix(opening(renderer, systems, tool_specs(tools, write)), consumed)
 
 
 def opening(renderer: Renderer, systems: Sequence[str], tools: Sequence[ToolSpec]) -> list[Message]:
@@ -107,7 +113,11 @@ def opening(renderer: Renderer, systems: Sequence[str], tools: Sequence[ToolSpec
 
 
 def renderer_message(
-    message: ChatMessage, *, images: bool, call_ids: Mapping[str, str] | None = None
+    message: ChatMessage,
+    *,
+    images: bool,
+    call_ids: Mapping[str, str] | None = None,
+    write: Write = spelt_out,
 ) -> Message:
     """Return one message as the renderer takes it.
 
@@ -115,80 +125,99 @@ def renderer_message(
         message: any message of a conversation.
         images: whether the renderer can carry images.
         call_ids: the policy's own ids of its tool calls, by Inspect's ids.
+        write: writes each of its texts.
 
     Raises:
         RendererError: A content type, or an image, that the renderer cannot carry.
     """
     if isinstance(message, ChatMessageTool):
-        return _tool_message(message, images=images, call_ids=call_ids or {})
-    if isinstance(message, ChatMessageAssistant):
-        converted = Message(
-            role="assistant", content=_content(message, images=images, reasoning=True)
-        )
-        if message.tool_calls:
-            converted["tool_calls"] = [
-                _tool_call(call, call_ids or {}) for call in message.tool_calls
-            ]
-        return converted
-    return Message(role=message.role, content=_content(message, images=images, reasoning=False))
+        return _tool_message(message, images=images, call_ids=call_ids or {}, write=write)
+    converted = Message(role=message.role, content=_content(message, images=images, write=write))
+    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
+        converted["tool_calls"] = [
+            _tool_call(call, call_ids or {}, write) for call in message.tool_calls
+        ]
+    return converted
 
 
-def call_name(call: ToolCall, call_ids: Mapping[str, str]) -> CallName:
+def call_name(call: ToolCall, call_ids: Mapping[str, str], write: Write = spelt_out) -> CallName:
     """Return the name of a tool call, under the policy's own id."""
-    return CallName(spelt_out(call_ids.get(call.id, call.id)), spelt_out(call.function))
+    return CallName(write(call_ids.get(call.id, call.id)), write(call.function))
 
 
-def _tool_call(call: ToolCall, call_ids: Mapping[str, str]) -> RendererToolCall:
+def _tool_call(call: ToolCall, call_ids: Mapping[str, str], write: Write) -> RendererToolCall:
     """Return a tool call with its arguments as JSON."""
-    named, arguments = call_name(call, call_ids), spelt_out(arguments_json(call.arguments))
+    named, arguments = call_name(call, call_ids, write), write(arguments_json(call.arguments))
     return RendererToolCall(
         id=named.id, function=RendererToolCall.FunctionBody(name=named.name, arguments=arguments)
     )
 
 
 def _tool_message(
-    message: ChatMessageTool, *, images: bool, call_ids: Mapping[str, str]
+    message: ChatMessageTool, *, images: bool, call_ids: Mapping[str, str], write: Write
 ) -> Message:
     if message.error is not None:
         # What Inspect's own providers tell the model.
-        content: str | list[ContentPart] = spelt_out(f"Error: {message.error.message}")
+        content: str | list[ContentPart] = write(f"Error: {message.error.message}")
     else:
-        content = _content(message, images=images, reasoning=False)
+        content = _content(message, images=images, write=write)
     converted = Message(role="tool", content=content)
     if message.tool_call_id is not None:
         call_id = message.tool_call_id
-        converted["tool_call_id"] = spelt_out(call_ids.get(call_id, call_id))
+        converted["tool_call_id"] = write(call_ids.get(call_id, call_id))
     if message.function is not None:
-        converted["name"] = spelt_out(message.function)
+        converted["name"] = write(message.function)
     return converted
 
 
-def _plain_text(message: ChatMessage) -> str:
-    content = _content(message, images=False, reasoning=False)
+def _plain_text(message: ChatMessage, write: Write) -> str:
+    content = _content(message, images=False, write=write)
     assert isinstance(content, str)
     return content
 
 
-def _content(message: ChatMessage, *, images: bool, reasoning: bool) -> str | list[ContentPart]:
+def _content(message: ChatMessage, *, images: bool, write: Write) -> str | list[ContentPart]:
     """Convert content; text alone becomes one string, which every renderer understands."""
     if isinstance(message.content, str):
-        return spelt_out(message.content)
+        return write(message.content)
     parts = [
         part
         for content in message.content
-        if (part := _part(content, message.role, images=images, reasoning=reasoning))
+        if (part := _part(content, message.role, images=images)) is not None
     ]
     if all(part["type"] == "text" for part in parts):
-        return "\n".join(cast(TextPart, part)["text"] for part in parts)
-    return parts
+        return write("\n".join(cast(TextPart, part)["text"] for part in parts))
+    return written_parts(parts, write)
 
 
-def _part(content: Content, role: str, *, images: bool, reasoning: bool) -> ContentPart | None:
+def written_parts(parts: Sequence[ContentPart], write: Write) -> list[ContentPart]:
+    """Return parts with their texts written.
+
+    Renderers join texts that follow each other; those that are another text together are one.
+    """
+    written: list[ContentPart] = []
+    for part in parts:
+        if part["type"] == "thinking":
+            written.append(ThinkingPart(type="thinking", thinking=write(part["thinking"])))
+        elif part["type"] == "text":
+            text, before = write(part["text"]), written[-1] if written else None
+            if before is not None and before["type"] == "text":
+                joined = before["text"] + text
+                if write(joined) != joined:
+                    written.pop()
+                    text = write(joined)
+            written.append(TextPart(type="text", text=text))
+        else:
+            written.append(part)
+    return written
+
+
+def _part(content: Content, role: str, *, images: bool) -> ContentPart | None:
     if isinstance(content, ContentText):
-        return TextPart(type="text", text=spelt_out(content.text))
+        return TextPart(type="text", text=content.text)
     if isinstance(content, ContentReasoning):
         # Only the model's own turns carry reasoning; Inspect's providers skip it elsewhere.
-        return _thinking(content) if reasoning else None
+        return _thinking(content) if role == "assistant" else None
     if isinstance(content, ContentImage):
         if not images:
             raise RendererError(
@@ -204,7 +233,7 @@ def _part(content: Content, role: str, *, images: bool, reasoning: bool) -> Cont
 
 def _thinking(content: ContentReasoning) -> ThinkingPart | None:
     text = (content.summary or "") if content.redacted else content.reasoning
-    return ThinkingPart(type="thinking", thinking=spelt_out(text)) if text else None
+    return ThinkingPart(type="thinking", thinking=text) if text else None
 
 
 def image_reference(image: str) -> str:

@@ -32,6 +32,8 @@ from inspect_tinker_plugin.inspect_internals import (
     tool_parse_error_message,
     unique_id,
 )
+from inspect_tinker_plugin.tokens.messages import Write, written_parts
+from inspect_tinker_plugin.tokens.tokenizers import ControlTokens
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
@@ -150,6 +152,7 @@ class ReplyParser:
         renderer: determines the format of reasoning and tool calls.
         tokenizer: the renderer's tokenizer.
         stops: the renderer's own stop sequences.
+        control: the control tokens that texts may spell.
         model: name of the policy in messages and logs.
     """
 
@@ -159,8 +162,10 @@ class ReplyParser:
         tokenizer: Tokenizer,
         *,
         stops: list[str] | list[int],
+        control: ControlTokens,
         model: str,
     ) -> None:
+        self._control = control
         self._renderer = _knowing_its_end(renderer)
         self._tokenizer = tokenizer
         self._stop_ids = [stop for stop in stops if isinstance(stop, int)]
@@ -232,13 +237,29 @@ class ReplyParser:
                 source="generate",
                 model=self._model,
             ),
-            rendering=_replayable(rendering, strip=bool(calls) and self.breaks_before_calls),
+            rendering=_replayable(
+                rendering,
+                strip=bool(calls) and self.breaks_before_calls,
+                write=self._writer(body),
+            ),
             call_ids=call_ids,
             truncated=truncated,
             stop_seq=stop_seq,
             kept=kept,
             continues=exact,
         )
+
+    def _writer(self, body: list[int]) -> Write:
+        """Return how the reply's texts are written where it is rendered again.
+
+        What the policy sampled as a control token stays one, what it spelled stays text. Where
+        there is both, all becomes text.
+        """
+        control = self._control
+        sampled = sum(map(control.ids.__contains__, body))
+        if sampled and len(control.spelled(str(self._tokenizer.decode(body)))) == sampled:
+            return spelt_out
+        return lambda text: control.broken(spelt_out(text))
 
     def _body(self, tokens: list[int]) -> tuple[list[int], int | None, int]:
         """Return the tokens before the stop token, that token, and the length of the turn.
@@ -377,19 +398,19 @@ _END = "_end_message_token"
 """Property of the cookbook's renderers."""
 
 
-def _sound(call: RendererToolCall) -> RendererToolCall:
-    """Spell out what the solver sees spelt out: renderers may write values, not their JSON."""
+def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:
+    """Write a call as the solver sees it: renderers may write its values, not their JSON."""
     name, arguments = call.function.name, call.function.arguments
-    if name.isascii() and arguments.isascii() and "\\u" not in arguments:
+    if "\\u" not in arguments and (write(name), write(arguments)) == (name, arguments):
         return call
     try:
         values = json.loads(arguments)
     except (ValueError, RecursionError):
-        arguments = spelt_out(arguments)
+        arguments = write(arguments)
     else:
-        if (sound := all_spelt_out(values)) != values:
-            arguments = json.dumps(sound, ensure_ascii=False)
-    function = RendererToolCall.FunctionBody(name=spelt_out(name), arguments=arguments)
+        if (written := all_spelt_out(values, write)) != values:
+            arguments = json.dumps(written, ensure_ascii=False)
+    function = RendererToolCall.FunctionBody(name=write(name), arguments=arguments)
     return call.model_copy(update={"function": function})
 
 
@@ -490,16 +511,17 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
     return result
 
 
-def _replayable(message: Message, *, strip: bool) -> Message:
-    """Keep calls that did not parse as text, since renderers leave them out; spell out the rest.
+def _replayable(message: Message, *, strip: bool, write: Write) -> Message:
+    """Keep calls that did not parse as text, since renderers leave them out; write all texts.
 
     Args:
         message: A reply as the renderer parsed it.
         strip: Whether to leave out the white space before its calls, which the renderer would
             write once more.
+        write: Writes a text for the renderer.
     """
     if calls := message.get("tool_calls"):
-        message["tool_calls"] = [*map(_sound, calls)]
+        message["tool_calls"] = [_written_call(call, write) for call in calls]
         if strip:
             _strip_end(message)
     unparsed = message.pop("unparsed_tool_calls", [])
@@ -509,4 +531,8 @@ def _replayable(message: Message, *, strip: bool) -> Message:
         missing = [call.raw_text for call in unparsed if call.raw_text not in text]
         if missing:
             message["content"] = [*parts, TextPart(type="text", text="\n".join(missing))]
+    content = message["content"]
+    message["content"] = (
+        write(content) if isinstance(content, str) else written_parts(content, write)
+    )
     return message
