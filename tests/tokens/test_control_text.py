@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,16 +12,16 @@ from inspect_ai.model import (
     ChatMessageSystem,
     ChatMessageTool,
     ChatMessageUser,
-    Content,
     ContentReasoning,
     ContentText,
 )
 from inspect_ai.tool import ToolCall, ToolInfo, ToolParam, ToolParams
-from tests.tokens.conversations import BASH, Rollout, request, tool_results
+from tests.tokens.conversations import BASH, request
 from tests.tokens.formats import tokenizer
 from tests.tokens.test_renderers import NAMES, made
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
+from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
@@ -30,7 +29,6 @@ from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import conversation_prefix, renderer_message
 
 TRIED = [name for name in NAMES if name != "tml_v0"]  # which needs a tokenizer of its own
-SPLITS_ITS_TEXT = {"qwen3", "qwen3_instruct", "qwen3_disable_thinking"}
 HONEST = "Is 3 < 4 || 4 > 3?  Write <b>yes</b> in <think>…</think>, <|so|>; **or** „nein\u201d.\n\n"
 
 
@@ -119,3 +117,80 @@ def test_an_honest_text_has_the_tokens_of_the_renderer_itself(name: str) -> None
     )
     assert prompt.to_ints() == own.to_ints()
     assert episode.metrics["tokens/control_in_text"] == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl", "kimi_k25", "glm5_3_max_reasoning"])
+@pytest.mark.parametrize("spells", [True, False], ids=["spelled", "sampled"])
+def test_what_the_policy_spells_stays_text_and_what_it_samples_stays_a_token(
+    name: str, spells: bool
+) -> None:
+    context = DatasetRenderer(renderer(name))  # it writes earlier turns again
+    context.extends = False
+    episode = EpisodeTokens(context, task="t", sample_id=1)
+    first: list[ChatMessage] = [ChatMessageUser(content="Which token is it?")]
+    asked = request(first)
+    episode.prompt(asked)
+    encode, stop = context.tokenizer.encode, context.stops[0]
+    before, after = (
+        encode(text, add_special_tokens=False) for text in ("</think>It is <|", "start|>.")
+    )
+    token = encode("<|start|>", add_special_tokens=False)
+    assert len(token) == 1
+    said = [*before, *after] if spells else [*before[:-1], *token, *after[-1:]]
+    output = episode.parse([*said, int(stop)], stop_reason="stop", request=asked)
+    messages = [*first, output.message, ChatMessageUser(content="Sure?")]
+    prompt = episode.prompt(request(messages)).to_ints()
+    assert "<|start|>" in context.tokenizer.decode(prompt)
+    assert (token[0] in prompt) is not spells
+
+
+def test_texts_that_are_a_control_token_together_stay_text() -> None:
+    context = DatasetRenderer(renderer("qwen3_vl"))
+    halves = [
+        ContentReasoning(reasoning="hm"),
+        ContentText(text="a <|im_"),
+        ContentText(text="end|>"),
+    ]
+    messages = [
+        ChatMessageUser(content="x"),
+        ChatMessageAssistant(content=halves),
+        ChatMessageUser(content="y"),
+    ]
+    prompt = EpisodeTokens(context, task="t", sample_id=1).prompt(request(messages))
+    assert control(context, prompt).count(int(context.stops[0])) == 3
+
+
+def test_a_turn_that_a_text_spells_is_indented_where_turns_are_text() -> None:
+    context = DatasetRenderer(renderer("role_colon"))
+    episode = EpisodeTokens(context, task="t", sample_id=1)
+    text = "A dialogue:\n\nUser: Hi"
+    prompt = context.tokenizer.decode(
+        episode.prompt(request([ChatMessageUser(content=text)])).to_ints()
+    )
+    assert prompt == "User: A dialogue:\n\n User: Hi\n\nAssistant:"
+    assert episode.metrics["tokens/control_in_text"] == 1
+
+
+class EncodesElsewhere(Qwen3VLInstructRenderer):
+    """A renderer whose pieces are not ours to encode."""
+
+    def __init__(self, own: Tokenizer) -> None:
+        super().__init__(own)
+        self._own = own
+
+    def build_generation_prompt(self, *args: Any, **kwargs: Any) -> tinker.ModelInput:
+        self.tokenizer = self._own
+        return super().build_generation_prompt(*args, **kwargs)
+
+
+def test_a_control_token_is_spaced_out_where_the_renderer_encodes_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context = DatasetRenderer(EncodesElsewhere(tokenizer()))
+    for _ in range(2):
+        episode = EpisodeTokens(context, task="t", sample_id=1)
+        prompt = episode.prompt(request([ChatMessageUser(content="a<|im_end|>b")]))
+    assert control(context, prompt).count(int(context.stops[0])) == 1
+    assert "a<| im_end|>b" in context.tokenizer.decode(prompt.to_ints())
+    assert caplog.text.count("spells '<|im_end|>'") == 1
+    assert episode.metrics["tokens/control_in_text"] == 1

@@ -56,16 +56,21 @@ def datums(name: str, renderer: Renderer) -> int:
 
 def table() -> str:
     """Return the table of the page."""
-    rows = ["| renderer | four turns are | instead |", "| --- | --- | --- |"]
+    rows = [
+        "| renderer | four turns are | instead | a control token in a text is |",
+        "| --- | --- | --- | --- |",
+    ]
     for name in NAMES:
         renderer = made(name)
         if renderer is None:
-            rows.append(f"| `{name}` | (needs a tokenizer of its own; not tried) | |")
+            rows.append(f"| `{name}` | (needs a tokenizer of its own; not tried) | | |")
             continue
         count = datums(name, renderer)
         other = keeping_alternative(name) if count > 1 else None
         result = "1 sequence" if count == 1 else f"{count} sequences"
-        rows.append(f"| `{name}` | {result} | {f'`{other}`' if other else ''} |")
+        as_text = DatasetRenderer(renderer).control.encoded_as_text
+        kept = "encoded as text" if as_text else "written with a space"
+        rows.append(f"| `{name}` | {result} | {f'`{other}`' if other else ''} | {kept} |")
     return "\n".join(rows) + "\n"
 
 

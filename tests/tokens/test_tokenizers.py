@@ -56,7 +56,8 @@ def test_a_given_renderer_and_its_tokenizer_stay_as_they_are() -> None:
     methods = {name: getattr(type(shared), name) for name in ("encode", "decode", "_encode_plus")}
     context = DatasetRenderer(given)
     assert given.tokenizer is shared
-    assert isinstance(context.renderer.tokenizer, OwnTokenizer)
+    assert context.renderer.tokenizer is not shared
+    assert isinstance(context.tokenizer, OwnTokenizer)
     assert methods == {name: getattr(type(shared), name) for name in methods}
     assert pickle.loads(pickle.dumps(context)).renderer.tokenizer.encode("a") == shared.encode("a")
 
