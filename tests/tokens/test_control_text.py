@@ -12,6 +12,7 @@ from inspect_ai.model import (
     ChatMessageSystem,
     ChatMessageTool,
     ChatMessageUser,
+    Content,
     ContentReasoning,
     ContentText,
 )
@@ -146,12 +147,12 @@ def test_what_the_policy_spells_stays_text_and_what_it_samples_stays_a_token(
 
 def test_texts_that_are_a_control_token_together_stay_text() -> None:
     context = DatasetRenderer(renderer("qwen3_vl"))
-    halves = [
+    halves: list[Content] = [
         ContentReasoning(reasoning="hm"),
         ContentText(text="a <|im_"),
         ContentText(text="end|>"),
     ]
-    messages = [
+    messages: list[ChatMessage] = [
         ChatMessageUser(content="x"),
         ChatMessageAssistant(content=halves),
         ChatMessageUser(content="y"),
