@@ -129,7 +129,7 @@ def test_houses_of_their_own_use_nothing_but_errors(part: str) -> None:
 
 
 USERS = {
-    "docker_pool": {"docker_pool", "agents", "sandboxes", "episode", "rl", "_registry.py"},
+    "docker_pool": {"docker_pool", "sandboxes", "episode", "rl", "_registry.py"},
     "local": {"local", "train", "cli"},
     "logs": {"logs", "export", "rl", "train", "cli", "testing"},
     "tokens": {"tokens", "rl", "testing", "train"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+
 from inspect_ai.model import ModelAPI, modelapi
 
 from inspect_tinker_plugin import _startup
@@ -11,6 +13,7 @@ _startup.install()
 
 # The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER  # noqa: E402
+from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Watch  # noqa: E402
 from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment  # noqa: E402
 
 
@@ -22,4 +25,13 @@ def policy_provider() -> type[ModelAPI]:
     return PolicyAPI
 
 
-__all__ = ["DockerPoolSandboxEnvironment", "policy_provider"]
+def serve_agents(watch: Watch) -> AbstractAsyncContextManager[None]:
+    """Serve the agent programs in an episode's sandboxes."""
+    from inspect_tinker_plugin.agents import bridge
+
+    return bridge.serve_agents(watch)
+
+
+SANDBOX_SERVICES.append(serve_agents)
+
+__all__ = ["DockerPoolSandboxEnvironment", "policy_provider", "serve_agents"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from tests.tokens.conversations import Rollout
 from tests.tokens.formats import renderer
 from tests.tokens.test_bridged import CORPUS, assert_exact, script
 
-from inspect_tinker_plugin.agents import connections
 from inspect_tinker_plugin.agents.bridge import Calls
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.errors import AgentBridgeError, Cause, SandboxConfigError
+from inspect_tinker_plugin.contracts.errors import AgentBridgeError, Cause
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing.replies import scripted_model
@@ -136,24 +134,6 @@ async def test_an_episode_that_is_closed_while_it_waits_leaves_no_port(
         await episode.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-
-
-@pytest.mark.docker
-async def test_a_damaged_relay_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native = tmp_path / "native"
-    shutil.copytree(Path(connections.__file__).parent / "native", native)
-    for file in native.glob("relay-*"):
-        file.write_bytes(file.read_bytes() + b"x")
-    monkeypatch.setattr(connections, "_NATIVE", native)
-    connections.program.cache_clear()
-    result = await play(task_of("docker_pool", tmp_path, agent(port=free_port())), plum)
-    assert result.error is not None
-    assert result.error.cause is Cause.SANDBOX
-    assert isinstance(result.error.__cause__, SandboxConfigError)
-    assert "is not the file of this release; install the package again" in str(result.error)
-    assert result.turns == 0
 
 
 @pytest.mark.docker

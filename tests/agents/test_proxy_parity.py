@@ -31,8 +31,7 @@ import inspect_ai
 import pytest
 
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, CallFailedError, ModelApi, Request
-from inspect_tinker_plugin.agents.connections import LocalClient
-from inspect_tinker_plugin.agents.http import Client, Room, serve_client
+from inspect_tinker_plugin.agents.bridge import LocalClient
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 BINARIES = sorted((Path(inspect_ai.__file__).parent / "binaries").glob(f"*-{ARCHITECTURE}-v*"))
@@ -148,20 +147,16 @@ def answer_files(queue: Path, seen: Seen, over: threading.Event) -> None:
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Side]:
     side = Side(free_port())
-    faults: list[Exception] = []
 
     async def call(method: str, params: dict[str, Any]) -> Any:
         side.seen.append((method, json.loads(json.dumps(params))))
         return reply_to(method, params)
 
-    async def serve(client: Client) -> None:
-        await serve_client(client, ModelApi(call).answer, Room(), faults.append)
-
     async def listen(*, task_status: Any) -> None:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=side.port)
         async with listener:
             task_status.started()
-            await listener.serve(lambda stream: serve(LocalClient(stream)))
+            await listener.serve(lambda stream: ModelApi(call).serve(LocalClient(stream)))
 
     with anyio.from_thread.start_blocking_portal() as portal:
         serving, _ = portal.start_task(listen)
@@ -458,7 +453,7 @@ async def test_a_stream_of_messages_shows_that_somebody_works_on_it(
 
 
 async def test_a_program_that_leaves_while_its_stream_waits_is_nobodys_fault(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("inspect_tinker_plugin.agents.api._PING_SECONDS", 0.01)
     request = raw(ANTHROPIC, json.dumps(BODIES[ANTHROPIC] | {"stream": True}))
@@ -477,7 +472,6 @@ async def test_a_program_that_leaves_while_its_stream_waits_is_nobodys_fault(
     async def call(method: str, params: dict[str, Any]) -> Any:
         await anyio.sleep_forever()
 
-    faults: list[Exception] = []
     with anyio.fail_after(30):
-        await serve_client(Leaving(), ModelApi(call).answer, Room(), faults.append)
-    assert faults == []
+        await ModelApi(call).serve(Leaving())
+    assert not caplog.records

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.agents.sandboxed import free_port
 
-from inspect_tinker_plugin.agents import connections
+from inspect_tinker_plugin.agents import relay
 
 
 def test_a_machine_without_a_program_is_refused_by_name() -> None:
-    with pytest.raises(connections.RelayError, match="riscv64"):
-        connections.program("riscv64")
+    with pytest.raises(relay.RelayError, match="riscv64"):
+        relay.read_program("riscv64")
 
 
 def test_it_ends_with_its_input_and_removes_itself(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_it_ends_with_its_input_and_removes_itself(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     file = folder / "relay"
-    file.write_bytes(connections.program(machine.strip()))
+    file.write_bytes(relay.read_program(machine.strip()))
     file.chmod(0o700)
     port = free_port()
     process = subprocess.Popen(

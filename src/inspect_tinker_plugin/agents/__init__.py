@@ -1,1 +1,1 @@
-"""The model API that agent programs in an episode's sandboxes talk to."""
+"""Agent programs in sandboxes: their model API and their processes, served without polling."""

@@ -1,27 +1,48 @@
-"""The model APIs that agent programs speak: a request becomes a call of Inspect's bridge.
+"""The model APIs that agent programs speak: an HTTP request becomes a call of Inspect's bridge.
 
 Does on this side of the sandbox what Inspect's own proxy does inside: the same paths, the
-same checks, the same errors. Inspect's bridge translates the requests and answers them.
+same checks, the same errors, one request per connection. Inspect's bridge translates the requests
+and answers them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 import anyio
+import h11
 
-from inspect_tinker_plugin.agents import streaming
+from inspect_tinker_plugin.agents import dialects
+from inspect_tinker_plugin.inspect_internals import inner_exception
+
+logger = logging.getLogger(__name__)
 
 PROVIDER_ERROR = "__inspect_provider_error__"
 """The key under which Inspect's bridge returns an error that is meant for the program."""
 
-_MCP_VERSION = "2025-03-26"
+MAX_HEAD = 64 * 1024
+MAX_BODY = 50 * 1024**2
+MAX_BODIES = 128 * 1024**2
+"""Bytes of all requests that are being answered: programs may send any number at a time."""
+
+_READ_SECONDS = 300.0
 _PING_SECONDS = 5.0
+_MCP_VERSION = "2025-03-26"
+_APIS = {
+    "/v1/chat/completions": dialects.CHAT,
+    "/v1/responses": dialects.RESPONSES,
+    "/v1/messages": dialects.ANTHROPIC,
+}
 
 Send = Callable[[bytes], Awaitable[None]]
 """Sends a client some bytes of a body."""
@@ -31,18 +52,29 @@ Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class CallFailedError(Exception):
-    """The bridge could not carry out a call at all."""
+    """The bridge could not carry out a call."""
+
+
+class Client(Protocol):
+    """A connection of a program."""
+
+    async def receive(self) -> bytes:
+        """Return what was received; nothing at the end."""
+
+    async def send(self, data: bytes) -> None:
+        """Send; raises ``ConnectionError`` when the client is gone."""
+
+    async def close(self) -> None:
+        """Close the connection once all is sent. Safe to call again."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request of a program."""
+    """One HTTP request of a program: its path is decoded, names of headers are in lower case."""
 
     method: str
     path: str
-    """Decoded, without the query."""
     headers: Mapping[str, str]
-    """Names in lower case."""
     body: bytes
 
 
@@ -58,90 +90,97 @@ class Response:
     """Writes the body piece by piece, for a stream."""
 
 
-def _json(status: int, body: object, **headers: str) -> Response:
-    return Response(status, json.dumps(body).encode(), headers=headers)
-
-
-@dataclass(frozen=True)
-class Api:
-    """One API: its method in the bridge, required parts of a request, and its form of errors."""
-
-    method: str
-    required: tuple[str, ...]
-    missing: Callable[[str], dict[str, Any]]
-    error: Callable[[int, str, Mapping[str, Any]], dict[str, Any]]
-
-
-def _openai_missing(name: str) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": f"Missing required parameter: '{name}'.",
-            "type": "invalid_request_error",
-            "param": name,
-            "code": "missing_required_parameter",
-        }
-    }
-
-
-def _openai_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    kind = "invalid_request_error" if 400 <= status < 500 else "api_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None, **body}}
-
-
-_ANTHROPIC_ERRORS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    529: "overloaded_error",
-}
-
-
-def _anthropic_missing(name: str) -> dict[str, Any]:
-    message = f"Missing required parameter: '{name}'."
-    return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-
-
-def _anthropic_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
-    kind = _ANTHROPIC_ERRORS.get(status, usual)
-    return {"type": "error", "error": {"type": kind, "message": message}}
-
-
-_GOOGLE_ERRORS = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    429: "RESOURCE_EXHAUSTED",
-    500: "INTERNAL",
-    503: "UNAVAILABLE",
-}
-
-
-def _google_error(status: int, message: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"code": status, "message": message, "status": _GOOGLE_ERRORS.get(status, "UNKNOWN")}
-    return {"error": said}
-
-
-_CHAT = Api("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
-_RESPONSES = Api("generate_responses", ("model", "input"), _openai_missing, _openai_error)
-_ANTHROPIC = Api("generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error)
-_GOOGLE = Api("generate_google", (), _openai_missing, _google_error)
-
-_APIS = {
-    "/v1/chat/completions": _CHAT,
-    "/v1/responses": _RESPONSES,
-    "/v1/messages": _ANTHROPIC,
-}
-
-
 class ModelApi:
     """Answers the requests of one bridge's programs."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._held = 0
+        self._reported = False
+
+    async def serve(self, client: Client) -> None:
+        """Answer the one request of a connection and close it.
+
+        A client that leaves is not reported. No request, however odd, may end more
+        than its connection: an exception that it brings about is answered with status 500, as by
+        Inspect's proxy, or breaks off the stream that has begun; the first is logged.
+
+        Raises:
+            CallFailedError: The bridge could not carry it out; the connection is closed
+                without an answer.
+        """
+        wire = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        body = bytearray()
+        try:
+            request = await self._read(client, wire, body)
+            if isinstance(request, Response):
+                await _refuse(client, wire, request)
+            elif request is not None:
+                await _respond(client, wire, request.method, await self.answer(request))
+        except ConnectionError:
+            return
+        except CallFailedError:
+            raise
+        except Exception as ex:
+            fault = inner_exception(ex)
+            if not isinstance(fault, ConnectionError):
+                self._report(ex)
+                await _refuse(client, wire, _failure(fault))
+        finally:
+            self._held -= len(body)
+            with anyio.CancelScope(shield=True):
+                await client.close()
+
+    async def _read(
+        self, client: Client, wire: h11.Connection, body: bytearray
+    ) -> Request | Response | None:
+        """Read a request; return a response if it is none, nothing if the client leaves."""
+        try:
+            with anyio.fail_after(_READ_SECONDS):
+                return await self._receive(client, wire, body)
+        except (h11.RemoteProtocolError, UnicodeDecodeError, TimeoutError) as ex:
+            return _refusal(400, str(ex) or "the request did not come in time")
+        except ValueError as ex:  # no address
+            return _failure(ex)
+
+    async def _receive(
+        self, client: Client, wire: h11.Connection, body: bytearray
+    ) -> Request | None:
+        head: h11.Request | None = None
+        while True:
+            event: Any = wire.next_event()
+            if event is h11.NEED_DATA:
+                if wire.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    await client.send(wire.send(go_on) or b"")
+                wire.receive_data(await client.receive())
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                if len(body) + len(event.data) > MAX_BODY:
+                    raise h11.RemoteProtocolError("Body too large", 413)
+                if self._held + len(event.data) > MAX_BODIES:
+                    raise h11.RemoteProtocolError("Too many large requests at once", 413)
+                self._held += len(event.data)
+                body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                assert head is not None
+                headers = {name.decode("ascii"): v.decode("latin-1") for name, v in head.headers}
+                path = unquote(urlsplit(head.target.decode("ascii")).path)
+                return Request(head.method.decode("ascii"), path, headers, bytes(body))
+            else:  # the client left
+                return None
+
+    def _report(self, fault: Exception) -> None:
+        if not self._reported:
+            self._reported = True
+            logger.warning(
+                "a program's request to the model API could not be answered (%s: %.200s); the "
+                "program was shown an error. Reported once per bridge",
+                type(fault).__name__,
+                fault,
+                exc_info=fault,
+            )
 
     async def answer(self, request: Request) -> Response:
         """Answer a request.
@@ -156,81 +195,68 @@ class ModelApi:
             return Response(405, headers={"Allow": "POST", "MCP-Protocol-Version": _MCP_VERSION})
         api = _APIS.get(path)
         if path.startswith(("/v1beta/models/", "/models/")):
-            api = _GOOGLE
+            api = dialects.GOOGLE
         if method != "POST" or (api is None and not path.startswith("/mcp/")):
-            return refused(404, f"Path {path} not found", "not_found")
-        if not _is_json(request.headers.get("content-type", "")):
-            return refused(415, "Content-Type must be application/json", "invalid_request_error")
+            return _refusal(404, f"Path {path} not found", "not_found")
+        content_type = request.headers.get("content-type", "").split(";")[0].strip()
+        if content_type != "application/json":
+            return _refusal(415, "Content-Type must be application/json")
         try:
             body = json.loads(request.body)
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return refused(400, "Request body must be a JSON object", "invalid_request_error")
+            return _refusal(400, "Request body must be a JSON object")
         if api is None:
-            return await self._tools(path, body)
+            return await self._answer_tools(path, body)
         for name in api.required:
-            if name not in body or (name == "model" and not _is_name(body[name])):
+            is_given = name in body and (name != "model" or _is_name(body[name]))
+            if not is_given:
                 return _json(400, api.missing(name))
         return await self._generate(api, request, body)
 
-    async def _generate(self, api: Api, request: Request, body: Any) -> Response:
+    async def _generate(self, api: dialects.Api, request: Request, body: Any) -> Response:
         streams = bool(body.get("stream", False))
-        if api is _CHAT:
-            body["parallel_tool_calls"] = False  # see `streaming._deltas`
-        if api is _GOOGLE:
+        if api is dialects.CHAT:
+            body["parallel_tool_calls"] = False  # see `dialects._deltas`
+        arguments = {"json_data": body, "headers": dict(request.headers)}
+        if api is dialects.GOOGLE:
             streams = ":streamGenerateContent" in request.path
             found = re.search(r"models/([^/:]+)", request.path)
             if found is None:
-                return _json(400, _google_error(400, "Missing required model in request path.", {}))
+                return _json(400, api.error(400, "Missing required model in request path.", {}))
             body["model"] = found.group(1)
-        arguments = {"json_data": body}
-        if api is not _GOOGLE:
-            arguments["headers"] = dict(request.headers)
-        if api is _ANTHROPIC and streams:
-            return _stream(lambda send: self._message(arguments, send))
+            del arguments["headers"]
+        if api is dialects.ANTHROPIC and streams:
+            return _stream(lambda send: self._stream_message(arguments, send))
         reply = await self._call(api.method, arguments)
-        if error := _provider_error(reply):
-            return _json(error.status, api.error(error.status, error.message, error.body))
+        if error := _provider_error(api, reply):
+            return _json(*error)
         if isinstance(reply, str):
             reply = json.loads(reply)
         if not streams:
             return _json(200, reply)
-        return _stream(lambda send: _send_all(_events(api, reply, body), send))
+        return _stream(lambda send: _send_all(_encode_events(api, reply, body), send))
 
-    async def _message(self, arguments: dict[str, Any], send: Send) -> None:
+    async def _stream_message(self, arguments: dict[str, Any], send: Send) -> None:
         """Stream a message that is not there yet, and show that it is being worked on."""
-        id = f"msg_{uuid.uuid4().hex[:24]}"
-        await send(streaming.named(streaming.message_start(id, arguments["json_data"]["model"])))
-        outcome: list[Any] = []
-        done = anyio.Event()
+        api, id = dialects.ANTHROPIC, f"msg_{uuid.uuid4().hex[:24]}"
+        start = dialects.message_start(id, arguments["json_data"]["model"])
+        await send(dialects.encode_named(start))
+        call = self._call(api.method, arguments)
+        asking = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([asking], timeout=_PING_SECONDS))[0]:
+                await send(dialects.encode_named(dialects.PING))
+            reply = await asking
+        finally:
+            asking.cancel()
+        error = _provider_error(api, reply)
+        events = [error[1]] if error else dialects.message_events(reply)
+        await _send_all(map(dialects.encode_named, events), send)
 
-        async def ask() -> None:
-            try:
-                outcome.append(await self._call(_ANTHROPIC.method, arguments))
-            except CallFailedError as ex:
-                outcome.append(ex)
-            done.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
-            while not done.is_set():
-                with anyio.move_on_after(_PING_SECONDS):
-                    await done.wait()
-                if not done.is_set():
-                    await send(streaming.named(streaming.PING))
-        reply = outcome[0]
-        if isinstance(reply, CallFailedError):
-            raise reply
-        if error := _provider_error(reply):
-            shown = _anthropic_error(error.status, error.message, error.body)
-            await send(streaming.named(shown))
-            return
-        await _send_all(map(streaming.named, streaming.message_events(reply)), send)
-
-    # host tools, by the Model Context Protocol
-
-    async def _tools(self, path: str, body: Any) -> Response:
+    async def _answer_tools(self, path: str, body: Any) -> Response:
+        """Answer a request for tools of the host, by the Model Context Protocol."""
         server = path.removeprefix("/mcp/").split("/")[0]
         id, method = body.get("id"), body.get("method")
         if method == "notifications/initialized":
@@ -251,53 +277,80 @@ class ModelApi:
             asked = body.get("params", {})
             if not asked.get("name"):
                 return _rpc(id, error={"code": -32602, "message": "Missing 'name' in params"})
-            arguments = {
-                "server": server,
-                "tool": asked["name"],
-                "arguments": asked.get("arguments", {}),
-            }
-            said = await self._call("call_tool", arguments)
+            given = {"tool": asked["name"], "arguments": asked.get("arguments", {})}
+            result = await self._call("call_tool", {"server": server, **given})
         except (CallFailedError, AttributeError) as ex:
             return _rpc(id, error={"code": -32603, "message": str(ex)})
-        content = [{"type": "text", "text": said}] if isinstance(said, str) else said
+        content = [{"type": "text", "text": result}] if isinstance(result, str) else result
         return _rpc(id, result={"content": content})
 
 
-@dataclass(frozen=True)
-class _ProviderError:
-    status: int
-    message: str
-    body: Mapping[str, Any]
+async def _respond(client: Client, wire: h11.Connection, method: str, response: Response) -> None:
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "Server": "asyncio-proxy",
+        "Content-Type": response.content_type,
+        **response.headers,
+        "Connection": "close",
+    }
+    if response.write is None:
+        headers["Content-Length"] = str(len(response.body))
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+    try:
+        reason = HTTPStatus(response.status).phrase
+    except ValueError:
+        reason = "Server Error" if 500 <= response.status < 600 else ""
+    head = h11.Response(status_code=response.status, reason=reason, headers=list(headers.items()))
+    unsent = wire.send(head) or b""
+
+    async def write(data: bytes) -> None:
+        nonlocal unsent
+        await client.send(unsent + (wire.send(h11.Data(data=data)) or b""))
+        unsent = b""
+
+    if response.write is not None:
+        await client.send(unsent)
+        unsent = b""
+        await response.write(write)
+    elif response.body and method != "HEAD":
+        await write(response.body)
+    await client.send(unsent + (wire.send(h11.EndOfMessage()) or b""))
 
 
-def _provider_error(reply: Any) -> _ProviderError | None:
-    """Return the error that a program receives instead of a reply."""
+async def _refuse(client: Client, wire: h11.Connection, response: Response) -> None:
+    """Respond, if no response has begun."""
+    if wire.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        await _respond(client, wire, "GET", response)
+
+
+def _provider_error(api: dialects.Api, reply: Any) -> tuple[int, dialects.Event] | None:
+    """Return status and body of the error that a program receives instead of a reply."""
     if not isinstance(reply, dict) or PROVIDER_ERROR not in reply:
         return None
-    said = reply[PROVIDER_ERROR]
-    body = said.get("body")
+    error = reply[PROVIDER_ERROR]
     # 400, as from Inspect's proxy: a program would repeat a request after a server's error.
-    status = said.get("status") or 400
+    status = error.get("status") or 400
     sound = status if 200 <= status < 600 else 500
-    return _ProviderError(sound, said["message"], body if body else {})
+    return sound, api.error(sound, error["message"], error.get("body") or {})
 
 
-def _events(api: Api, reply: Any, body: Any) -> Iterator[bytes]:
-    if api is _RESPONSES:
-        yield from map(streaming.named, streaming.response_events(reply))
-    elif api is _GOOGLE:
-        yield streaming.data_only(reply)
+def _encode_events(api: dialects.Api, reply: Any, body: Any) -> Iterator[bytes]:
+    if api is dialects.RESPONSES:
+        yield from map(dialects.encode_named, dialects.response_events(reply))
+    elif api is dialects.GOOGLE:
+        yield dialects.encode_data(reply)
     else:
         options = body.get("stream_options") or {}
-        events = streaming.completion_events(
+        events = dialects.completion_events(
             reply, with_usage=lambda: bool(options.get("include_usage"))
         )
-        yield from map(streaming.data_only, events)
+        yield from map(dialects.encode_data, events)
         yield b"data: [DONE]\n\n"
 
 
 async def _send_all(events: Iterable[bytes], send: Send) -> None:
-    """Send events at once; if one of them cannot be made, those before it."""
+    """Send events in one piece; if one of them cannot be made, those before it."""
     made = bytearray()
     try:
         for event in events:
@@ -307,32 +360,27 @@ async def _send_all(events: Iterable[bytes], send: Send) -> None:
 
 
 def _stream(write: Callable[[Send], Awaitable[None]]) -> Response:
-    return Response(
-        200,
-        content_type="text/event-stream; charset=utf-8",
-        headers={"Cache-Control": "no-cache"},
-        write=write,
-    )
+    kind, headers = "text/event-stream; charset=utf-8", {"Cache-Control": "no-cache"}
+    return Response(200, content_type=kind, headers=headers, write=write)
 
 
-def refused(status: int, message: str, kind: str = "invalid_request_error") -> Response:
-    """Refuse a request as a model API does."""
+def _json(status: int, body: object) -> Response:
+    return Response(status, json.dumps(body).encode())
+
+
+def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> Response:
     return _json(status, {"error": {"message": message, "type": kind, "code": status}})
 
 
-def failure(fault: BaseException) -> Response:
+def _failure(fault: BaseException) -> Response:
     """Answer a request that has brought about an exception."""
-    return refused(500, str(fault) or type(fault).__name__, "internal_error")
+    return _refusal(500, str(fault) or type(fault).__name__, "internal_error")
 
 
 def _rpc(id: object, **outcome: object) -> Response:
     body = json.dumps({"jsonrpc": "2.0", "id": id, **outcome}).encode()
     version = {"MCP-Protocol-Version": _MCP_VERSION}
     return Response(200, body, content_type="application/json", headers=version)
-
-
-def _is_json(content_type: str) -> bool:
-    return content_type.split(";")[0].strip() == "application/json"
 
 
 def _is_name(value: object) -> bool:

@@ -3,7 +3,7 @@
 Inspect's ``sandbox_agent_bridge`` starts a proxy in the sandbox that leaves each request in a file,
 and looks for such files every two seconds. In an episode the same bridge gets a stand-in for its
 sandbox instead: its port leads to a server in this process, which calls the same methods. Evals
-are not affected, nor are sandboxes without a connection to this process.
+are not affected, nor are sandboxes that cannot run the relay.
 """
 
 from __future__ import annotations
@@ -11,30 +11,23 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from inspect import signature
 from typing import Any, cast
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import SocketStream, TaskGroup
 from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.api import CallFailedError, ModelApi
-from inspect_tinker_plugin.agents.connections import (
-    Installed,
-    LocalClient,
-    Relay,
-    RelayError,
-    Serve,
-    is_local,
-    open_relay,
-)
-from inspect_tinker_plugin.agents.http import Client, Room, serve_client
+from inspect_tinker_plugin.agents.api import CallFailedError, Client, ModelApi
+from inspect_tinker_plugin.agents.processes import is_local, use_processes
+from inspect_tinker_plugin.agents.relay import Relay, RelayError, Serve, open_relay
 from inspect_tinker_plugin.contracts.errors import AgentBridgeError
 from inspect_tinker_plugin.contracts.policy import requested_model
+from inspect_tinker_plugin.contracts.sandboxes import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +35,14 @@ _GRACE_SECONDS = 1.0
 """Seconds that a limit has to end the sample before a failed call does."""
 
 _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False)
+
+
+@asynccontextmanager
+async def serve_agents(watch: Watch) -> AsyncIterator[None]:
+    """Serve the bridges and remote commands of an episode's agents: a ``SandboxService``."""
+    with use_agent_bridges():
+        async with use_processes(watch):
+            yield
 
 
 @contextmanager
@@ -61,12 +62,9 @@ async def _stand_in(name: str | None) -> BridgeSandbox | None:
     """Return the stand-in for a bridge's sandbox; ``None`` to use Inspect's own way."""
     if not _active.get():
         return None
-    environment = sandbox(name)
-    inner = internals.unproxied(environment)
-    if is_local(inner):
-        return BridgeSandbox(None)
+    environment = internals.unproxied(sandbox(name))
     try:
-        installed = await open_relay(inner)
+        return BridgeSandbox(None if is_local(environment) else await open_relay(environment))
     except RelayError as ex:
         logger.warning(
             "the agent bridge of sandbox %r is polled, as in an eval, which costs seconds per "
@@ -75,7 +73,13 @@ async def _stand_in(name: str | None) -> BridgeSandbox | None:
             ex,
         )
         return None
-    return None if installed is None else BridgeSandbox(installed)
+
+
+async def _serve(stand_in: BridgeSandbox, name: str, methods: dict[str, Any], started: Any) -> None:
+    """Run the service of a bridge on its stand-in, until cancelled."""
+    if started is not None:
+        started.set()
+    await stand_in.serve(Calls(name, methods))
 
 
 class BridgeSandbox:
@@ -83,9 +87,9 @@ class BridgeSandbox:
 
     _tools_user = None
 
-    def __init__(self, relay: Installed | None) -> None:
+    def __init__(self, relay: Relay | None) -> None:
         self._relay = relay
-        self._port: int | None = None
+        self._port = 0
         self._asked = anyio.Event()
         self._listening = anyio.Event()
 
@@ -95,8 +99,7 @@ class BridgeSandbox:
 
     async def exec_remote(self, cmd: list[str], options: Any) -> _Proxy:
         """Open the bridge's port instead of starting a proxy; return when it is open."""
-        variable = f"{internals.MODEL_SERVICE.upper()}_PORT"
-        self._port = int(options.env[variable])
+        self._port = int(options.env[f"{internals.MODEL_SERVICE.upper()}_PORT"])
         self._asked.set()
         await self._listening.wait()
         return _Proxy()
@@ -109,87 +112,58 @@ class BridgeSandbox:
         """
         try:
             await self._asked.wait()
-            assert self._port is not None
             async with anyio.create_task_group() as tasks:
                 calls.start_in(tasks)
-                api, room, faults = ModelApi(calls.call), Room(), _Faults()
+                api = ModelApi(calls.call)
 
                 async def serve(client: Client) -> None:
-                    said = ""
                     try:
-                        await serve_client(client, api.answer, room, faults.note)
+                        return await api.serve(client)
                     except CallFailedError as ex:
-                        said = str(ex)
-                    if said:
-                        # A limit ends the sample by itself, and so does a termination.
-                        await anyio.sleep(_GRACE_SECONDS)
-                        raise AgentBridgeError(f"a model call could not be carried out: {said}")
+                        reason = str(ex)
+                    # A limit ends the sample by itself, and so does a termination.
+                    await anyio.sleep(_GRACE_SECONDS)
+                    raise AgentBridgeError(f"a model call could not be carried out: {reason}")
 
                 if self._relay is None:
-                    await self._serve_here(serve, self._port)
+                    await self._serve_here(serve)
                 else:
-                    await self._serve_there(serve, self._relay, self._port, tasks)
+                    await self._serve_there(self._relay, serve, tasks)
         except ExceptionGroup as ex:
             raise internals.inner_exception(ex) from None
         finally:
             if self._relay is not None:
-                with anyio.CancelScope(shield=True):
-                    await self._relay.pipe.close()
+                await self._relay.close()
 
-    async def _serve_there(
-        self,
-        serve: Serve,
-        installed: Installed,
-        port: int,
-        tasks: TaskGroup,
-    ) -> None:
+    async def _serve_there(self, relay: Relay, serve: Serve, tasks: TaskGroup) -> None:
         try:
-            relay = Relay(await installed.listen(port))
-            await relay.listening()
+            await relay.listen(self._port)
             self._listening.set()
             await relay.run(serve, tasks)
         except RelayError as ex:
-            said = str(ex)
+            reason = str(ex)
         # Outside of the handler: Inspect's bridge raises the innermost error that it finds.
         state = "went away" if self._listening.is_set() else "did not come up"
-        raise AgentBridgeError(f"the model API on port {port} of the sandbox {state}: {said}")
+        raise AgentBridgeError(
+            f"the model API on port {self._port} of the sandbox {state}: {reason}"
+        )
 
-    async def _serve_here(self, serve: Serve, port: int) -> None:
-        said = ""
+    async def _serve_here(self, serve: Serve) -> None:
         try:
             listener = await anyio.create_tcp_listener(
-                local_host="127.0.0.1", local_port=port, reuse_port=False
+                local_host="127.0.0.1", local_port=self._port, reuse_port=False
             )
         except OSError as ex:
-            said = ex.strerror or str(ex)
-        if said:
-            raise AgentBridgeError(
-                f"the model API on port {port} of the sandbox did not come up: {said}. The local "
-                "sandbox shares the ports of this machine: give each episode its own port, or "
-                "use docker_pool"
-            )
-        async with listener:
-            self._listening.set()
-            await listener.serve(lambda stream: serve(LocalClient(stream)))
-
-
-class _Faults:
-    """Reports the first request of a bridge that could not be answered; programs may send any."""
-
-    def __init__(self) -> None:
-        self._reported = False
-
-    def note(self, fault: Exception) -> None:
-        """Report an exception, if it is the first."""
-        if not self._reported:
-            self._reported = True
-            logger.warning(
-                "a program's request to the model API could not be answered (%s: %.200s); the "
-                "program was told so. Reported once per bridge",
-                type(fault).__name__,
-                fault,
-                exc_info=fault,
-            )
+            reason = ex.strerror or str(ex)
+        else:
+            async with listener:
+                self._listening.set()
+                return await listener.serve(lambda stream: serve(LocalClient(stream)))
+        raise AgentBridgeError(
+            f"the model API on port {self._port} of the sandbox did not come up: {reason}. The "
+            "local sandbox shares the ports of this machine: give each episode its own port, or "
+            "use docker_pool"
+        )
 
 
 class _Proxy:
@@ -206,8 +180,33 @@ class _Proxy:
         raise StopAsyncIteration
 
     async def kill(self) -> None:
-        """Do nothing: the port is served until the bridge ends."""
+        """End the iteration; the port is served until the bridge ends."""
         self._killed.set()
+
+
+class LocalClient:
+    """A connection to a port of this machine."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._stream.receive()
+        except anyio.EndOfStream:
+            return b""
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as ex:
+            raise ConnectionError(str(ex)) from ex
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as ex:
+            raise ConnectionError(str(ex)) from ex
+
+    async def close(self) -> None:
+        with suppress(Exception):
+            await self._stream.aclose()
 
 
 class Calls(internals.SandboxService):
@@ -221,12 +220,12 @@ class Calls(internals.SandboxService):
     def __init__(self, name: str, methods: dict[str, Any]) -> None:
         super().__init__(name, cast(SandboxEnvironment, None))  # all that used it is replaced
         self._requests_dir = self._queue
-        self._waiting: dict[str, _Waiting] = {}
+        self._calls: dict[str, _Call] = {}
         self._tasks: TaskGroup | None = None
         for method, function in methods.items():
             self.add_method(method, function)
-        # Releases differ in whether a method is told the headers of a request.
-        self._taken = {name: signature(method).parameters for name, method in methods.items()}
+        # Releases differ in whether a method takes the headers of a request.
+        self._parameters = {name: signature(method).parameters for name, method in methods.items()}
 
     def start_in(self, tasks: TaskGroup) -> None:
         """Run calls in a task group, so that they outlive a program that does not wait."""
@@ -241,57 +240,47 @@ class Calls(internals.SandboxService):
         """
         assert self._tasks is not None
         id = str(uuid.uuid4())
-        params = {name: value for name, value in params.items() if name in self._taken[method]}
-        waiting = _Waiting(json.dumps({"id": id, "method": method, "params": params}))
-        self._waiting[id] = waiting
-        asked = params.get("json_data", {}).get("model")
-        requested_model.set(asked if isinstance(asked, str) else None)  # of this connection's task
-        self._tasks.start_soon(self._carry_out, id, waiting)
+        params = {k: value for k, value in params.items() if k in self._parameters[method]}
+        call = self._calls[id] = _Call({"id": id, "method": method, "params": params})
+        model = params.get("json_data", {}).get("model")
+        requested_model.set(model if isinstance(model, str) else None)  # of this connection's task
+        self._tasks.start_soon(self._carry_out, id, call)
         try:
-            await waiting.answered.wait()
+            await call.answered.wait()
         finally:
-            del self._waiting[id]
-        if waiting.lost:
-            raise ValueError("the request cannot be read")
-        if waiting.error is not None:
-            raise CallFailedError(waiting.error)
-        return waiting.result
+            del self._calls[id]
+        if call.error is not None:
+            raise call.error
+        return call.result
 
-    async def _carry_out(self, id: str, waiting: _Waiting) -> None:
+    async def _carry_out(self, id: str, call: _Call) -> None:
         await self._handle_request_tracked(f"{self._queue}/{id}.json", id)
-        if not waiting.answered.is_set():  # Inspect logs what is wrong with a request, no more
-            waiting.lost = True
-            waiting.answered.set()
+        if not call.answered.is_set():  # Inspect logs what is wrong with a request, no more
+            call.answer(None, ValueError("the request cannot be read"))
 
     async def _exec(self, cmd: list[str], input: str | bytes | None = None) -> ExecResult[str]:
         """Read a request, which takes the place of its file; there is nothing else to run."""
         id = cmd[-1].removeprefix(f"{self._queue}/").removesuffix(".json")
-        waiting = self._waiting.get(id)
-        text = waiting.request if waiting is not None else "null"
+        call = self._calls.get(id)
+        text = call.request if call is not None else "null"
         return ExecResult(True, 0, text if cmd[0] == "cat" else "", "")
 
     async def _write_response(
         self, request_file: str, request_id: str, result: Any, error: str | None = None
     ) -> None:
-        waiting = self._waiting.get(request_id)
-        if waiting is not None:
-            waiting.result, waiting.error = result, error
-            waiting.answered.set()
+        if call := self._calls.get(request_id):
+            call.answer(result, None if error is None else CallFailedError(error))
 
 
-class _Waiting:
+class _Call:
     """A call in progress."""
 
-    def __init__(self, request: str) -> None:
-        self.request = request
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = json.dumps(request)
         self.result: Any = None
-        self.error: str | None = None
-        self.lost = False
+        self.error: Exception | None = None
         self.answered = anyio.Event()
 
-
-async def _serve(stand_in: BridgeSandbox, name: str, methods: dict[str, Any], started: Any) -> None:
-    """Run the service of a bridge on its stand-in, until cancelled."""
-    if started is not None:
-        started.set()
-    await stand_in.serve(Calls(name, methods))
+    def answer(self, result: Any, error: Exception | None) -> None:
+        self.result, self.error = result, error
+        self.answered.set()

@@ -1,9 +1,9 @@
-"""Commands that run while a program is used (``exec_remote``), without polling.
+"""Commands that run in a sandbox while they are read and written, without polling.
 
-Inspect copies 32 MB of tools into a sandbox to start such a command, and asks every five seconds
-whether there is output or an end. In an episode, a sandbox of ``docker_pool``, ``docker`` or
-``local`` starts it directly, and its output and its end are noticed at once. Evals are not
-affected, nor are other sandboxes.
+For such a command (``exec_remote``) Inspect copies 32 MB of tools into a sandbox, and asks every
+five seconds whether there is output or an end. In an episode, a sandbox whose provider opens
+commands itself (:class:`OpensCommands`), ``docker`` or ``local`` starts it directly, and its
+output and end are noticed as they come. Evals are not affected, nor are other sandboxes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
-import sniffio
 from inspect_ai.event import SandboxEvent
 from inspect_ai.util import (
     ExecCompleted,
@@ -34,8 +33,7 @@ from inspect_ai.util import (
 )
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.connections import is_docker, is_local
-from inspect_tinker_plugin.episode.operations import Operations
+from inspect_tinker_plugin.contracts.sandboxes import OpenCommand, Watch
 
 Subprocess = asyncio.subprocess.Process
 Options = ExecRemoteStreamingOptions | ExecRemoteAwaitableOptions
@@ -52,72 +50,87 @@ _START_SECONDS = 60.0
 
 _CHUNK = 64 * 1024
 
-_here: ContextVar[_Commands | None] = ContextVar("inspect_rl_commands", default=None)
+_commands: ContextVar[_Commands | None] = ContextVar("inspect_rl_commands", default=None)
 """Commands of this episode."""
 
-_IN_CONTAINER = 'cd "${2:-.}" && echo $$ && exec /bin/sh -c "$1"'
-"""Says which process group it is, and becomes the command."""
+_IN_CONTAINER = 'cd "${1:-.}" && echo $$ && shift && exec "$@"'
+"""Prints its process group, and becomes the command."""
 
 
 @asynccontextmanager
-async def use_processes(operations: Operations) -> AsyncIterator[None]:
+async def use_processes(watch: Watch) -> AsyncIterator[None]:
     """Start the remote commands of this context directly, and end them with it.
 
     Args:
-        operations: Those of the episode, with which the waiting for a command ends.
+        watch: Makes an operation of the episode of what waits for a command.
     """
     internals.route_remote_commands(_start)
-    here = _Commands(operations)
-    token = _here.set(here)
+    commands = _Commands(watch)
+    token = _commands.set(commands)
     try:
         yield
     finally:
-        _here.reset(token)
-        for command in here.started:
+        _commands.reset(token)
+        for command in commands.started:
             await command.close()
-            command.end_left()
+            command.end_children()
 
 
-class Running(Protocol):
-    """A command that runs in a sandbox; one task reads it."""
+async def open_command(
+    environment: SandboxEnvironment,
+    cmd: list[str],
+    *,
+    cwd: str | None = None,
+    env: dict[str, str] | None = None,
+    user: str | None = None,
+) -> OpenCommand | None:
+    """Start a command in a sandbox; ``None`` where its provider has no way to do so.
 
-    async def receive(self) -> tuple[bytes, bytes]:
-        """Wait for standard output or error; nothing of both at its end."""
+    Args:
+        environment: The provider's own object.
+        cmd: The command.
+        cwd: Its folder, relative to the sandbox's own.
+        env: Its environment, beside the sandbox's.
+        user: Who runs it; the sandbox's own user if not given.
+    """
+    open_there = getattr(environment, "open_command", None)
+    if open_there is not None:
+        opened: OpenCommand | None = await open_there(cmd, cwd=cwd, env=env, user=user)
+        return opened
+    if os.name == "posix" and _is_docker(environment):
+        return await DockerCommand.start_in(environment, cmd, cwd=cwd, env=env, user=user)
+    if os.name == "posix" and is_local(environment) and user is None:
+        directory: Any = vars(environment)["directory"]
+        folder = Path(directory.name, cwd or "")
+        variables = {**os.environ, **(env or {})}
+        return LocalCommand(await _start_process(cmd, cwd=folder, env=variables))
+    return None
 
-    async def send(self, data: bytes) -> None:
-        """Write to its standard input."""
 
-    async def end_input(self) -> None:
-        """End its standard input."""
+def is_local(environment: object) -> bool:
+    """Tell whether programs in a sandbox reach ports of this machine as their own."""
+    return type(environment).__name__ == "LocalSandboxEnvironment"
 
-    def end(self) -> tuple[int, bytes, bytes]:
-        """Return its status, once it has ended, and what it did not say itself."""
 
-    async def close(self) -> None:
-        """End it with everything that it started. Safe to call again."""
+def _is_docker(environment: object) -> bool:
+    return type(environment).__name__ == "DockerSandboxEnvironment"
 
 
 async def _start(
     environment: SandboxEnvironment, cmd: list[str], options: Options | None, stream: bool
 ) -> Any:
     """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
-    here = _here.get()
-    if here is None:
+    commands = _commands.get()
+    if commands is None:
         return None
     given = options or ExecRemoteAwaitableOptions()
-    command = await here.open(internals.unproxied(environment), cmd, given)
+    command = await commands.open(internals.unproxied(environment), cmd, given)
     if command is None:
         return None
     _record(cmd, given)
-    process = Process(command)
-    keeps_open = isinstance(given, ExecRemoteStreamingOptions) and given.stdin_open
+    process = Process(command, commands.watch)
     try:
-        if given.input is not None:
-            data = given.input.encode() if isinstance(given.input, str) else given.input
-            await command.send(data)
-        if not keeps_open:
-            await command.end_input()
-        process.takes_input = keeps_open
+        await process.start_input(given)
         if stream:
             return process
         timeout = given.timeout if isinstance(given, ExecRemoteAwaitableOptions) else None
@@ -136,48 +149,29 @@ class _Commands:
         started: Those that the end of a sandbox may not end.
     """
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, watch: Watch) -> None:
         self.started: list[LocalCommand] = []
-        self._operations = operations
+        self.watch = watch
 
     async def open(
         self, environment: SandboxEnvironment, cmd: list[str], options: Options
-    ) -> Running | None:
+    ) -> OpenCommand | None:
         """Start a command; ``None`` where that is left to Inspect."""
-        opened = self._operations.watched(self._open)
-        command: Running | None = await opened(environment, cmd, options)
-        return None if command is None else WatchedCommand(command, self._operations)
 
-    async def _open(
-        self, environment: SandboxEnvironment, cmd: list[str], options: Options
-    ) -> Running | None:
-        from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment
-
-        shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
-        if isinstance(environment, DockerPoolSandboxEnvironment):
-            if environment.tape is not None:  # what a set-up that is shared does is recorded
-                return None
-            return PoolCommand(
-                await environment.open(
-                    shell,
-                    cwd=options.cwd,
-                    env=options.env,
-                    user=options.user,
-                    said=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
-                )
+        async def open_noted() -> OpenCommand | None:
+            command = await open_command(
+                environment,
+                ["/bin/sh", "-c", shlex.join(cmd)],  # as Inspect's own server in the sandbox
+                cwd=options.cwd,
+                env=options.env,
+                user=options.user,
             )
-        if os.name != "posix" or sniffio.current_async_library() != "asyncio":
-            return None
-        command: LocalCommand | None = None
-        if is_docker(environment):
-            command = await DockerCommand.start_in(environment, shlex.join(cmd), options)
-        elif is_local(environment) and options.user is None:
-            directory: Any = vars(environment)["directory"]
-            folder = Path(directory.name, options.cwd or "")
-            command = await LocalCommand.start(shell, folder, options.env)
-        if command is not None:
-            self.started.append(command)
-        return command
+            if isinstance(command, LocalCommand):
+                self.started.append(command)
+            return command
+
+        opened: OpenCommand | None = await self.watch(open_noted)()
+        return opened
 
 
 def _record(cmd: list[str], options: Options) -> None:
@@ -192,12 +186,17 @@ def _record(cmd: list[str], options: Options) -> None:
 
 
 class Process:
-    """What a solver gets for Inspect's ``ExecRemoteProcess``; it has no process id to tell."""
+    """What a solver gets for Inspect's ``ExecRemoteProcess``; its process id is not known.
 
-    takes_input = False
+    Who waits for the command waits no longer than the episode.
+    """
 
-    def __init__(self, command: Running) -> None:
+    def __init__(self, command: OpenCommand, watch: Watch) -> None:
         self._command = command
+        self._receive_output = watch(command.receive)
+        self._send = watch(command.send)
+        self._end_input = watch(command.end_input)
+        self._takes_input = False
         self._waiting: list[Output] = []
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
         self._receiving = anyio.CancelScope()
@@ -217,24 +216,24 @@ class Process:
         return self._waiting.pop(0)
 
     async def _receive(self) -> None:
-        said = (b"", b"")
+        output = (b"", b"")
         try:
             with anyio.CancelScope() as self._receiving:
-                said = await self._command.receive()
+                output = await self._receive_output()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.kill()
             raise
-        if any(said) or self._killed:
-            self._tell(*said)
+        if any(output) or self._killed:
+            self._add_output(*output)
             return
-        status, out, err = self._command.end()
+        end = self._command.result()
         self._ended = True
-        self._tell(out, err, final=True)
-        self._waiting.append(ExecCompleted(exit_code=status))
+        self._add_output(end.stdout, end.stderr, final=True)
+        self._waiting.append(ExecCompleted(exit_code=end.returncode))
         await self._command.close()
 
-    def _tell(self, out: bytes, err: bytes, final: bool = False) -> None:
+    def _add_output(self, out: bytes, err: bytes, final: bool = False) -> None:
         if text := self._decoders[0].decode(out, final):
             self._waiting.append(ExecStdout(data=text))
         if text := self._decoders[1].decode(err, final):
@@ -254,6 +253,15 @@ class Process:
         out, err = (bytes(stream).decode(errors="replace") for stream in streams)
         return ExecResult(success=status == 0, returncode=status, stdout=out, stderr=err)
 
+    async def start_input(self, options: Options) -> None:
+        """Send what the options give for input, and end it unless they keep it open."""
+        if options.input is not None:
+            await self._send(_encode(options.input))
+        if isinstance(options, ExecRemoteStreamingOptions) and options.stdin_open:
+            self._takes_input = True
+        else:
+            await self._end_input()
+
     async def write_stdin(self, data: str | bytes) -> None:
         """Write to its standard input.
 
@@ -263,7 +271,7 @@ class Process:
         self._check_input()
         if self._ended or self._killed:
             raise RuntimeError("Cannot write to stdin: process has terminated")
-        await self._command.send(data.encode() if isinstance(data, str) else data)
+        await self._send(_encode(data))
 
     async def close_stdin(self) -> None:
         """End its standard input. Safe to call again.
@@ -273,10 +281,10 @@ class Process:
         """
         self._check_input()
         if not (self._ended or self._killed):
-            await self._command.end_input()
+            await self._end_input()
 
     def _check_input(self) -> None:
-        if not self.takes_input:
+        if not self._takes_input:
             raise RuntimeError("stdin of this command needs stdin_open=True in its options")
 
     async def kill(self) -> None:
@@ -288,32 +296,8 @@ class Process:
         self._receiving.cancel()
 
 
-class WatchedCommand:
-    """A command; who waits for it waits no longer than the episode."""
-
-    def __init__(self, command: Running, operations: Operations) -> None:
-        self.receive = operations.watched(command.receive)
-        self.send = operations.watched(command.send)
-        self.end_input = operations.watched(command.end_input)
-        self.end = command.end
-        self.close = command.close
-
-
-class PoolCommand:
-    """A command in a container of the pool."""
-
-    def __init__(self, command: Any) -> None:
-        self._command = command
-        self.receive = command.receive_all
-        self.send = command.send
-        self.end_input = command.end_input
-
-    def end(self) -> tuple[int, bytes, bytes]:
-        result = self._command.result()
-        return result.status, result.stdout, result.stderr
-
-    async def close(self) -> None:
-        await self._command.close()
+def _encode(data: str | bytes) -> bytes:
+    return data.encode() if isinstance(data, str) else data
 
 
 class LocalCommand:
@@ -321,27 +305,18 @@ class LocalCommand:
 
     def __init__(self, process: Subprocess) -> None:
         self._process = process
-        self._said = bytearray(), bytearray()
+        self._output = bytearray(), bytearray()
         self._changed = asyncio.Event()
         assert process.stdout is not None
         assert process.stderr is not None
-        streams = zip((process.stdout, process.stderr), self._said, strict=True)
+        streams = zip((process.stdout, process.stderr), self._output, strict=True)
         self._readers = [asyncio.create_task(self._read(*each)) for each in streams]
         self._over = asyncio.create_task(self._wait())
 
-    @classmethod
-    async def start(cls, cmd: list[str], cwd: Path, env: dict[str, str] | None) -> LocalCommand:
-        """Start a command.
-
-        Raises:
-            OSError: it cannot be started there.
-        """
-        return cls(await _started(cmd, cwd=cwd, env={**os.environ, **(env or {})}))
-
-    async def _read(self, stream: asyncio.StreamReader, said: bytearray) -> None:
+    async def _read(self, stream: asyncio.StreamReader, output: bytearray) -> None:
         while data := await stream.read(_CHUNK):
-            said += data
-            del said[: -SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE]
+            output += data
+            del output[: -SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE]
             self._changed.set()
 
     async def _wait(self) -> None:
@@ -356,18 +331,18 @@ class LocalCommand:
         self._changed.set()
 
     async def receive(self) -> tuple[bytes, bytes]:
-        while not any(self._said) and not self._over.done():
+        while not any(self._output) and not self._over.done():
             self._changed.clear()
             await self._changed.wait()
-        out, err = map(bytes, self._said)
-        for stream in self._said:
+        out, err = map(bytes, self._output)
+        for stream in self._output:
             stream.clear()
         return out, err
 
     async def send(self, data: bytes) -> None:
         stdin = self._process.stdin
         assert stdin is not None
-        with suppress(ConnectionError):  # its end tells that it has not read it
+        with suppress(ConnectionError):  # its end shows that it has not read it
             stdin.write(data)
             await stdin.drain()
 
@@ -376,10 +351,10 @@ class LocalCommand:
         assert stdin is not None
         stdin.close()
 
-    def end(self) -> tuple[int, bytes, bytes]:
+    def result(self) -> ExecResult[bytes]:
         status = self._process.returncode
         assert status is not None
-        return status, b"", b""
+        return ExecResult(status == 0, status, b"", b"")
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -387,7 +362,7 @@ class LocalCommand:
                 await self._kill()
             await asyncio.wait([self._over], timeout=5)
 
-    def end_left(self) -> None:
+    def end_children(self) -> None:
         """Kill what it started and left behind."""
         internals.end_processes({self._process.pid: self._process})
 
@@ -406,20 +381,26 @@ class DockerCommand(LocalCommand):
 
     @classmethod
     async def start_in(
-        cls, environment: SandboxEnvironment, text: str, options: Options
+        cls,
+        environment: SandboxEnvironment,
+        cmd: list[str],
+        *,
+        cwd: str | None,
+        env: dict[str, str] | None,
+        user: str | None,
     ) -> DockerCommand | None:
-        """Start the shell command ``text``; ``None`` where the container cannot run it."""
+        """Start a command; ``None`` where the container cannot run it."""
         try:
             container = (await environment.connection()).container
         except (ConnectionError, NotImplementedError):
             return None
         if container is None:
             return None
-        given = ["--user", options.user] if options.user else []
-        for name, value in (options.env or {}).items():
+        given = ["--user", user] if user else []
+        for name, value in (env or {}).items():
             given += ["--env", f"{name}={value}"]
-        wrapped = ["/bin/sh", "-c", _IN_CONTAINER, "sh", text, options.cwd or ""]
-        process = await _started(["docker", "exec", "-i", *given, container, *wrapped])
+        wrapped = ["/bin/sh", "-c", _IN_CONTAINER, "sh", cwd or "", *cmd]
+        process = await _start_process(["docker", "exec", "-i", *given, container, *wrapped])
         try:
             assert process.stdout is not None
             with anyio.fail_after(_START_SECONDS):
@@ -440,10 +421,10 @@ class DockerCommand(LocalCommand):
         await super()._kill()
 
 
-async def _started(command: list[str], **where: Any) -> Subprocess:
+async def _start_process(command: list[str], **options: Any) -> Subprocess:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **where
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **options
     )
 
 

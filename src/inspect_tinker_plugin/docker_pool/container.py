@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio
+from inspect_ai.util import ExecResult
 
 from inspect_tinker_plugin.contracts.errors import (
     SandboxDiedError,
@@ -60,25 +61,14 @@ class OpenCommand:
         self._call = call
         self._result = result
 
-    async def receive(self) -> bytes:
-        """Wait for some of its standard output; nothing at its end.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
-        """
-        try:
-            return await self._executor.read(self._call)
-        except (ConnectionError, ExecutorSilent) as ex:
-            raise await self._failure(ex) from ex
-
-    async def receive_all(self) -> tuple[bytes, bytes]:
+    async def receive(self) -> tuple[bytes, bytes]:
         """Wait for some of its standard output and error; nothing of both at its end.
 
         Raises:
             SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
         """
         try:
-            return await self._executor.read_all(self._call)
+            return await self._executor.read(self._call)
         except (ConnectionError, ExecutorSilent) as ex:
             raise await self._failure(ex) from ex
 
@@ -104,25 +94,18 @@ class OpenCommand:
         except ConnectionError as ex:
             raise await self._failure(ex) from ex
 
-    def result(self) -> CommandResult:
+    def result(self) -> ExecResult[bytes]:
         """Return how it ended, with the output that was not received yet.
 
         Raises:
             SandboxMisusedError: commands in the container kept this one from running.
         """
-        return self._result()
+        end = self._result()
+        return ExecResult(end.status == 0, end.status, end.stdout, end.stderr)
 
-    async def close(self) -> str:
-        """End it with everything that it started; return its standard error.
-
-        Safe to call again.
-        """
+    async def close(self) -> None:
+        """End it with everything that it started. Safe to call again."""
         await self._executor.leave(self._call)
-        end = self._call.end
-        said = bytes(self._call.err.data).decode(errors="replace").strip()
-        if end is not None and end.error:
-            return said or end.reason
-        return said
 
 
 START_SECONDS = 60.0

@@ -199,31 +199,38 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             outcome = await self._container.run(command)
         return _result(outcome, timeout)
 
-    async def open(
+    async def open_command(
         self,
         cmd: list[str],
         *,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: str | None = None,
-        said: int = 16 * 1024,
-    ) -> OpenCommand:
+    ) -> OpenCommand | None:
         """Start a command, to be read and written while it runs.
 
-        Its output is taken as it comes, without a limit. It ends with :meth:`OpenCommand.close`,
-        or with the container.
+        Its output is taken as it comes; of a standard error that is not read, the last is kept.
+        It ends with :meth:`OpenCommand.close`, or with the container.
 
         Args:
             cmd: its words.
             cwd: its folder; the container's own if not given.
             env: its environment, beside the container's.
             user: who runs it; the container's user if not given.
-            said: bytes of its standard error to keep until they are read; more is dropped.
+
+        Returns:
+            The command; ``None`` during a set-up that is shared, in which commands are recorded.
         """
-        folder = self._path(cwd) if cwd else self._container.working_dir
-        return await self._container.open(
-            Command(argv=tuple(cmd), cwd=folder, env=dict(env or {}), user=user or None, limit=said)
+        if self.tape is not None:
+            return None
+        command = Command(
+            argv=tuple(cmd),
+            cwd=self._path(cwd) if cwd else self._container.working_dir,
+            env=dict(env or {}),
+            user=user or None,
+            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
         )
+        return await self._container.open(command)
 
     @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:

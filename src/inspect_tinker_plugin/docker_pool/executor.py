@@ -221,16 +221,7 @@ class Executor:
         self._send(_Request.RUN, call.id, head)
         return call
 
-    async def read(self, call: Call) -> bytes:
-        """Wait for standard output of an open call; nothing at its end.
-
-        Raises:
-            ConnectionError, ExecutorSilent: as for :meth:`call`.
-        """
-        await self._until(call, call.out)
-        return _taken(call.out)
-
-    async def read_all(self, call: Call) -> tuple[bytes, bytes]:
+    async def read(self, call: Call) -> tuple[bytes, bytes]:
         """Wait for standard output or error of an open call; nothing of both at its end.
 
         Raises:

@@ -20,10 +20,9 @@ from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.agents.bridge import use_agent_bridges
-from inspect_tinker_plugin.agents.processes import use_processes
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES
 from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
@@ -168,7 +167,6 @@ class Preparing:
         if spec is None:
             return
         self._opened = stack = AsyncExitStack()
-        stack.enter_context(use_agent_bridges())
         self.recorder = stack.enter_context(record_sandbox_metrics())
         record.sandboxes = await stack.enter_async_context(
             sample_sandboxes(
@@ -182,7 +180,9 @@ class Preparing:
                 doing=self._now,
             )
         )
-        await stack.enter_async_context(use_processes(record.sandboxes.operations))
+        internals.load_extensions()  # which add services
+        for serve in SANDBOX_SERVICES:
+            await stack.enter_async_context(serve(record.sandboxes.operations.watched))
         active.sandbox_environments = record.sandboxes.environments
 
     def _now(self, doing: str) -> None:

@@ -63,6 +63,9 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai._eval.task.util:task_run_dir": "the folder that a task's relative paths start from",
     "inspect_ai._util.decorator:parse_decorators": "tasks that a file declares, without running it",
     "inspect_ai._util.dotenv:init_dotenv": "reads .env as `inspect` does",
+    "inspect_ai._util.entrypoints:ensure_entry_points": (
+        "loads what packages add to Inspect, which an eval does at its start"
+    ),
     "inspect_ai._util.environ:environ_vars": "environment of a sandbox's task_init",
     "inspect_ai._util.error:PrerequisiteError": "how Inspect reports bad input",
     "inspect_ai._util.exception:TerminateSampleError": "an approver or tool ended the sample",

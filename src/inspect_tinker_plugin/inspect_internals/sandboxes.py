@@ -14,6 +14,7 @@ from inspect_ai._eval.task.sandbox import (
     resolve_sample_files,
     resolve_sandbox,
 )
+from inspect_ai._util.entrypoints import ensure_entry_points as load_extensions
 from inspect_ai._util.environ import environ_vars
 from inspect_ai._util.path import chdir
 from inspect_ai.agent._bridge.sandbox.bridge import (  # type: ignore[attr-defined]  # to exchange
@@ -48,6 +49,7 @@ __all__ = [
     "cleanup_sandbox_environments_sample",
     "environ_vars",
     "init_sandbox_environments_sample",
+    "load_extensions",
     "read_sandboxenv_file",
     "registry_find_sandboxenv",
     "resolve_sample_files",

@@ -1,15 +1,16 @@
-"""A reply of the policy as the events of a model API's stream.
+"""The dialects of model APIs: their errors, and a reply of the policy as events of a stream.
 
 The reply is complete before the first event, as with Inspect's own proxy; a client that
 asked for a stream gets the same reply, cut into pieces. ``tests/agents/test_proxy_parity.py``
-compares the events with those of Inspect's proxy.
+compares errors and events with those of Inspect's proxy.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 Event = dict[str, Any]
@@ -19,14 +20,77 @@ _ARGUMENTS = 32
 _JSON = 20
 
 
-def data_only(event: Event) -> bytes:
+@dataclass(frozen=True)
+class Api:
+    """One API: its method in the bridge, required parts of a request, and its form of errors."""
+
+    method: str
+    required: tuple[str, ...]
+    missing: Callable[[str], Event]
+    error: Callable[[int, str, Mapping[str, Any]], Event]
+
+
+def _openai_missing(name: str) -> Event:
+    message = f"Missing required parameter: '{name}'."
+    more = {"param": name, "code": "missing_required_parameter"}
+    return {"error": {"message": message, "type": "invalid_request_error", **more}}
+
+
+def _openai_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
+    kind = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    return {"error": {"message": message, "type": kind, "param": None, "code": None, **body}}
+
+
+_ANTHROPIC_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+def _anthropic_missing(name: str) -> Event:
+    return _anthropic_error(400, f"Missing required parameter: '{name}'.", {})
+
+
+def _anthropic_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
+    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    kind = _ANTHROPIC_ERRORS.get(status, usual)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+_GOOGLE_ERRORS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
+
+
+def _google_error(status: int, message: str, body: Mapping[str, Any]) -> Event:
+    kind = _GOOGLE_ERRORS.get(status, "UNKNOWN")
+    return {"error": {"code": status, "message": message, "status": kind}}
+
+
+CHAT = Api("generate_completions", ("model", "messages"), _openai_missing, _openai_error)
+RESPONSES = Api("generate_responses", ("model", "input"), _openai_missing, _openai_error)
+ANTHROPIC = Api("generate_anthropic", ("model", "messages"), _anthropic_missing, _anthropic_error)
+GOOGLE = Api("generate_google", (), _openai_missing, _google_error)
+
+
+def encode_data(event: Event) -> bytes:
     """Encode an event as Chat Completions and Google do: only its data."""
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
 
 
-def named(event: Event) -> bytes:
+def encode_named(event: Event) -> bytes:
     """Encode an event as Responses and Anthropic do: its type and its data."""
-    return f"event: {event['type']}\n".encode() + data_only(event)
+    return f"event: {event['type']}\n".encode() + encode_data(event)
 
 
 def _pieces(text: str, size: int = _TEXT) -> Iterator[str]:
@@ -54,8 +118,8 @@ def completion_events(completion: Event, *, with_usage: Callable[[], bool]) -> I
         tail["system_fingerprint"] = completion["system_fingerprint"]
     for index, choice in enumerate(completion.get("choices", [])):
         for delta in _deltas(choice.get("message") or {}):
-            said = {"index": index, "delta": delta, "finish_reason": None}
-            yield {**head, "choices": [said], **tail}
+            choice_delta = {"index": index, "delta": delta, "finish_reason": None}
+            yield {**head, "choices": [choice_delta], **tail}
         last = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
         yield {**head, "choices": [last], **tail}
     if with_usage() and completion.get("usage"):
@@ -124,26 +188,26 @@ def _item_events(item: Event) -> Iterator[tuple[str, Event]]:
     elif kind == "reasoning":
         yield from _reasoning_events(item)
     elif kind == "function_call":
-        yield from _streamed("function_call_arguments", "arguments", item.get("arguments", ""))
+        yield from _stream_text("function_call_arguments", "arguments", item.get("arguments", ""))
     elif kind == "custom_tool_call":
-        yield from _streamed("custom_tool_call_input", "input", item.get("input", ""))
+        yield from _stream_text("custom_tool_call_input", "input", item.get("input", ""))
     elif kind in _STAGES:
         for stage in _STAGES[kind]:
             yield f"{kind}.{stage}", {}
     elif kind == "code_interpreter_call":
         yield f"{kind}.in_progress", {}
         if code := item.get("code", ""):
-            yield from _streamed("code_interpreter_call_code", "code", code, _TEXT)
+            yield from _stream_text("code_interpreter_call_code", "code", code, _TEXT)
         yield f"{kind}.interpreting", {}
         yield f"{kind}.completed", {}
     elif kind in ("mcp_call", "mcp_list_tools"):
         yield f"{kind}.in_progress", {}
         if kind == "mcp_call":
-            yield from _streamed("mcp_call_arguments", "arguments", item.get("arguments", ""))
+            yield from _stream_text("mcp_call_arguments", "arguments", item.get("arguments", ""))
         yield f"{kind}.{'failed' if item.get('error') else 'completed'}", {}
 
 
-def _streamed(
+def _stream_text(
     kind: str, field: str, text: str, size: int = _ARGUMENTS
 ) -> Iterator[tuple[str, Event]]:
     for piece in _pieces(text, size):
@@ -188,6 +252,12 @@ def _reasoning_text(kind: str, place: Event, content: Event) -> Iterator[tuple[s
 # Anthropic
 
 PING: Event = {"type": "ping"}
+_USAGE = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "server_tool_use",
+)
 
 
 def message_start(id: str, model: object) -> Event:
@@ -210,35 +280,22 @@ def message_events(message: Event) -> Iterator[Event]:
     for index, block in enumerate(message.get("content", [])):
         if index and index % 3 == 0:
             yield PING
-        opened = _opened(block)
+        opened = _open_block(block)
         if opened is None:
             continue
         yield {"type": "content_block_start", "index": index, "content_block": opened}
         for delta in _block_deltas(block):
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    said = message.get("usage", {})
-    optional = (
-        "input_tokens",
-        "cache_creation_input_tokens",
-        "cache_read_input_tokens",
-        "server_tool_use",
-    )
-    yield {
-        "type": "message_delta",
-        "delta": {
-            "stop_reason": message.get("stop_reason"),
-            "stop_sequence": message.get("stop_sequence"),
-        },
-        "usage": {
-            "output_tokens": said.get("output_tokens", 0),
-            **{name: said[name] for name in optional if name in said},
-        },
-    }
+    delta = {name: message.get(name) for name in ("stop_reason", "stop_sequence")}
+    usage = message.get("usage", {})
+    shown = {name: usage[name] for name in _USAGE if name in usage}
+    shown = {"output_tokens": usage.get("output_tokens", 0), **shown}
+    yield {"type": "message_delta", "delta": delta, "usage": shown}
     yield {"type": "message_stop"}
 
 
-def _opened(block: Event) -> Event | None:
+def _open_block(block: Event) -> Event | None:
     kind = block.get("type")
     if kind == "text":
         return {"type": kind, "text": ""}
