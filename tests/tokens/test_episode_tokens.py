@@ -510,6 +510,34 @@ def test_a_token_that_a_stop_sequence_begins_within_is_not_trained_on() -> None:
     assert_honest(rollout)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_reply_ends_at_the_token_limit_of_the_solver(name: str) -> None:
+    rollout = Rollout(context(name))
+    text = "One two three four five six seven."
+    whole = rollout.sample(text)
+    for limit, cut in ((5, True), (len(whole), False), (len(whole) - 1, True)):
+        output = rollout.turn(opening(), text, config=GenerateConfig(max_tokens=limit))
+        turn = rollout.tokens.turns[-1]
+        assert output.stop_reason == ("max_tokens" if cut else "stop")
+        assert turn.kept == limit
+        assert output.usage is not None
+        assert output.usage.output_tokens == limit
+        if limit == 5:
+            said = rollout.context.tokenizer.decode(whole[:5])
+            assert output.message.text.strip() or output.message.content
+            assert output.completion.strip() in ("", said.strip())
+            messages = [*opening(), output.message, ChatMessageUser(content="Go on.")]
+            rollout.turn(messages, "Done.")
+            prompt = rollout.transitions[-1].ob.to_ints()
+            start = [*rollout.transitions[-2].ob.to_ints(), *whole[:5]]
+            assert prompt[: len(start)] == start
+            assert prompt[: len(whole) + len(start) - 5] != [*start, *whole[5:]]
+    metrics = rollout.tokens.metrics
+    assert metrics["tokens/truncated_replies"] == 2
+    assert metrics["tokens/unseen"] == len(whole) - 5 + 1
+    assert_honest(rollout)
+
+
 def test_a_conversation_may_end_with_the_policys_own_reply() -> None:
     for name in ("qwen3_instruct", "qwen3_disable_keep", "llama3", "glm5_3"):
         rollout = Rollout(context(name))
@@ -576,12 +604,12 @@ def test_options_that_the_sampler_decides_about_warn_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shared = context("qwen3_instruct")
-    config = GenerateConfig(temperature=0.5, max_tokens=100)
+    config = GenerateConfig(temperature=0.5, top_p=0.9)
     for _ in range(3):
         episode = EpisodeTokens(shared, task="t", sample_id=1)
         asked = request(opening(), tools=[BASH], config=config, tool_choice=ToolFunction("bash"))
         episode.prompt(asked)
-    assert caplog.text.count("sets max_tokens, temperature") == 1
+    assert caplog.text.count("sets temperature, top_p") == 1
     assert caplog.text.count("forces a tool choice") == 1
 
 

@@ -41,6 +41,7 @@ from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_r
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
+    from inspect_ai.model import ModelOutput
     from tinker_cookbook.renderers import Renderer
 
 TaskSource: TypeAlias = Task | Callable[[], Task]
@@ -350,6 +351,13 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
             seen = [message.model_copy(deep=True) for message in request.messages]
             player.requests.append(replace(request, messages=seen))
             return super().prompt(request)
+
+        def parse(self, tokens: Any, *, stop_reason: Any, request: TurnRequest) -> ModelOutput:
+            # the script says its replies whole in the eval, whatever their length
+            config = request.config.model_copy(update={"max_tokens": None})
+            return super().parse(
+                tokens, stop_reason=stop_reason, request=replace(request, config=config)
+            )
 
     async def no_reward(result: EpisodeResult) -> Reward:
         return Reward(0.0, {})

@@ -29,7 +29,6 @@ from inspect_tinker_plugin.tokens.tokenizers import (
 )
 
 SAMPLER_OPTIONS = (
-    "max_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -45,7 +44,8 @@ SAMPLER_OPTIONS = (
     "reasoning_tokens",
     "response_schema",
 )
-"""Options that the trainer decides: an environment only passes on a stop condition."""
+"""Options that the trainer decides: an environment passes on a stop condition, and cuts replies
+at ``max_tokens``."""
 
 
 def stop_condition(

@@ -252,6 +252,7 @@ class EpisodeTokens:
                 at_limit=stop_reason == "length",
                 stop_stated=stop_reason == "stop",
                 stop_seqs=request.config.stop_seqs or (),
+                max_tokens=request.config.max_tokens,
                 tools=_offered(request),
             )
         )
@@ -279,14 +280,15 @@ class EpisodeTokens:
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"
+        said = min(len(tokens), request.config.max_tokens or len(tokens))  # a provider says no more
         return ModelOutput(
             model=self._context.model,
             choices=[ChatCompletionChoice(message=reply.message, stop_reason=reason)],
             completion=reply.message.text,
             usage=ModelUsage(
                 input_tokens=turn.length,
-                output_tokens=len(tokens),
-                total_tokens=turn.length + len(tokens),
+                output_tokens=said,
+                total_tokens=turn.length + said,
             ),
             input_context_tokens=turn.length,
         )
@@ -307,8 +309,9 @@ class EpisodeTokens:
 
         ``tokens/prompt``: length of the last prompt. ``tokens/sampled``: tokens sampled in all
         turns. ``tokens/trained``: tokens of all segments together. ``tokens/truncated_replies``
-        and ``tokens/stop_seq_cuts``: replies that the token limit, or a stop sequence of the
-        solver, cut short; ``tokens/unseen``: sampled tokens behind such ends, not trained on.
+        and ``tokens/stop_seq_cuts``: replies that the token limit of the sampler or the solver, or
+        a stop sequence of the solver, cut short; ``tokens/unseen``: sampled tokens behind such
+        ends, not trained on.
         ``tokens/refused``: requests of programs that could not be honoured; they were shown an
         error of their model API. ``tokens/over_window``: calls that left no room for a reply in
         the context window; they were answered with ``model_length``.

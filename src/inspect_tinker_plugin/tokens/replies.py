@@ -131,14 +131,14 @@ class ParsedReply:
     """The policy's own ids of its tool calls, by the ids that the solver sees."""
 
     truncated: bool
-    """Whether the sampler's token limit cut the reply off."""
+    """Whether the token limit of the sampler, or of the solver, cut the reply off."""
 
     stop_seq: str | None
     """The solver's stop sequence that the text was cut at."""
 
     kept: int
-    """Number of sampled tokens that the solver saw: those before its stop sequence, and up to the
-    end of the turn."""
+    """Number of sampled tokens that the solver saw: those before its stop sequence, within its
+    token limit, and up to the end of the turn."""
 
     continues: bool
     """Whether those tokens say exactly what the solver saw, so that the next prompt may contain
@@ -202,6 +202,7 @@ class ReplyParser:
         at_limit: bool,
         stop_stated: bool,
         stop_seqs: Sequence[str],
+        max_tokens: int | None,
         tools: Sequence[ToolInfo],
     ) -> ParsedReply:
         """Parse what the policy sampled.
@@ -212,10 +213,15 @@ class ReplyParser:
             stop_stated: whether it reported a stop. Then the reply is complete, even
                 when the stop token itself is left out.
             stop_seqs: the solver's stop sequences; the text ends before the first of them.
+            max_tokens: how many tokens the solver wants at most, the stop token included; the
+                reply ends there, as if the sampler had reached that limit.
             tools: tools offered. Without any, a tool call is text, as with a provider
                 that was given none.
         """
         body, stop, ended_at = self._body(list(tokens))
+        if max_tokens and ended_at > max_tokens:
+            body, stop, ended_at = list(tokens[:max_tokens]), None, max_tokens
+            at_limit = True
         kept, stop_seq, exact = self._before(body, stop_seqs)
         if stop_seq is None:
             kept, exact = ended_at, True
