@@ -133,17 +133,27 @@ def trimmed(item: Item) -> Item:
     return item
 
 
+def by_javascript(value: Any) -> Any:
+    """Return a value as JavaScript writes it, which has one kind of number."""
+    if isinstance(value, dict):
+        return {name: by_javascript(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [*map(by_javascript, value)]
+    whole = type(value) is float and value.is_integer() and abs(value) < 1e21
+    return int(value) if whole else value
+
+
 def reserialised(item: Item) -> Item:
-    """Store replies as a program that parses arguments and writes them again."""
+    """Store replies as a program in JavaScript that parses arguments and writes them again."""
     item = copy.deepcopy(item)
     for function in [call["function"] for call in item.get("tool_calls", [])] + (
         [item] if item.get("type") == "function_call" else []
     ):
-        arguments = json.loads(function["arguments"])
+        arguments = by_javascript(json.loads(function["arguments"]))
         function["arguments"] = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
     for block in item["content"] if isinstance(item.get("content"), list) else []:
         if block["type"] == "tool_use":
-            block["input"] = dict(sorted(block["input"].items()))
+            block["input"] = by_javascript(dict(sorted(block["input"].items())))
     return item
 
 
@@ -291,7 +301,7 @@ async def test_an_edited_argument_is_never_continued(dialect: str, old: str, new
         return changed
 
     rollout = await edited(dialect, [call(arguments)], edit)
-    if old == "0.5":  # the same number, written in another way
+    if old in ("424242", "0.5", "-0.0") and float(old) == float(new):  # written in another way
         assert begins_with(rollout, 1, 0)
     else:
         assert not begins_with(rollout, 1, 0)
@@ -479,9 +489,10 @@ async def test_equal_replies_in_two_branches_are_not_confused(dialect: str) -> N
 @pytest.mark.parametrize(
     ("said", "sent"),
     [
-        ('{"cmd": 1}', '{"cmd": 1.0}'),
-        ('{"cmd": 1.0}', '{"cmd": 1}'),
-        ('{"cmd": 10000000000000000000000}', '{"cmd": 1e22}'),
+        ('{"cmd": 1}', '{"cmd": true}'),
+        ('{"cmd": 0.0}', '{"cmd": false}'),
+        ('{"cmd": [true]}', '{"cmd": [1.0]}'),
+        ('{"cmd": 1}', '{"cmd": 1.0000000000000002}'),
         ('{"cmd": 9007199254740993}', '{"cmd": 9007199254740992}'),
         ('{"cmd": "1"}', '{"cmd": 1}'),
         ('{"cmd": null}', "{}"),

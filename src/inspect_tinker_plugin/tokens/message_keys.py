@@ -3,7 +3,7 @@
 Keys hold what reaches the tokens, no more. They are compared, never rendered: text is compared to
 the character (no Unicode forms, no white space), arguments as the JSON that a renderer would
 write, so that ``true`` and ``1``, ``1`` and ``1.0``, and two orders of the same names all
-differ.
+differ. What a model API may write otherwise is up to its dialect.
 
 A program under Inspect's agent bridge keeps its conversation in its API's format and sends
 it back with every call. Message ids do not survive that, and some content does not either. Each
@@ -387,15 +387,18 @@ def _same_calls(said: Sequence[ToolCall], got: Sequence[ToolCall]) -> bool:
 def same_json(one: Any, other: Any) -> bool:
     """Return whether two values are the same JSON value, however it was written.
 
-    Names in an object have no order. Values of different types differ: ``1`` is neither
-    ``true`` nor ``1.0``.
+    Names in an object have no order. Numbers are equal by value, as JavaScript writes ``1.0`` as
+    ``1``; a number is neither ``true`` nor a text.
     """
+    if type(one) in _NUMBERS and type(other) in _NUMBERS:
+        return bool(one == other or (one != one and other != other))  # or both are NaN
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same_json(one[k], other[k]) for k in one)
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same_json, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)  # tells -0.0 from 0.0, and equates NaN with itself
     return bool(one == other)
+
+
+_NUMBERS = frozenset({int, float})
