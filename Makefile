@@ -75,12 +75,12 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 	@echo "\$$ inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl"
 	@$(BIN)/inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl
 	@echo
-	@if $(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; exit(missing() is not None)'; then \
+	@if $(BIN)/python -W ignore -c 'from tinker_local import missing; exit(missing() is not None)'; then \
 		rm -rf out/demo-training; \
 		echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"; \
 		$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING); \
 	else \
-		$(BIN)/python -W ignore -c 'from inspect_tinker_plugin.local import missing; print("no training:", missing())'; \
+		$(BIN)/python -W ignore -c 'from tinker_local import missing; print("no training:", missing())'; \
 	fi
 
 demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach an untrained tiny model to use a tool (offline, no key)
@@ -153,7 +153,7 @@ lock-check: $(STAMP)
 
 # Needs gcc 12 for both architectures (Debian 12: gcc, gcc-aarch64-linux-gnu).
 executor: ## build the programs that run commands and carry connections in containers
-	$(MAKE) -B -C src/inspect_tinker_plugin/docker_pool/native
+	$(MAKE) -B -C src/inspect_docker_pool/native
 	$(MAKE) -B -C src/inspect_tinker_plugin/agents/native
 
 # A failing case says how to run it alone.

@@ -20,7 +20,7 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
@@ -78,7 +78,7 @@ def size(transitions: list[Transition]) -> tuple[int, int]:
 
 
 def main() -> int:
-    context = DatasetRenderer(get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER))))
+    context = DatasetRenderer(get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path()))))
     print(f"{'fan':8}{'datums':>8}{'tokens':>9}{'branches':>10}{'ratio':>7}", end="")
     print(f"{'in time: datums':>18}{'tokens':>9}")
     missed = False

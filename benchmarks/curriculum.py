@@ -33,7 +33,8 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState, generate
 
-from inspect_tinker_plugin.local import LocalServer, make_tiny_model
+from inspect_tinker_plugin.testing import tokenizer_path
+from tinker_local import LocalServer, make_tiny_model
 
 ALLOWED = "abcdefghijklm"
 GOAL = 0.9
@@ -133,7 +134,7 @@ def main() -> None:
     needed: dict[str, list[int]] = {"passes": [], arguments.sampler: []}
     limit = arguments.steps * GROUPS * EPISODES
     with tempfile.TemporaryDirectory(prefix="inspect-rl-curriculum-") as name:
-        model = str(make_tiny_model(Path(name) / "model"))
+        model = str(make_tiny_model(Path(name) / "model", tokenizer=tokenizer_path()))
         with LocalServer(model, state_dir=Path(name) / "server") as server, server.exported():
             for seed in arguments.seeds:
                 for sampler, found in needed.items():

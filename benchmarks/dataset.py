@@ -18,12 +18,12 @@ from inspect_ai.solver import generate
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import tokenizer_path
 
 SIZES = (1_000, 100_000)
 LIMIT = 1.5
-RENDERER = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+RENDERER = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
 
 
 def task(size: int) -> Task:

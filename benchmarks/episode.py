@@ -30,9 +30,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import ActionExtra, Env, EnvGroupBuilder, StepResult
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.testing import scripted_model, tokenizer_path
 
 GROUPS, GROUP_SIZE = 8, 8
 SAMPLES = GROUPS * GROUP_SIZE
@@ -40,7 +39,7 @@ LIMIT = 0.5
 QUESTION = "Natalia sold clips to 48 friends in April and half as many in May. " * 6
 ANSWER = "In April she sold 48 and in May 24, which makes 72 together.\nANSWER: 72"
 
-TOKENIZER = get_tokenizer(str(TOKENIZER_FOLDER))
+TOKENIZER = get_tokenizer(str(tokenizer_path()))
 RENDERER = get_renderer("qwen3_instruct", TOKENIZER)
 
 

@@ -45,12 +45,12 @@ async def package(count: int) -> float:
     from tinker_cookbook.rl.types import StepResult
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+    from inspect_tinker_plugin.testing import tokenizer_path
 
     make, _ = _setup()
     assert callable(make)
-    tokenizer = get_tokenizer(str(TOKENIZER_FOLDER))
+    tokenizer = get_tokenizer(str(tokenizer_path()))
     renderer = get_renderer("qwen3_instruct", tokenizer)
     reply = tokenizer.encode(f"{ANSWER}<|im_end|>", add_special_tokens=False)
     task = make(count)

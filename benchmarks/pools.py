@@ -25,10 +25,10 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
-from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
-from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment as Pooled
-from inspect_tinker_plugin.docker_pool.environment import prewarm
-from inspect_tinker_plugin.docker_pool.manager import close_all
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Pooled
+from inspect_docker_pool.environment import prewarm
+from inspect_docker_pool.manager import close_all
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches

@@ -26,9 +26,9 @@ from typing import Any
 
 from inspect_ai.util import SandboxEnvironment
 
-from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
-from inspect_tinker_plugin.docker_pool.environment import prewarm
-from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import prewarm
+from inspect_docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
 
 Times = dict[str, list[float]]

@@ -40,12 +40,11 @@ from tinker_cookbook.tool_use.tools import simple_tool_result
 from tinker_cookbook.tool_use.types import ToolInput, ToolResult
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.testing import scripted_model, tokenizer_path
 
 GROUP = 8
-TOKENIZER = get_tokenizer(str(TOKENIZER_FOLDER))
+TOKENIZER = get_tokenizer(str(tokenizer_path()))
 RENDERER = get_renderer("qwen3_instruct", TOKENIZER)
 
 

@@ -37,7 +37,7 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import tool_specs
 
@@ -179,7 +179,7 @@ async def long_episodes(renderer: Renderer, context: DatasetRenderer) -> None:
 
 async def main() -> int:
     alternations = max(5, int(sys.argv[1]) if len(sys.argv) > 1 else 7)
-    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
     context = DatasetRenderer(renderer)
     sides: dict[str, Side] = {"this package": ours, "cookbook": cookbook}
     runs: dict[str, list[Run]] = {name: [] for name in sides}

@@ -27,13 +27,13 @@ from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, Messag
 from tinker_cookbook.rl.types import Env
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import tokenizer_path
 
 TURNS = 64
 EARLY, LATE = slice(4, 12), slice(56, 64)
 LIMIT = 1.5
-TOKENIZER = get_tokenizer(str(TOKENIZER_FOLDER))
+TOKENIZER = get_tokenizer(str(tokenizer_path()))
 RENDERER = get_renderer("qwen3_instruct", TOKENIZER)
 WORDS = ["error", "value", "return", "import", "line", "def", "print", "file", "test", "x"]
 

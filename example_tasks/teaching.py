@@ -20,12 +20,12 @@ from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.local import Imitation, imitate, make_tiny_model
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.testing import ScriptedPolicy
+from inspect_tinker_plugin.testing import ScriptedPolicy, tokenizer_path
 from inspect_tinker_plugin.train.progress import reward_curve
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import InterruptedRun, train
+from tinker_local import Imitation, imitate, make_tiny_model
 
 RENDERER = "qwen3_instruct"
 
@@ -63,7 +63,7 @@ class Teaching:
         """Make the model that plays like the random player, unless it is there."""
         model = folder / "beginner"
         if not model.is_dir():
-            untaught = make_tiny_model(folder / "random")
+            untaught = make_tiny_model(folder / "random", tokenizer=tokenizer_path())
             imitate(untaught, model, self.games(untaught), how=self.how, say=print)
         return model
 

@@ -18,8 +18,8 @@ from example_tasks.teaching import Teaching, teach_and_train
 from inspect_ai.model import ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.local import Imitation
 from inspect_tinker_plugin.testing import say
+from tinker_local import Imitation
 
 TASK = f"{Path(__file__).resolve().parent / 'diary.py'}@diary"
 PROGRAMS = {"max_subprocesses": 32}  # at once: each waits for its model most of the time

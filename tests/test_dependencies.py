@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS_OF = {"audit": ("audit",), "local": ("local",), "train": ("ray",)}
+EXTRAS_OF = {"inspect_rl_audit": ("audit",), "tinker_local": ("local",), "train": ("ray",)}
 """Folders whose imports an extra may bring."""
 
 DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
@@ -27,17 +27,18 @@ def requirements(*extras: str) -> list[Requirement]:
 
 
 def imported() -> dict[str, set[str]]:
-    """Distributions by the part of the package that imports them."""
+    """Distributions by the folder or package that imports them."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    package = ROOT / "src" / PROJECT["name"].replace("-", "_")
-    for path in package.rglob("*.py"):
-        part = path.relative_to(package).parts[0]
+    main = ROOT / "src" / PROJECT["name"].replace("-", "_")
+    packages = {path.name for path in main.parent.iterdir()}
+    for path in main.parent.rglob("*.py"):
+        part = path.relative_to(main if path.is_relative_to(main) else main.parent).parts[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names = [node.module]
             for module in (name.partition(".")[0] for name in names):
-                if module not in sys.stdlib_module_names and module != package.name:
+                if module not in sys.stdlib_module_names and module not in packages:
                     found[part].add(canonicalize_name(DISTRIBUTIONS.get(module, module)))
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -105,7 +105,7 @@ def workspace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", EXECUTED)
 def test_python_examples_run_from_top_to_bottom(name: str, workspace: Path) -> None:
     code = "\n".join(each.text for each in examples(ROOT / name) if each.language == "python")
-    code = MODEL.sub(f"get_tokenizer({str(TOKENIZER_FOLDER)!r})", code)
+    code = MODEL.sub(f"get_tokenizer({str(tokenizer_path())!r})", code)
     run([sys.executable, "-W", "ignore", "-c", code], workspace)
 
 
@@ -116,7 +116,7 @@ def titled(name: str) -> dict[str, str]:
 
 def test_the_loop_of_ones_own_runs_and_prints_what_the_page_says(workspace: Path) -> None:
     shown = titled("training.md")
-    code = MODEL.sub(f"get_tokenizer({str(TOKENIZER_FOLDER)!r})", shown['title="own_loop.py"'])
+    code = MODEL.sub(f"get_tokenizer({str(tokenizer_path())!r})", shown['title="own_loop.py"'])
     done = run([sys.executable, "-W", "ignore", "-c", code], workspace)
     assert done.stdout == shown['title="what own_loop.py prints"']
 

@@ -19,7 +19,7 @@ NAME = "inspect_tinker_plugin"
 INTERNALS = "inspect_internals"
 
 TINKER = ("tinker", "tinker_cookbook")
-TINKER_FOLDERS = ("rl", "tokens", "local", "train")
+TINKER_FOLDERS = ("rl", "tokens", "train")
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "
@@ -90,9 +90,7 @@ def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
     assert not found["inspect_ai.model.ChatMessage"].late
 
 
-@pytest.mark.parametrize(
-    "part", ["episode", "rewards", "tools", "sandboxes", "docker_pool", "tokens", "tasks", "export"]
-)
+@pytest.mark.parametrize("part", ["episode", "rewards", "tools", "tokens", "tasks", "export"])
 def test_the_lower_parts_never_see_the_rl_layer(part: str) -> None:
     complain(
         [
@@ -115,22 +113,30 @@ def test_nothing_but_the_command_line_imports_it() -> None:
     )
 
 
-@pytest.mark.parametrize("part", ["docker_pool", "local"])
-def test_houses_of_their_own_use_nothing_but_errors(part: str) -> None:
+@pytest.mark.parametrize("package", ["inspect_docker_pool", "tinker_local"])
+def test_packages_of_their_own_use_nothing_of_ours(package: str) -> None:
+    ours = {path.name for path in (ROOT / "src").iterdir()} - {package}
+    complain(
+        [
+            found
+            for path in sorted((ROOT / "src" / package).rglob("*.py"))
+            for found in imports_of(path)
+            if found.is_of(*ours)
+        ]
+    )
+
+
+def test_the_local_server_is_imported_late() -> None:
     complain(
         [
             found
             for found in IMPORTS
-            if part_of(found) == part
-            and found.is_of(NAME)
-            and not found.is_of(f"{NAME}.{part}", f"{NAME}.contracts")
+            if found.is_of("tinker_local") and not (found.late or found.typing_only)
         ]
     )
 
 
 USERS = {
-    "docker_pool": {"docker_pool", "sandboxes", "episode", "rl", "_registry.py"},
-    "local": {"local", "train", "cli"},
     "logs": {"logs", "export", "rl", "train", "cli", "testing"},
     "tokens": {"tokens", "rl", "testing", "train"},
 }
@@ -228,8 +234,7 @@ def test_facades_say_what_they_promise() -> None:
 
 def test_tests_lie_in_folders_named_after_what_they_test() -> None:
     others = {"contract", "example_tasks", "faults", "parity"}
-    parts = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
-    parts |= {path.name for path in PACKAGE.parent.iterdir()}
+    parts = {path.name for path in (*PACKAGE.iterdir(), *PACKAGE.parent.iterdir())}
     folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))}
     assert not folders - parts - others
 

@@ -13,15 +13,15 @@ import pytest
 import inspect_tinker_plugin
 
 FACADES = [
+    "inspect_docker_pool",
     "inspect_tinker_plugin",
-    "inspect_tinker_plugin.local",
     "inspect_tinker_plugin.plugins",
     "inspect_tinker_plugin.processes",
     "inspect_tinker_plugin.rewards",
-    "inspect_tinker_plugin.sandboxes",
     "inspect_tinker_plugin.tasks",
     "inspect_tinker_plugin.testing",
     "inspect_tinker_plugin.tools",
+    "tinker_local",
 ]
 
 HEAVY = ["chz", "datasets", "docker", "inspect_ai", "tinker", "tinker_cookbook", "torch"]

@@ -26,11 +26,11 @@ from inspect_tinker_plugin.rl.service import no_key, tinker_policy
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
 
-    from inspect_tinker_plugin.local import LocalServer
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
+    from tinker_local import LocalServer
 _OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_tokens")
 """Options that change what attempts say."""
 
@@ -187,18 +187,21 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
     if not choices["local"]:
         yield choices["model"], None
         return
-    from inspect_tinker_plugin.local import (
+    from inspect_tinker_plugin.testing import tokenizer_path
+    from tinker_local import (
         SERVER_FOLDER,
         LocalServer,
         LocalSettings,
         check_reply_length,
         make_tiny_model,
     )
-    from inspect_tinker_plugin.local import settings as local
+    from tinker_local import settings as local
 
     if reason := local.missing():
         raise ConfigError(reason)
-    model = choices["model"] or str(make_tiny_model(folder / "tiny-model"))
+    model = choices["model"] or str(
+        make_tiny_model(folder / "tiny-model", tokenizer=tokenizer_path())
+    )
     check_reply_length(model, choices["max_tokens"])
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)

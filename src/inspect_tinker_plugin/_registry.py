@@ -11,10 +11,8 @@ from inspect_tinker_plugin import _startup
 # Importing the package has done this, unless Inspect was in the middle of its own import then.
 _startup.install()
 
-# The sandbox provider `docker_pool`; the Docker SDK is imported when an engine is used.
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER  # noqa: E402
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Watch  # noqa: E402
-from inspect_tinker_plugin.docker_pool.environment import DockerPoolSandboxEnvironment  # noqa: E402
 
 
 @modelapi(name=POLICY_PROVIDER)
@@ -34,4 +32,4 @@ def serve_agents(watch: Watch) -> AbstractAsyncContextManager[None]:
 
 SANDBOX_SERVICES.append(serve_agents)
 
-__all__ = ["DockerPoolSandboxEnvironment", "policy_provider", "serve_agents"]
+__all__ = ["policy_provider", "serve_agents"]

@@ -16,10 +16,10 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
+from inspect_docker_pool import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.sandboxes import DockerPoolConfig
 
 IMAGE = "inspect-rl-test/python:1"
 PROGRAM = Path(__file__).with_name("program.py")

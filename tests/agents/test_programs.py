@@ -17,13 +17,13 @@ from inspect_ai.model import ChatMessageAssistant, ModelOutput
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.agents import programs
 from tests.agents.rolled import Evaluated, Rolled, evaluated, rolled
-from tests.docker_pool.conftest import owned
+from tests.inspect_docker_pool.conftest import owned
 from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
+from inspect_docker_pool import DockerPoolConfig
+from inspect_docker_pool.manager import close_all, pool_manager
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.docker_pool.manager import close_all, pool_manager
-from inspect_tinker_plugin.sandboxes import DockerPoolConfig
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.testing import call, say
 

@@ -1,7 +1,8 @@
-"""The relay: which machines have one, what it passes on, and that it removes itself."""
+"""The relay: its committed builds, what it passes on, and that it removes itself."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
 import subprocess
@@ -11,6 +12,29 @@ import pytest
 from tests.agents.sandboxed import free_port
 
 from inspect_tinker_plugin.agents import relay
+
+SOURCES = Path(relay.__file__).parents[2]
+NATIVE = Path(relay.__file__).parent / "native"
+SHARED = Path("inspect_docker_pool", "native", "kernel.h")
+"""What the relay's source includes."""
+
+COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+def test_the_shipped_relay_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
+    compiler = shutil.which(COMPILERS[architecture])
+    if compiler is None:
+        pytest.skip(f"needs {COMPILERS[architecture]}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
+    if version.stdout.strip() != "12":
+        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
+    native = shutil.copytree(NATIVE, tmp_path / NATIVE.relative_to(SOURCES))
+    (tmp_path / SHARED).parent.mkdir(parents=True)
+    shutil.copy(SOURCES / SHARED, tmp_path / SHARED)
+    file = f"relay-{architecture}"
+    subprocess.run(["make", "-B", "-C", native, file], check=True, capture_output=True)
+    assert (native / file).read_bytes() == (NATIVE / file).read_bytes()
 
 
 def test_a_machine_without_a_program_is_refused_by_name() -> None:

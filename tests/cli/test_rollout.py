@@ -15,7 +15,7 @@ from inspect_ai.model import ModelOutput
 from inspect_tinker_plugin.cli.policies import read_script
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"
 LOG_SEARCH = f"{FOLDER / 'log_search.py'}@log_search"
@@ -193,7 +193,7 @@ def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
 
 def test_sampling_without_a_key_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    options = ("--tokenizer", str(TOKENIZER_FOLDER), "--renderer", "qwen3_instruct")
+    options = ("--tokenizer", str(tokenizer_path()), "--renderer", "qwen3_instruct")
     result = run(LOG_SEARCH, "--model", "Qwen/Qwen3-8B", *options)
     assert result.exit_code == 1
     assert "TINKER_API_KEY" in result.stderr.splitlines()[-1]

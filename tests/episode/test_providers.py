@@ -22,9 +22,9 @@ from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
 
+from inspect_docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
-from inspect_tinker_plugin.docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import Places, in_surroundings, sandbox_places
 from inspect_tinker_plugin.options import EpisodeOptions

@@ -32,12 +32,8 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.contracts.errors import (
-    Cause,
-    EpisodeError,
-    SandboxDiedError,
-    SandboxMisusedError,
-)
+from inspect_docker_pool import SandboxDiedError, SandboxMisusedError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 Action = Callable[[SandboxEnvironment], Awaitable[object]]

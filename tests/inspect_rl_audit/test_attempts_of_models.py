@@ -17,14 +17,15 @@ import pytest
 from click.testing import CliRunner
 from inspect_ai.log import list_eval_logs, read_eval_log
 
+import tinker_local as local
 from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.options import AuditOptions
 from inspect_rl_audit.page import render
 from inspect_rl_audit.run import run_audit
-from inspect_tinker_plugin import local
 from inspect_tinker_plugin.cli.display import signal_lines
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.testing import tokenizer_path
 
 TASK = """
 from inspect_ai import Task, task
@@ -159,7 +160,9 @@ def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if (reason := local.missing()) is not None:
         pytest.skip(reason)
-    return local.make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return local.make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 from inspect_ai import Task
-from tests.docker_pool.conftest import missing_engine
+from tests.inspect_docker_pool.conftest import missing_engine
 from tests.inspect_rl_audit.corpus import CORPUS, ELSEWHERE, Planted, answers, sandboxes
 
 from inspect_rl_audit import CODES, AuditOptions, AuditReport, Severity, run_audit

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.renderer import model_name
+from inspect_tinker_plugin.testing import tokenizer_path
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from inspect_tinker_plugin.rl.renderer import model_name
     [
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
         (str(Path("/runs/one/tiny-model")), "tiny-model"),
-        (str(TOKENIZER_FOLDER), None),
+        (str(tokenizer_path()), None),
         (None, None),
     ],
 )

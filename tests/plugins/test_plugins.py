@@ -29,7 +29,6 @@ from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
     PluginError,
     RewardError,
-    SandboxConfigError,
 )
 from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
@@ -391,7 +390,7 @@ def test_what_inspect_knows_is_left_to_inspect(sandbox: Any) -> None:
 
 @pytest.mark.parametrize("sandbox", ["nowhere", {"docker": "nowhere"}], ids=str)
 def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
-    with pytest.raises(SandboxConfigError, match=r"'nowhere'.*given: on_this_machine"):
+    with pytest.raises(ConfigError, match=r"'nowhere'.*given: on_this_machine"):
         resolve_sandbox(sandbox)
 
 

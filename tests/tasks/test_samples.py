@@ -19,10 +19,9 @@ from tests.rl.policies import renderer
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError, TaskError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.selection import Selection
-from inspect_tinker_plugin.testing import scripted_model
+from inspect_tinker_plugin.testing import scripted_model, tokenizer_path
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 
 IDS: list[str | int] = ["easy-1", "easy-2", "hard-1", 7, "008", "q[1]", "letters:a"]
@@ -172,7 +171,7 @@ def test_a_dataset_has_what_plugins_leave(filtered: str) -> None:
 
 @pytest.mark.parametrize("make", [InspectRLDatasetBuilder, TrainingDataBuilder])
 async def test_builders_have_what_plugins_leave(make: Any, filtered: str) -> None:
-    fields = {"model_name": str(TOKENIZER_FOLDER), "renderer_name": "qwen3_instruct"}
+    fields = {"model_name": str(tokenizer_path()), "renderer_name": "qwen3_instruct"}
     train, _ = await make(task=filtered, **fields)()
     assert seen(train) == LEFT
     train, _ = await make(task=filtered, limit=(1, 3), **fields)()
@@ -183,7 +182,7 @@ async def test_a_split_is_made_of_what_plugins_leave(filtered: str) -> None:
     builder: Any = TrainingDataBuilder
     train, test = await builder(
         task=filtered,
-        model_name=str(TOKENIZER_FOLDER),
+        model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         test_split="1",
     )()

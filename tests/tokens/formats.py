@@ -12,7 +12,7 @@ from tinker_cookbook.renderers.qwen3 import Qwen3DisableThinkingRenderer, Qwen3R
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from transformers import AutoTokenizer
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 
 LLAMA3 = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 DEEPSEEK = [
@@ -45,8 +45,8 @@ GLM = ["[gMASK]", "<sop>", *(f"<|{r}|>" for r in ("system", "user", "assistant",
 def tokenizer(*extra: str) -> Any:
     """Return the shipped tokenizer, with more special tokens when a format needs them."""
     if not extra:
-        return get_tokenizer(str(TOKENIZER_FOLDER))
-    own = AutoTokenizer.from_pretrained(str(TOKENIZER_FOLDER))
+        return get_tokenizer(str(tokenizer_path()))
+    own = AutoTokenizer.from_pretrained(str(tokenizer_path()))
     own.add_special_tokens({"additional_special_tokens": list(extra)})
     return own
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin import local
+import tinker_local as local
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train import ray_executor
 
 
@@ -21,4 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return local.make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return local.make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path()
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train import run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import last_checkpoint, train
@@ -37,7 +37,7 @@ def request(log_dir: Path, **changes: Any) -> TrainRequest:
     fields: dict[str, Any] = {
         "task": f"{TOY}@letters",
         "local": True,
-        "model": str(TOKENIZER_FOLDER),
+        "model": str(tokenizer_path()),
         "log_dir": log_dir,
         "say": lambda line: None,
         **changes,

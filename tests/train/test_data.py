@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 
 TOY = str(Path(__file__).parents[2] / "example_tasks" / "toy.py")
@@ -20,7 +20,7 @@ def builder(**fields: Any) -> TrainingDataBuilder:
     new: Any = TrainingDataBuilder
     made: TrainingDataBuilder = new(
         task=f"{TOY}@letters",
-        model_name=str(TOKENIZER_FOLDER),
+        model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         batch_size=4,
         **fields,
@@ -91,7 +91,7 @@ async def test_several_tasks_are_mixed_and_a_part_of_each_is_held_out() -> None:
     made: TrainingDataBuilder = new(
         task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
         mix=[3, 1],
-        model_name=str(TOKENIZER_FOLDER),
+        model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         batch_size=4,
         task_args={"letters.samples": 20, "arithmetic.count": 10},
@@ -125,7 +125,7 @@ def test_a_wrong_mixture_is_refused_before_anything_starts(
     new: Any = TrainingDataBuilder
     made: TrainingDataBuilder = new(
         task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
-        model_name=str(TOKENIZER_FOLDER),
+        model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         **fields,
     )
@@ -137,7 +137,7 @@ def test_sample_ids_with_a_tasks_name_are_for_that_task() -> None:
     new: Any = TrainingDataBuilder
     made: TrainingDataBuilder = new(
         task=[f"{TOY}@letters", f"{BOXES}@arithmetic"],
-        model_name=str(TOKENIZER_FOLDER),
+        model_name=str(tokenizer_path()),
         renderer_name="qwen3_instruct",
         sample_id=["arithmetic:s1", "arithmetic:s3"],
     )

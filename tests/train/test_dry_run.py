@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.config import FILE
 from inspect_tinker_plugin.train.dry_run import dry_run
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -21,7 +21,7 @@ def request(folder: Path, **changes: object) -> TrainRequest:
     given: dict[str, object] = {
         "task": TASK,
         "log_dir": folder / "run",
-        "model": str(TOKENIZER_FOLDER),
+        "model": str(tokenizer_path()),
         "renderer": "qwen3_instruct",
         "learning_rate": 1e-4,
         "batch_size": 5,
@@ -119,7 +119,7 @@ def test_a_dry_run_says_what_cannot_work(
     (tmp_path / "another" / "checkpoints.jsonl").write_text(
         '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
     )
-    common = ["--model", str(TOKENIZER_FOLDER), "--renderer", "qwen3_instruct"]
+    common = ["--model", str(tokenizer_path()), "--renderer", "qwen3_instruct"]
     common += ["--learning-rate", "1e-4", "--dry-run"]
     done = CliRunner().invoke(rl, ["train", TASK, *common, *options])
     assert done.exit_code != 0

@@ -14,8 +14,8 @@ from inspect_ai.log import read_eval_log
 from tests.train import drill
 from tests.train.runs import rows
 
-from inspect_tinker_plugin.local import LocalServer, LocalSettings
 from inspect_tinker_plugin.logs.rollout import figures
+from tinker_local import LocalServer, LocalSettings
 
 KILLS = 20
 

@@ -20,10 +20,10 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.charts import Line, line_chart, stacked_chart
 from inspect_tinker_plugin.train.figures import quantile
 from inspect_tinker_plugin.train.history import read_history
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Path:
         solver=fails_once(),
         scorer=by_length(),
     )
-    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
     dataset = as_rl_dataset(task, renderer, group_size=2, log_dir=tmp_path / "rollouts")
     policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
 
@@ -190,7 +190,7 @@ def test_mixed_tasks_have_their_own_logs_and_lines(tmp_path: Path) -> None:
         samples = MemoryDataset([Sample(id=i, input=f"{i}", target="x") for i in range(2)])
         return Task(name=name, dataset=samples, scorer=by_length())
 
-    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
     data = as_rl_mixture(
         [part("sums"), part("names")], renderer, batch_size=2, log_dir=tmp_path / "rollouts"
     )

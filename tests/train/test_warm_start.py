@@ -13,7 +13,7 @@ from tests.train.runs import Run, rows, steps
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.choosing import Choice
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train import run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import train
@@ -63,7 +63,7 @@ def request(log_dir: Path, data: Path, **changes: Any) -> TrainRequest:
     fields: dict[str, Any] = {
         "task": f"{TOY}@letters",
         "local": True,
-        "model": str(TOKENIZER_FOLDER),
+        "model": str(tokenizer_path()),
         "log_dir": log_dir,
         "warm_start": str(data),
         "say": lambda line: None,

@@ -15,6 +15,9 @@ import click
 
 from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 
+OUR_PACKAGES = ("inspect_docker_pool", "inspect_rl_audit", "inspect_tinker_plugin", "tinker_local")
+"""Packages whose errors are raised on purpose."""
+
 EXIT_ERROR = 1
 """Nothing useful was produced."""
 
@@ -100,10 +103,8 @@ def _nobody_reads() -> bool:
 
 
 def _line(error: Exception) -> str:
-    from inspect_tinker_plugin.contracts.errors import InspectRLError
-
     text = " ".join(str(error).split())
-    if isinstance(error, InspectRLError):
+    if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
     return f"{type(error).__name__}: {text} (unexpected; --traceback shows where it comes from)"
 

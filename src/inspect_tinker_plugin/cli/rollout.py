@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
     from inspect_tinker_plugin.contracts.episodes import TurnRequest
-    from inspect_tinker_plugin.local import LocalServer
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
+    from tinker_local import LocalServer
 
 DEFAULT_RENDERER = "qwen3_instruct"
 """Renderer of the scripted policy, whose tokenizer has Qwen3's special tokens."""
@@ -135,7 +135,7 @@ def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | 
 @contextmanager
 def _local_server(choices: dict[str, Any]) -> Iterator[LocalServer]:
     """Start the server of a local run."""
-    from inspect_tinker_plugin.local import SERVER_FOLDER, LocalServer
+    from tinker_local import SERVER_FOLDER, LocalServer
 
     click.echo("starting the local Tinker API server (about 20 s)", err=True)
     state = choices["local"] / SERVER_FOLDER
@@ -182,7 +182,7 @@ def _check(choices: dict[str, Any]) -> None:
 
 def _read_run(choices: dict[str, Any]) -> None:
     """Take model and renderer from a local run, where the command does not name them."""
-    from inspect_tinker_plugin.local import SERVER_FOLDER, check_reply_length
+    from tinker_local import SERVER_FOLDER, check_reply_length
 
     folder = choices["local"] = choices["local"].expanduser().absolute()
     try:
@@ -252,7 +252,7 @@ def _target(sample: Sample) -> str:
 def _context_window(choices: dict[str, Any]) -> int | None:
     """Find out how many tokens the model takes; a scripted policy takes any number."""
     if choices["local"] is not None:
-        from inspect_tinker_plugin.local import context_length
+        from tinker_local import context_length
 
         return context_length(choices["tokenizer"])
     if choices["model"] is None:

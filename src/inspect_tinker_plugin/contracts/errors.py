@@ -13,17 +13,10 @@ The tree::
     │   ├── ExportError                    an export that cannot be written or continued
     │   └── VersionError                   an unsupported release of a dependency
     ├── SandboxError                       a sandbox could not start or went away
-    │   ├── SandboxConfigError (also ConfigError)
-    │   ├── SandboxEngineError             the Docker engine cannot be reached
-    │   ├── SandboxImageError              missing image, failed build or pull
-    │   ├── SandboxStartError              the container did not start
-    │   └── SandboxDiedError               the container was lost during an episode
-    │       └── SandboxMisusedError        commands inside used it up or broke it
-    │           └── AgentBridgeError       programs inside cannot reach the model (agents)
+    │   └── AgentBridgeError               programs inside cannot reach the model (agents)
     ├── UnscoredError                      a reward needs a score that is missing (rewards)
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
-    ├── LocalServerError                   the local Tinker server cannot run (local)
     ├── EpisodeClosedError                 an episode was stepped after it had been closed
     └── EpisodeError                       one episode failed; ``cause`` says whose fault
 
@@ -80,44 +73,23 @@ class VersionError(ConfigError):
 class SandboxError(InspectRLError):
     """A sandbox could not be provided, or was lost while in use.
 
+    Providers raise errors of their own: any exception that has the attribute is one
+    (``contracts/sandboxes.py``).
+
     Attributes:
-        container: id or name of the container concerned, when there is one.
+        inside_sandbox: whether commands inside the sandbox provoked it.
     """
 
-    def __init__(self, message: str, *, container: str | None = None) -> None:
-        super().__init__(message)
-        self.container = container
+    inside_sandbox = False
 
 
-class SandboxConfigError(SandboxError, ConfigError):
-    """A sandbox configuration asks for something that the provider cannot honour."""
-
-
-class SandboxEngineError(SandboxError):
-    """The Docker engine is not reachable, stopped answering, or has paused a container."""
-
-
-class SandboxImageError(SandboxError):
-    """An image is missing or could not be built or pulled."""
-
-
-class SandboxStartError(SandboxError):
-    """A container could not be created or started."""
-
-
-class SandboxDiedError(SandboxError):
-    """A container went away (killed, out of memory, removed) while an episode used it."""
-
-
-class SandboxMisusedError(SandboxDiedError):
-    """Commands inside a sandbox used it up or broke it: its memory, processes or disk."""
-
-
-class AgentBridgeError(SandboxMisusedError):
+class AgentBridgeError(SandboxError):
     """Programs in a sandbox cannot reach the model, or not any more.
 
     Programs can bring that about themselves: they may take the port, or end what listens on it.
     """
+
+    inside_sandbox = True
 
 
 class EpisodeClosedError(InspectRLError):

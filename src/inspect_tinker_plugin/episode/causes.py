@@ -18,8 +18,6 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import (
     Cause,
     EpisodeError,
-    SandboxError,
-    SandboxMisusedError,
 )
 from inspect_tinker_plugin.episode.cancellation import modules_of
 from inspect_tinker_plugin.episode.model import (
@@ -109,7 +107,7 @@ _REFUSED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """What this machine answers a provider that wants to start its client or to open a file. From the
 pool, the same numbers tell what the kernel has said inside a container."""
 
-_POOL = "inspect_tinker_plugin.docker_pool"
+_POOL = "inspect_docker_pool"
 _CLIENT = "docker"
 """The program that Inspect's own provider starts for each operation."""
 
@@ -200,7 +198,7 @@ def attribute(
         told = _of_type(link) or _of_place(link, sandbox_modules, worked)
         if told is not Cause.INSIDE_SANDBOX:
             return told
-        died = died or isinstance(link, SandboxMisusedError)
+        died = died or getattr(link, "inside_sandbox", False)
         return told if _first_told(link, episode) == episode else None
 
     cause = _evidence(error, told_by, {})
@@ -265,9 +263,10 @@ def _of_type(error: BaseException) -> Cause | None:
         return Cause.JUDGE
     if isinstance(error, RequestRefusedError):
         return Cause.POLICY
-    if isinstance(error, SandboxMisusedError | SandboxTimeoutError):
+    inside: bool | None = getattr(error, "inside_sandbox", None)
+    if inside or isinstance(error, SandboxTimeoutError):
         return Cause.INSIDE_SANDBOX
-    return Cause.SANDBOX if isinstance(error, SandboxError) else None
+    return None if inside is None else Cause.SANDBOX
 
 
 def _of_place(

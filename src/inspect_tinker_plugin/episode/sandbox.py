@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
+from inspect_docker_pool.sharing import sample_setup
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.docker_pool.sharing import sample_setup
 from inspect_tinker_plugin.episode.cancellation import (
     GivenUpError,
     bounded,

@@ -19,11 +19,12 @@ from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
 
+from inspect_docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES
-from inspect_tinker_plugin.docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
+from inspect_docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,

@@ -18,9 +18,9 @@ from inspect_ai.dataset import Sample
 from inspect_tinker_plugin.episode.task import PreparedTask
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.docker_pool.config import ContainerConfig
-    from inspect_tinker_plugin.docker_pool.manager import PoolManager
-    from inspect_tinker_plugin.docker_pool.pool import Pool
+    from inspect_docker_pool.config import ContainerConfig
+    from inspect_docker_pool.manager import PoolManager
+    from inspect_docker_pool.pool import Pool
 
 logger = getLogger(__name__)
 
@@ -142,8 +142,8 @@ class _Worker:
         return max(1, IMAGES_AHEAD // self._batches.size)
 
     async def _configs(self, samples: Sequence[Sample]) -> list[tuple[Sample, ContainerConfig]]:
-        from inspect_tinker_plugin.docker_pool.compose import parse_config, sample_variables
-        from inspect_tinker_plugin.docker_pool.manager import pool_manager
+        from inspect_docker_pool.compose import parse_config, sample_variables
+        from inspect_docker_pool.manager import pool_manager
 
         found = []
         for sample in samples:

@@ -9,7 +9,7 @@ from typing import Any
 from inspect_ai.util import SandboxEnvironmentSpec, SandboxEnvironmentType, registry_info
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.contracts.errors import PluginError, SandboxConfigError
+from inspect_tinker_plugin.contracts.errors import ConfigError, PluginError
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.contracts.wording import suggestion
 from inspect_tinker_plugin.plugins.manager import default_plugins
@@ -75,7 +75,7 @@ def choose_sandbox(sandbox: Any) -> SandboxChoice:
     """Interpret ``sandbox=``, for everything that runs episodes.
 
     Raises:
-        SandboxConfigError: The name is known neither to a plugin nor to Inspect.
+        ConfigError: The name is known neither to a plugin nor to Inspect.
     """
     mapping = resolve_sandbox(sandbox)
     return SandboxChoice(sandbox if mapping is None else None, mapping)
@@ -92,7 +92,7 @@ def resolve_sandbox(sandbox: Any) -> ProviderMapping | None:
         when ``sandbox`` is for Inspect itself (a type it knows, a specification, a tuple).
 
     Raises:
-        SandboxConfigError: the name is known neither to a plugin nor to Inspect.
+        ConfigError: the name is known neither to a plugin nor to Inspect.
     """
     if isinstance(sandbox, Mapping):
         return ProviderMapping(dict(sandbox))
@@ -104,16 +104,16 @@ def resolve_sandbox(sandbox: Any) -> ProviderMapping | None:
 def _mapper(name: object) -> SandboxMapper:
     catalogue = default_plugins().catalogue(_HOOK)
     if not isinstance(name, str):
-        raise SandboxConfigError(f"a sandbox provider is given by name, not as {name!r}")
+        raise ConfigError(f"a sandbox provider is given by name, not as {name!r}")
     if name in catalogue.clashes:
-        raise SandboxConfigError(f"sandbox provider {catalogue.clashes[name]}")
+        raise ConfigError(f"sandbox provider {catalogue.clashes[name]}")
     if name in catalogue.entries:
         return catalogue.entries[name]
     if _known_to_inspect(name):
         return lambda spec: SandboxEnvironmentSpec(name, spec.config)
     registered = _registered()
     given = sorted(set(catalogue.entries) - set(registered))
-    raise SandboxConfigError(
+    raise ConfigError(
         f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
         f"a plugin (given: {', '.join(given) or 'none'}; registered: {', '.join(registered)})"
         f"{catalogue.broken}.{suggestion(name, [*given, *registered], most=0)}"

@@ -26,7 +26,6 @@ from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.local import check_reply_length
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.recording import TRAINING_ID
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
@@ -179,6 +178,8 @@ def _check(config: Any) -> None:
 
 def _check_local(config: Any) -> None:
     """Refuse what the local server, which has one model, cannot do."""
+    from tinker_local import check_reply_length
+
     check_reply_length(config.model_name, config.max_tokens)
     reference = config.kl_reference_config
     if reference is not None and reference.base_model != config.model_name:

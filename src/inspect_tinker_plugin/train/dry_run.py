@@ -11,8 +11,8 @@ from typing import Any
 
 from inspect_rl_audit import AuditOptions, run_audit
 from inspect_rl_audit.plan import EpisodeCost, average, plan_lines, plan_of
+from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.local import make_tiny_model
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox
@@ -47,7 +47,11 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     check_request(request, key=False)
     with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
         local = request.local and request.model is None
-        model = str(make_tiny_model(Path(folder) / "model")) if local else str(request.model)
+        model = str(request.model)
+        if local:
+            from tinker_local import make_tiny_model
+
+            model = str(make_tiny_model(Path(folder) / "model", tokenizer=TOKENIZER_FOLDER))
         log_dir = request.log_dir.expanduser().absolute()
         if has_begun(log_dir) and (log_dir / FILE).exists():  # else it would be written there
             config = build_config(replace(request, log_dir=log_dir), model=model)

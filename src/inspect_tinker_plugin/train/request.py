@@ -166,7 +166,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         if reason := ray_executor.missing():
             raise ConfigError(reason)
     if request.local:
-        from inspect_tinker_plugin.local import settings as local
+        from tinker_local import settings as local
 
         if request.base_url is not None:
             raise ConfigError("--local starts its own server; leave --base-url out")

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chz
 import tinker
@@ -25,15 +25,8 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 from tinker_cookbook.supervised import train as supervised
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.local import (
-    SERVER_FOLDER,
-    LocalServer,
-    LocalSettings,
-    context_length,
-    has_training_checkpoint,
-    make_tiny_model,
-)
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.service import context_window, require_server, require_weights
@@ -58,6 +51,9 @@ from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 from inspect_tinker_plugin.train.warm_start import WarmStart, imitated
+
+if TYPE_CHECKING:
+    from tinker_local import LocalServer
 
 _MOST_AT_ONCE = 64
 
@@ -123,7 +119,7 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
         raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
     try:
         yield
-    except ConfigError:  # nothing was started
+    except ValueError:  # bad input, to us or to the local server: nothing was started
         if first:
             Path(lock.lock_file).unlink(missing_ok=True)
         raise
@@ -196,7 +192,12 @@ def _within_window(config: Any, *, local: bool) -> Any:
     data, model = config.dataset_builder, config.model_name
     if data.dataset_options().context_window is not None:
         return config
-    window = context_length(model) if local else context_window(model, base_url=config.base_url)
+    if local:
+        from tinker_local import context_length
+
+        window = context_length(model)
+    else:
+        window = context_window(model, base_url=config.base_url)
     return chz.replace(config, dataset_builder=chz.replace(data, context_window=window))
 
 
@@ -260,8 +261,12 @@ def _require_saved(request: TrainRequest) -> None:
         ConfigError: It has not.
     """
     row = _last_row(request.log_dir, "batch", "state_path")
+    if not request.local or row is None:
+        return
+    from tinker_local import SERVER_FOLDER, has_training_checkpoint
+
     state = request.log_dir / SERVER_FOLDER
-    if request.local and row and not has_training_checkpoint(state, str(row["state_path"])):
+    if not has_training_checkpoint(state, str(row["state_path"])):
         raise ConfigError(
             f"the checkpoint of step {row['batch']} that {request.log_dir / CHECKPOINTS} names is "
             f"gone from {state}; bring it back, or choose another --log-dir to start again"
@@ -272,11 +277,15 @@ def _model(request: TrainRequest) -> str:
     if not request.local:
         return str(request.model)
     if request.model is None:
-        return str(make_tiny_model(request.log_dir / "tiny-model"))
+        from tinker_local import make_tiny_model
+
+        return str(make_tiny_model(request.log_dir / "tiny-model", tokenizer=TOKENIZER_FOLDER))
     return str(Path(request.model).expanduser().absolute())
 
 
 def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
+    from tinker_local import SERVER_FOLDER, LocalServer, LocalSettings
+
     data = config.dataset_builder.dataset_options()
     size = min(_MOST_AT_ONCE, max(8, data.batch_size * data.group_size))
     rank = max(LocalSettings().max_lora_rank, config.lora_rank)

@@ -17,7 +17,6 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.local import context_length
 from inspect_tinker_plugin.train.demonstrations import DemonstrationsBuilder, rows_of
 from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_rows
 
@@ -74,6 +73,8 @@ class WarmStart:
             ),
         )
         dataset, _ = builder()
+        from tinker_local import context_length
+
         _check_rows(path, dataset, len(rows), context_length(config.model_name) or LONGEST)
         steps = epochs * len(dataset)
         return cls(

@@ -10,7 +10,7 @@
  * FILE is this program and FOLDER where it lies: it removes both when it listens. It ends when its
  * input does, so it outlives neither the harness nor the command that it was started with.
  */
-#include "../../docker_pool/native/kernel.h"
+#include "../../../inspect_docker_pool/native/kernel.h"
 
 #define CONNECTIONS 256
 #define WINDOW (64 * 1024)

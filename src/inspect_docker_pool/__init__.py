@@ -1,0 +1,37 @@
+"""The Inspect sandbox ``docker_pool``: its configuration, its metrics and its errors."""
+
+from __future__ import annotations
+
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import prewarm
+from inspect_docker_pool.errors import (
+    SandboxConfigError,
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+    SandboxMisusedError,
+    SandboxStartError,
+)
+from inspect_docker_pool.metrics import (
+    SandboxMetrics,
+    process_metrics,
+    record_sandbox_metrics,
+    sandbox_metrics,
+)
+
+__all__ = [
+    "DockerPoolConfig",
+    "SandboxConfigError",
+    "SandboxDiedError",
+    "SandboxEngineError",
+    "SandboxError",
+    "SandboxImageError",
+    "SandboxMetrics",
+    "SandboxMisusedError",
+    "SandboxStartError",
+    "prewarm",
+    "process_metrics",
+    "record_sandbox_metrics",
+    "sandbox_metrics",
+]

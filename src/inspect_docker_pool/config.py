@@ -1,0 +1,340 @@
+"""The configuration of a container, and what it becomes in the engine's request to create one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inspect_docker_pool.errors import SandboxConfigError
+
+KEEP_ALIVE = ("tail", "-f", "/dev/null")
+"""The command of a container that only has to stay up."""
+
+DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
+"""The image of Inspect's own Docker provider for tasks that name none."""
+
+EXTENSIONS = ("warm", "max", "disk", "snapshot", "images")
+"""Keys that a task may set under ``x-docker-pool``."""
+
+GIB = 1024**3
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Build:
+    """An image that is built before the first container starts."""
+
+    context: str
+    """Absolute path of the build context."""
+    dockerfile: str = "Dockerfile"
+    """Path of the Dockerfile, relative to the context."""
+    args: tuple[tuple[str, str], ...] = ()
+    target: str | None = None
+    no_cache: bool = False
+    pull: bool = False
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A read-only volume or host folder."""
+
+    source: str
+    target: str
+    kind: str = "bind"
+    """``bind`` or ``volume``."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network created for the container and removed with it; or an existing one by name."""
+
+    name: str
+    external: bool = False
+    internal: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource limits; ``None`` is unlimited, and occurs only because the task said so."""
+
+    cpus: float | None = 1.0
+    memory: int | None = 2 * GIB
+    """Bytes of memory and swap together."""
+    pids: int | None = 512
+    disk: int | None = 4 * GIB
+    """Bytes written to the container's own layer."""
+    shm: int | None = None
+    ulimits: tuple[tuple[str, int, int], ...] = ()
+    """Name, soft and hard value."""
+
+
+@dataclass(frozen=True)
+class Hardening:
+    """How a policy's commands are confined. A task can turn each of these off."""
+
+    network: str = "none"
+    """``none``, ``bridge``, or the name of an existing network."""
+    cap_drop: tuple[str, ...] = ("ALL",)
+    cap_add: tuple[str, ...] = ()
+    no_new_privileges: bool = True
+    seccomp: bool = True
+    """Whether system calls are filtered."""
+    seccomp_profile: str | None = None
+    """A filter as JSON, in place of the engine's default."""
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """How many containers a pool keeps."""
+
+    warm: int = 2
+    """Containers kept ready; if configurations share a pool, the largest number counts."""
+    images: int | None = None
+    """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
+    max: int | None = None
+    """Maximum containers, warm, starting and in use together; ``None`` is no limit. Part of the
+    key: a configuration with another bound, or with none, has its own pool."""
+
+
+@dataclass(frozen=True)
+class ContainerConfig:
+    """Everything that determines how a container starts, after parsing and validation."""
+
+    image: str | None = None
+    build: Build | None = None
+    pull: str = "missing"
+    """``missing``, ``always`` or ``never``."""
+    command: tuple[str, ...] | None = KEEP_ALIVE
+    """``None`` runs the image's own command."""
+    entrypoint: tuple[str, ...] | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    working_dir: str | None = None
+    user: str | None = None
+    hostname: str | None = None
+    init: bool = False
+    platform: str | None = None
+    runtime: str | None = None
+    """A runtime of the engine in place of its default: ``runsc``, ``kata``, …"""
+    mounts: tuple[Mount, ...] = ()
+    tmpfs: tuple[tuple[str, str], ...] = ()
+    """Path and mount options."""
+    networks: tuple[Network, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    hardening: Hardening = field(default_factory=Hardening)
+    service: str = "default"
+    """Name of the sandbox, as in the compose file."""
+    pool: PoolSize = field(default_factory=PoolSize)
+    snapshot: str = "auto"
+    """Whether episodes with the same set-up start from a snapshot: ``auto`` (where it pays),
+    ``always`` (where it is faithful) or ``never``. Not part of the key."""
+    source: str = "the default configuration"
+    """The origin of this configuration, for messages."""
+
+    def key(self, image_id: str) -> str:
+        """Return the key of the pool that may serve this configuration."""
+        content = asdict(self)
+        for name in ("pool", "source", "snapshot", "build", "pull", "image"):
+            del content[name]
+        text = json.dumps([image_id, content, self.pool.max], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def digest(self) -> str:
+        """Return a key of the containers of this configuration, before their image is known."""
+        content = asdict(self)
+        for name in ("pool", "source", "snapshot"):
+            del content[name]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+class DockerPoolConfig(BaseModel):
+    """Configuration in Python: ``SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(...))``.
+
+    Name an ``image``, or a ``file`` (a Dockerfile or a compose file); everything else
+    overrides what the file says. Sizes are bytes or strings like ``512m``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image: str | None = None
+    file: str | None = None
+    warm: int | None = Field(default=None, ge=0)
+    max: int | None = Field(default=None, ge=1)
+    command: list[str] | None = None
+    environment: dict[str, str] | None = None
+    working_dir: str | None = None
+    user: str | None = None
+    network: str | None = None
+    cap_add: list[str] | None = None
+    cap_drop: list[str] | None = None
+    no_new_privileges: bool | None = None
+    read_only: bool | None = None
+    runtime: str | None = None
+    seccomp: str | None = None
+    """Path of a profile, or ``unconfined``."""
+    cpus: float | None = None
+    memory: int | str | None = None
+    pids: int | None = None
+    disk: int | str | None = None
+    volumes: list[str] | None = None
+    tmpfs: list[str] | None = None
+    snapshot: bool | Literal["always"] | None = None
+    images: int | str | None = None
+
+    def __hash__(self) -> int:
+        """Hash the content: Inspect keeps configurations in sets, and dicts have no hash."""
+        return hash(self.model_dump_json(exclude_none=True))
+
+    def compose(self) -> dict[str, Any]:
+        """Return the service, in compose's terms, that this configuration adds or overrides."""
+        given = self.model_dump(exclude_none=True, exclude=set(EXTENSIONS) | {"file"})
+        words = {"network": "network_mode", "memory": "mem_limit", "pids": "pids_limit"}
+        service = {words.get(name, name): value for name, value in given.items()}
+        privileges, seccomp = service.pop("no_new_privileges", None), service.pop("seccomp", None)
+        options = []
+        if privileges is not None:
+            options.append(f"no-new-privileges:{str(privileges).lower()}")
+        if seccomp is not None:
+            options.append(f"seccomp:{seccomp}")
+        if options:
+            service["security_opt"] = options
+        extension = self.model_dump(exclude_none=True, include=set(EXTENSIONS))
+        return {**service, "x-docker-pool": extension} if extension else service
+
+
+def is_keep_alive(command: tuple[str, ...] | None) -> bool:
+    """Return whether a command does nothing but keep a container up."""
+    if command is None:
+        return False
+    words = command
+    if len(words) == 3 and Path(words[0]).name in ("sh", "bash") and words[1] in ("-c", "-lc"):
+        words = tuple(words[2].removeprefix("exec ").split())
+    if not words:
+        return True
+    name = Path(words[0]).name
+    return (
+        (name == "tail" and set(words[1:]) <= {"-f", "-F", "/dev/null"})
+        or (name == "sleep" and len(words) == 2)
+        or (name in ("sh", "bash", "ash", "dash", "cat") and len(words) == 1)
+        or (name in ("python", "python3", "node", "irb", "R") and len(words) == 1)
+    )
+
+
+_CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID"),
+    *("SETUID", "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST"),
+    *("NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO"),
+    *("SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE"),
+    *("SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE"),
+    *("AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM"),
+    *("BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE"),
+)
+"""In the order of the kernel's numbers."""
+
+_ENGINE_DEFAULT = frozenset(
+    [
+        *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID"),
+        *("SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
+    ]
+)
+
+EXECUTOR_CAPABILITIES = frozenset(["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK"])
+"""Capabilities that the executor itself needs, to start commands as their users and stop them.
+
+None of them makes the engine's filter allow a system call that it would refuse otherwise."""
+
+_REACHING = frozenset(["SYS_PTRACE", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"])
+
+
+def command_capabilities(config: ContainerConfig) -> frozenset[str]:
+    """Return the capabilities of commands that run as root.
+
+    Raises:
+        SandboxConfigError: a capability that the kernel does not have.
+    """
+    added, dropped = _names(config.hardening.cap_add), _names(config.hardening.cap_drop)
+    everything = frozenset(_CAPABILITIES)
+    if "ALL" in added:
+        return everything - dropped
+    for name in (added | dropped) - everything - {"ALL"}:
+        raise SandboxConfigError(f"{config.source}: there is no capability {name!r}")
+    return (frozenset() if "ALL" in dropped else _ENGINE_DEFAULT - dropped) | added
+
+
+def capability_mask(names: frozenset[str]) -> int:
+    """Return capabilities as the kernel's bit mask."""
+    return sum(1 << _CAPABILITIES.index(name) for name in names)
+
+
+def reaches_executor(names: frozenset[str]) -> bool:
+    """Return whether commands with these capabilities could take the executor over."""
+    return bool(names & _REACHING) or names >= EXECUTOR_CAPABILITIES
+
+
+def _names(capabilities: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.upper().removeprefix("CAP_") for name in capabilities)
+
+
+def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, Any]:
+    """Return the keyword arguments of the SDK's ``create_host_config``.
+
+    Args:
+        config: the container.
+        storage_quota: whether the engine's storage driver can limit a container's layer.
+            If it cannot, a single file cannot grow past the limit, and the pool stops a
+            container whose layer does (see ``disk_guard.py``).
+    """
+    limits, hardening = config.limits, config.hardening
+    options: dict[str, Any] = {
+        "network_mode": hardening.network or None,
+        "cap_drop": ["ALL"],
+        "cap_add": sorted(command_capabilities(config) | EXECUTOR_CAPABILITIES),
+        "security_opt": _security_options(config),
+        "read_only": hardening.read_only,
+        # The engine keeps no log: the executor's output is not meant for one, and a policy
+        # could fill the engine's disk with it.
+        "log_config": {"Type": "none"},
+        "tmpfs": dict(config.tmpfs) or None,
+        "restart_policy": None,
+        "ipc_mode": "private",
+    }
+    if config.runtime is not None:
+        options["runtime"] = config.runtime
+    if limits.memory is not None:
+        options["mem_limit"] = limits.memory
+        options["memswap_limit"] = limits.memory
+    if limits.cpus is not None:
+        options["nano_cpus"] = int(limits.cpus * 1e9)
+    if limits.pids is not None:
+        options["pids_limit"] = limits.pids
+    if limits.shm is not None:
+        options["shm_size"] = limits.shm
+    ulimits = [{"Name": name, "Soft": soft, "Hard": hard} for name, soft, hard in limits.ulimits]
+    if limits.disk is not None:
+        if storage_quota:
+            options["storage_opt"] = {"size": str(limits.disk)}
+        elif "fsize" not in {name for name, _, _ in limits.ulimits}:
+            ulimits.append({"Name": "fsize", "Soft": limits.disk, "Hard": limits.disk})
+    options["ulimits"] = ulimits or None
+    options["mounts"] = [
+        {"Type": mount.kind, "Source": mount.source, "Target": mount.target, "ReadOnly": True}
+        for mount in config.mounts
+    ] or None
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _security_options(config: ContainerConfig) -> list[str] | None:
+    options = []
+    if config.hardening.no_new_privileges:
+        options.append("no-new-privileges:true")
+    if not config.hardening.seccomp:
+        options.append("seccomp=unconfined")
+    elif config.hardening.seccomp_profile is not None:
+        options.append(f"seccomp={config.hardening.seccomp_profile}")
+    return options or None

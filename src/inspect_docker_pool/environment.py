@@ -1,0 +1,326 @@
+"""The Inspect sandbox ``docker_pool``: a fresh, hardened container that is already running."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, overload
+
+from inspect_ai.util import (
+    ComposeConfig,
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxConnection,
+    SandboxEnvironment,
+    SandboxEnvironmentConfigType,
+    SandboxEnvironmentLimits,
+    sandboxenv,
+)
+from pydantic import BaseModel
+
+from inspect_docker_pool import files
+from inspect_docker_pool.command import Command, CommandResult
+from inspect_docker_pool.compose import (
+    CONFIG_FILES,
+    parse_config,
+    sample_variables,
+    used_variables,
+)
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.container import Container, OpenCommand
+from inspect_docker_pool.errors import SandboxError
+from inspect_docker_pool.manager import PoolManager, pool_manager
+from inspect_docker_pool.metrics import EXEC, EXECS, measure
+from inspect_docker_pool.pool import Pool
+from inspect_docker_pool.sharing import current_setup
+from inspect_docker_pool.snapshot import Tape, taped
+
+logger = logging.getLogger(__name__)
+
+
+async def prewarm(
+    config: SandboxEnvironmentConfigType | None,
+    count: int,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Build or pull the image and wait until ``count`` containers are ready.
+
+    Call it where the dataset is built, so that the first batch of rollouts finds its
+    sandboxes started.
+
+    Args:
+        config: as for the task's sandbox: a path, an image name or a configuration object.
+        count: containers wanted; the configuration's ``max`` still holds.
+        metadata: a sample's metadata, if the compose file refers to it.
+
+    Raises:
+        SandboxError: with a type and message as for an episode's own start.
+    """
+    manager = pool_manager()
+    parsed = parse_config(config, sample_variables(metadata or {}))
+    pool = await manager.prepare(parsed)
+    await pool.prewarm(count)
+
+
+@sandboxenv(name="docker_pool")
+class DockerPoolSandboxEnvironment(SandboxEnvironment):
+    """One episode's container. Docs: ``docs/sandboxes.md``."""
+
+    start_is_cancellable = True
+    """A caller that is cancelled leaves the queue, and no container is started for it."""
+
+    @classmethod
+    def config_files(cls) -> list[str]:
+        return list(CONFIG_FILES)
+
+    @classmethod
+    def is_docker_compatible(cls) -> bool:
+        return True
+
+    @classmethod
+    def default_concurrency(cls) -> int | None:
+        # The pool has its own maximum, with fair waiting. A number here would also make
+        # Inspect delay every episode by up to a second, to interleave tasks.
+        return None
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        if "services" in config:
+            return ComposeConfig(**config)
+        return DockerPoolConfig(**config)
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
+        manager = pool_manager()
+        pool = await manager.prepare(parse_config(config))
+        pool.tend()
+
+    @classmethod
+    async def task_init_environment(
+        cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, str]:
+        return used_variables(config, sample_variables(metadata))
+
+    @classmethod
+    async def sample_init(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        metadata: dict[str, str],
+    ) -> dict[str, SandboxEnvironment]:
+        manager = pool_manager()
+        parsed = parse_config(config, sample_variables(metadata))
+        setup = current_setup()
+        if setup is None:
+            return {parsed.service: cls(manager, *await manager.acquire(parsed))}
+        part = await manager.snapshots.join(parsed, setup)
+        environment = cls(manager, part.pool, part.container)
+        environment.tape = part.tape
+        part.sandbox = environment
+        setup.join(part)
+        return {parsed.service: environment}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        for environment in environments.values():
+            environment.as_type(cls).release()
+
+    @classmethod
+    async def task_cleanup(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
+    ) -> None:
+        manager = pool_manager()
+        for pool in manager.pools():
+            if not cleanup:
+                await _keep(manager, pool)
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        from inspect_docker_pool.lease import cleanup
+
+        manager = pool_manager()
+        removed = await manager.engine.run(cleanup, manager.engine, id)
+        print(f"docker_pool: {removed} container{'' if removed == 1 else 's'} removed")
+
+    def __init__(self, manager: PoolManager, pool: Pool, container: Container) -> None:
+        super().__init__()
+        self._manager = manager
+        self._container = container
+        self.tape: Tape | None = None
+        """Set during a set-up that the episodes of a group share."""
+        # An episode that is simply dropped also releases its container.
+        self._finalizer = weakref.finalize(self, pool.release, container)
+        self._finalizer.atexit = False  # the manager closes everything at exit
+
+    @property
+    def container(self) -> Container:
+        """The container behind this sandbox, for diagnosis."""
+        return self._container
+
+    def release(self) -> None:
+        """Give the container back; it is removed in the background. Safe to call again."""
+        self._finalizer()
+
+    @taped
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        if not cmd:
+            return ExecResult(False, 1, "", "requires at least 1 argument: the command\n")
+        command = Command(
+            argv=tuple(cmd),
+            cwd=self._path(cwd) if cwd else self._container.working_dir,
+            env=dict(env or {}),
+            user=user or None,
+            stdin=input.encode() if isinstance(input, str) else input,
+            timeout=timeout,
+            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+        )
+        with self._measured():
+            outcome = await self._container.run(command)
+        return _result(outcome, timeout)
+
+    async def open_command(
+        self,
+        cmd: list[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+    ) -> OpenCommand | None:
+        """Start a command, to be read and written while it runs.
+
+        Its output is taken as it comes; of a standard error that is not read, the last is kept.
+        It ends with :meth:`OpenCommand.close`, or with the container.
+
+        Args:
+            cmd: its words.
+            cwd: its folder; the container's own if not given.
+            env: its environment, beside the container's.
+            user: who runs it; the container's user if not given.
+
+        Returns:
+            The command; ``None`` during a set-up that is shared, in which commands are recorded.
+        """
+        if self.tape is not None:
+            return None
+        command = Command(
+            argv=tuple(cmd),
+            cwd=self._path(cwd) if cwd else self._container.working_dir,
+            env=dict(env or {}),
+            user=user or None,
+            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+        )
+        return await self._container.open(command)
+
+    @taped
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        data = contents.encode() if isinstance(contents, str) else contents
+        with self._measured():
+            await files.write(self._container, self._path(file), data)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        return await self._read_file(file, text)
+
+    @taped
+    async def _read_file(self, file: str, text: bool) -> str | bytes:
+        with self._measured():
+            data = await files.read(self._container, self._manager.engine, self._path(file), file)
+        return data.decode() if text else data
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        if not (self._finalizer.alive or self._container.kept):
+            # Removal takes a moment, in which the engine still calls the container running.
+            raise ConnectionError("the sandbox was given back and is being removed")
+        try:
+            await self._manager.engine.run(self._container.check)
+        except SandboxError as ex:
+            raise ConnectionError(f"the sandbox is not running: {ex}") from ex
+        name = self._container.name
+        user_of_commands = user or self._container.user
+        # The container's own user is root, which is the executor's before it becomes another.
+        login = [] if user_of_commands in ("root", "0") else ["--user", user_of_commands]
+        return SandboxConnection(
+            type="docker",
+            command=shlex.join(["docker", "exec", "-it", *login, name, "/bin/sh", "-l"]),
+            vscode_command=None if user else ["remote-containers.attachToRunningContainer", name],
+            ports=None,
+            container=name,
+        )
+
+    def default_polling_interval(self) -> float:
+        return 0.2
+
+    def _path(self, path: str) -> str:
+        if path.startswith("/"):
+            return path
+        return f"{self._container.working_dir.rstrip('/')}/{path}"
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            measure(EXEC, time.monotonic() - begun)
+            measure(EXECS)
+
+
+def _result(outcome: CommandResult, timeout: int | None) -> ExecResult[str]:
+    stdout = outcome.stdout.decode(errors="replace")
+    stderr = outcome.stderr.decode(errors="replace")
+    if outcome.overflowed:
+        raise OutputLimitExceededError(
+            limit_str=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR,
+            truncated_output=stdout + stderr,
+        )
+    if outcome.timed_out:
+        error = TimeoutError(f"Command timed out after {timeout} seconds")
+        if stdout or stderr:
+            # Inspect shows this to the model beside the message.
+            error.truncated_output = stdout + stderr  # type: ignore[attr-defined]
+        raise error
+    result = ExecResult(
+        success=outcome.status == 0, returncode=outcome.status, stdout=stdout, stderr=stderr
+    )
+    if outcome.denied:
+        raise PermissionError(f"Permission denied executing command: {result}")
+    return result
+
+
+async def _keep(manager: PoolManager, pool: Pool) -> None:
+    """Leave the containers in use running, and print how to reach and remove them."""
+    for container in pool.containers():
+        await manager.engine.run(container.keep)
+        logger.warning(
+            "docker_pool: container %s was left running: docker exec -it %s /bin/sh; remove it "
+            "with: inspect sandbox cleanup docker_pool %s",
+            container.name,
+            container.name,
+            container.name,
+        )

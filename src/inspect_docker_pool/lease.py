@@ -1,0 +1,373 @@
+"""Owners of containers: a proof of life that other hosts can see, and removal for dead owners.
+
+Every container, network and volume carries its owner's labels. On the owner's own host the
+process itself is the proof: its id, start time, boot and pid namespace are in the labels.
+Labels cannot be renewed, so for other hosts an owner keeps one empty volume, its beat,
+and replaces it every ``BEAT_SECONDS``; the engine's own clock tells the beat's age.
+
+A signal that asks the process to end is answered by removing its containers first. Against
+ends that a process cannot handle (``SIGKILL``, out of memory, a crash), a tiny shell waits beside
+it; when its pipe closes without a message, it becomes this module and removes what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.errors import SandboxError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+PREFIX = "inspect-tinker-plugin."
+KIND, OWNER, HOST = PREFIX + "sandbox", PREFIX + "owner", PREFIX + "host"
+PID, STARTED = PREFIX + "pid", PREFIX + "started"
+PROVIDER = "docker_pool"
+
+BEAT_SECONDS = 30.0
+DEAD_AFTER_SECONDS = 180.0
+"""Age of the newest beat from which an owner on another host counts as dead."""
+
+SNAPSHOTS_REPOSITORY = "inspect-pool/snapshot"
+"""Name of the images of containers that were set up; their tags start with the owner."""
+
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.3
+
+KEPT = "-kept"
+"""Suffix of the name of a container that its owner left on purpose."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The claim of one process to its containers, as their labels state it."""
+
+    id: str
+    host: str
+    """Boot and pid namespace: equal for processes that can see each other."""
+    pid: int
+    started: str
+    """Start of the process, in clock ticks since boot."""
+
+    @classmethod
+    def current(cls) -> Lease:
+        """Describe this process under a new id."""
+        pid = os.getpid()
+        return cls(uuid.uuid4().hex[:12], _this_host(), pid, _start_of(pid) or "")
+
+    @classmethod
+    def from_labels(cls, labels: dict[str, str]) -> Lease:
+        pid = labels.get(PID, "")
+        return cls(
+            labels.get(OWNER, ""),
+            labels.get(HOST, ""),
+            int(pid) if pid.isdigit() else 0,
+            labels.get(STARTED, ""),
+        )
+
+    def labels(self) -> dict[str, str]:
+        return {
+            KIND: PROVIDER,
+            OWNER: self.id,
+            HOST: self.host,
+            PID: str(self.pid),
+            STARTED: self.started,
+        }
+
+    def lives_here(self) -> bool | None:
+        """Return whether the process runs; ``None`` when this host cannot see it."""
+        if not self.host or self.host != _this_host():
+            return None
+        return bool(self.started) and _start_of(self.pid) == self.started
+
+
+class Beat:
+    """The renewed proof of life of one owner."""
+
+    def __init__(self, engine: Engine, owner: Lease) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._count = 0
+        self._volume: str | None = None
+        self._renewing = threading.Lock()
+        self._ended = False
+
+    def renew(self) -> None:
+        """Replace the beat volume; the new one exists before the old one goes."""
+        with self._renewing:
+            if self._ended:
+                return
+            api = self._engine.api
+            self._count += 1
+            name = f"inspect-pool-{self._owner.id}-beat-{self._count}"
+            api.create_volume(name, labels=self._owner.labels())
+            previous, self._volume = self._volume, name
+            if previous is not None:
+                quietly(api.remove_volume, previous)
+
+    def remove(self) -> bool:
+        """Stop the beat; return whether nothing is left."""
+        with self._renewing:
+            self._ended = True
+            return self._volume is None or quietly(self._engine.api.remove_volume, self._volume)
+
+
+def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:
+    """Remove what dead owners left behind.
+
+    Args:
+        engine: the engine to look at.
+        spare: owner ids that are never touched (the caller's own).
+
+    Returns:
+        How many containers were removed.
+    """
+    api = engine.api
+    found = _Possessions.of(api)
+    spared = set(spare)
+    removed = 0
+    for owner in found.owners.values():
+        if owner.id in spared or not _is_dead(owner, found.beats.get(owner.id, []), api):
+            continue
+        removed += remove_owned(engine, owner.id, keep_kept=True)
+    return removed
+
+
+def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
+    """Remove every container, network and volume of an owner; return how many containers."""
+    api = engine.api
+    filters = {"label": f"{OWNER}={owner}"}
+    removed = 0
+    for _ in range(_ATTEMPTS):
+        containers = [
+            container["Id"]
+            for container in api.containers(all=True, filters=filters)
+            if not (keep_kept and any(name.endswith(KEPT) for name in container["Names"] or []))
+        ]
+        if all([quietly(api.remove_container, id, force=True, v=True) for id in containers]):
+            removed += len(containers)
+            break
+        time.sleep(_PAUSE_SECONDS)  # another process is removing one, too
+    quietly(remove_snapshots, engine, owner)
+    for network in api.networks(filters=filters):
+        quietly(api.remove_network, network["Id"])
+    for volume in api.volumes(filters=filters)["Volumes"] or []:
+        quietly(api.remove_volume, volume["Name"], force=True)
+    return removed
+
+
+def remove_snapshots(engine: Engine, owner: str) -> None:
+    """Remove the images of an owner's containers that were set up.
+
+    Raises:
+        SandboxError, docker.errors.DockerException: not all could be removed.
+    """
+    for name, _ in _snapshots(engine.api):
+        if name.partition(":")[2].startswith(f"{owner}-"):
+            engine.api.remove_image(name)
+
+
+def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
+    """List names and labels. Images that a user made of a container have no such name."""
+    return [
+        (name, image["Labels"] or {})
+        for image in api.images(name=SNAPSHOTS_REPOSITORY)
+        for name in image["RepoTags"] or []
+    ]
+
+
+@dataclass(frozen=True)
+class _Possessions:
+    owners: dict[str, Lease]
+    beats: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, api: APIClient) -> _Possessions:
+        filters = {"label": f"{KIND}={PROVIDER}"}
+        volumes = api.volumes(filters=filters)["Volumes"] or []
+        things: list[dict[str, Any]] = [
+            *api.containers(all=True, filters=filters),
+            *api.networks(filters=filters),
+            *volumes,
+        ]
+        owners: dict[str, Lease] = {}
+        for thing in things:
+            owner = Lease.from_labels(thing["Labels"] or {})
+            owners[owner.id] = owner
+        for _, labels in _snapshots(api):
+            owner = Lease.from_labels(labels)
+            owners.setdefault(owner.id, owner)
+        beats: dict[str, list[str]] = defaultdict(list)
+        for volume in volumes:
+            beats[(volume["Labels"] or {}).get(OWNER, "")].append(volume.get("CreatedAt", ""))
+        return cls(owners, beats)
+
+
+def _is_dead(owner: Lease, beats: list[str], api: APIClient) -> bool:
+    lives = owner.lives_here()
+    if lives is not None:
+        return not lives
+    if not beats:
+        return True
+    now = _moment(api.info()["SystemTime"])
+    newest = max(_moment(beat) for beat in beats)
+    return (now - newest).total_seconds() > DEAD_AFTER_SECONDS
+
+
+def _moment(text: str) -> datetime:
+    # The engine gives nanoseconds, which fromisoformat refuses: keep six digits.
+    head, dot, tail = text.partition(".")
+    if dot:
+        digits = len(tail) - len(tail.lstrip("0123456789"))
+        text = f"{head}.{tail[: min(digits, 6)].ljust(6, '0')}{tail[digits:]}"
+    return datetime.fromisoformat(text)
+
+
+def _this_host() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    # A zombie has ended, even if its parent has not noticed yet.
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def cleanup(engine: Engine, id: str | None) -> int:
+    """Remove containers, in this thread.
+
+    Args:
+        engine: the engine to look at.
+        id: a container's id (or its start) or name, or the id of an owner, all of whose
+            containers are removed even while it lives; ``None`` takes those of dead owners.
+
+    Returns:
+        How many containers were removed.
+
+    Raises:
+        SandboxEngineError: the engine does not answer.
+    """
+    try:
+        if id is None:
+            return reap(engine)
+        api = engine.api
+        filters = {"label": f"{KIND}={PROVIDER}"}
+        for container in api.containers(all=True, filters=filters):
+            names = [name.lstrip("/") for name in container["Names"] or []]
+            if id in names or container["Id"].startswith(id):
+                return int(quietly(api.remove_container, container["Id"], force=True, v=True))
+            if (container["Labels"] or {}).get(OWNER) == id:
+                return remove_owned(engine, id)
+    except Exception as ex:
+        raise typed(ex, "cleanup") from ex
+    return 0
+
+
+CLOSE_SECONDS = 20.0
+"""Seconds that a process that was asked to end may take to remove its containers."""
+
+_WAIT = 'read -r _ || exec "$0" -m inspect_docker_pool.lease "$@"'
+
+_PASSES = 30
+
+_WATCH_PAUSE_SECONDS = 1.0
+
+
+class Watch:
+    """The shell beside this process."""
+
+    def __init__(self, owner: Lease) -> None:
+        labels = [owner.id, owner.host, str(owner.pid), owner.started]
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _WAIT, sys.executable, *labels],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # a signal to the process's group must not end the watch
+        )
+        # A forked child would keep the pipe open beyond the end of this process.
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def stop(self) -> None:
+        """Tell the shell that nothing is left to do."""
+        assert self._shell.stdin is not None
+        try:
+            self._shell.stdin.write(b"\n")
+            self._shell.stdin.close()
+        except OSError:  # it was ended
+            pass
+        self._shell.wait()
+
+    def _let_go(self) -> None:
+        if self._shell.returncode is None and self._shell.stdin is not None:
+            self._shell.stdin.close()
+            self._shell.returncode = 0  # of the parent's child, not of this process's
+
+
+def close_before_signals_end_it(close: Callable[[], None]) -> None:
+    """Make ``SIGTERM`` and ``SIGHUP`` wait for the removal of all containers.
+
+    Only where they would end the process at once: a program with its own handlers keeps
+    them. Python allows this in the main thread only; elsewhere the watch does the work.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    process = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        if os.getpid() == process:
+            # Not in this thread: it may hold a lock of the pools.
+            closing = threading.Thread(target=close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_SECONDS)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def _remove_after(owner: Lease) -> None:
+    """Remove what an owner left, once its process has ended."""
+    engine = Engine(timeout=30)
+    empty = 0
+    for _ in range(_PASSES):
+        if owner.lives_here() is not False:
+            return
+        try:
+            # Require two empty results: the engine may still have been starting a container.
+            empty = empty + 1 if remove_owned(engine, owner.id, keep_kept=True) == 0 else 0
+        except (SandboxError, OSError):
+            empty = 0
+        if empty == 2:
+            return
+        time.sleep(_WATCH_PAUSE_SECONDS)
+
+
+if __name__ == "__main__":
+    _id, _host, _pid, _started = sys.argv[1:]
+    time.sleep(0.1)  # the kernel closes files before it removes the process
+    _remove_after(Lease(_id, _host, int(_pid), _started))

@@ -1,0 +1,474 @@
+"""Warm containers of one configuration: hands out fresh ones fairly, and refills.
+
+A container serves one episode and is removed; only a container that was never handed over
+can return to the pool. State is guarded by a lock and waiting is on futures, so
+that episodes in several event loops and threads share a pool. Nothing here calls the
+engine in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import anyio
+
+from inspect_docker_pool.config import ContainerConfig, PoolSize
+from inspect_docker_pool.container import Container
+from inspect_docker_pool.engine import Engine, settled
+from inspect_docker_pool.errors import (
+    SandboxError,
+    SandboxImageError,
+    SandboxStartError,
+)
+from inspect_docker_pool.image import Image
+from inspect_docker_pool.metrics import ACQUIRE, WARM_HITS, measure
+
+IDLE_SECONDS = 600.0
+"""Idle seconds before a pool removes its warm containers."""
+
+MAX_BACKOFF_SECONDS = 60.0
+_REMOVE_ATTEMPTS = 3
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """A snapshot of a pool's counters."""
+
+    idle: int
+    starting: int
+    leased: int
+    removing: int
+    waiting: int
+    failures: int
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A caller that waits for a container."""
+
+    image: Image | None = None
+    """A snapshot to start from; such a container is started for this caller alone."""
+    future: Future[Container] = field(default_factory=Future)
+    begun: float = field(default_factory=time.monotonic)
+    pool: Pool | None = None
+    """The pool that it joined."""
+    booked: bool = False
+    """Whether a start from ``image`` is in progress."""
+    hit: bool = False
+    """Whether the container was ready when the caller came."""
+    lost: bool = False
+    """Whether it failed because the pool's image is gone from the engine."""
+
+    def give(self, container: Container) -> bool:
+        """Hand a container over; return whether the caller still wanted it."""
+        if not self.future.set_running_or_notify_cancel():
+            return False
+        self.hit = container.ready_at <= self.begun
+        self.future.set_result(container)
+        return True
+
+    def fail(self, error: SandboxError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Container:
+    """Await the container for a caller.
+
+    Args:
+        waiter: the caller, in a queue.
+        withdraw: takes the caller out of its queue when it is cancelled.
+    """
+    try:
+        container = await settled(waiter.future)
+    except BaseException:
+        withdraw(waiter)
+        raise
+    if waiter.hit:
+        measure(WARM_HITS)
+    measure(ACQUIRE, time.monotonic() - waiter.begun)
+    return container
+
+
+class Pool:
+    """The containers of one key.
+
+    Args:
+        engine: the engine that they run on.
+        config: the configuration of the containers.
+        start: starts one from the pool's own image or from a snapshot, blocking, or raises.
+        lost: called when the pool's image is gone from the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: ContainerConfig,
+        start: Callable[[Image | None], Container],
+        lost: Callable[[Pool], None] = lambda pool: None,
+    ) -> None:
+        self.config = config
+        self._engine = engine
+        self._start = start
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._idle: deque[Container] = deque()
+        self._leased: set[Container] = set()
+        self._waiters: deque[Waiter] = deque()
+        self._starting = 0
+        self._dedicated = 0  # starting containers that come from a snapshot, for one caller
+        self._removing = 0
+        self._failures = 0
+        self._last_error: SandboxError | None = None
+        self._retry_at = 0.0
+        self._warm = config.pool.warm
+        self._max = config.pool.max
+        self._floor = 0
+        self._resting = False
+        self._last_used = float("-inf")
+        self._closed = False
+
+    @property
+    def state(self) -> PoolState:
+        with self._lock:
+            return PoolState(
+                len(self._idle),
+                self._starting,
+                len(self._leased),
+                self._removing,
+                len(self._waiters),
+                self._failures,
+            )
+
+    @property
+    def last_used(self) -> float:
+        """Monotonic time of the last caller."""
+        return self._last_used
+
+    @property
+    def wanted_warm(self) -> int:
+        """How many containers the configurations of this pool want ready."""
+        return self._warm
+
+    def grow(self, size: PoolSize) -> None:
+        """Keep as many containers ready as the more demanding of two configurations wants."""
+        with self._lock:
+            self._warm = max(self._warm, size.warm)
+
+    def rest(self, resting: bool) -> None:
+        """Stop keeping containers ready (the pool stays open), or resume it."""
+        self._resting = resting
+
+    def used(self) -> None:
+        """Record that somebody wants this pool's containers."""
+        self._last_used = time.monotonic()
+
+    def expect(self, count: int) -> int:
+        """Start containers for future callers, as many as ``max`` allows; return how many.
+
+        They are kept until as many callers have come. Zero cancels the expectation.
+        """
+        with self._lock:
+            if count:
+                self._last_used = time.monotonic()
+            room = count if self._max is None else min(count, self._max - len(self._leased))
+            self._floor = max(self._floor, room) if count else 0
+        self.tend()
+        return room
+
+    async def prewarm(self, count: int) -> None:
+        """Wait until this many containers are ready (as far as ``max`` allows).
+
+        Raises:
+            SandboxError: the first start that failed.
+        """
+        failures = self._failures
+        room = self.expect(count)
+        while True:
+            with self._lock:
+                # Callers that come in the meantime take from the pool.
+                if len(self._idle) >= min(room, self._floor):
+                    return
+                if self._failures > failures or self._closed:
+                    raise self._last_error or SandboxStartError("the sandbox pool is closed")
+            await anyio.sleep(0.02)
+
+    async def acquire(self, image: Image | None = None) -> Container:
+        """Wait for a container for this caller alone; first come, first served.
+
+        Args:
+            image: a snapshot to start from, in place of the pool's own image.
+
+        Raises:
+            SandboxError: no container could be started for this caller.
+        """
+        waiter = Waiter(image)
+        self.join(waiter)
+        return await self.wait(waiter)
+
+    def join(self, waiter: Waiter) -> None:
+        """Put a caller at the end of the queue.
+
+        Raises:
+            SandboxStartError: the pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise SandboxStartError("the sandbox pool is closed")
+            self._last_used = time.monotonic()
+            self._resting = False
+            waiter.pool = self
+            self._waiters.append(waiter)
+        self.pump()
+
+    async def wait(self, waiter: Waiter) -> Container:
+        """Await the container for a caller in the queue, who leaves the queue when cancelled."""
+        return await served(waiter, self.withdraw)
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """Take a cancelled caller out; a container that was starting for it is not affected."""
+        container: Container | None = None
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            if not (waiter.future.cancel() or waiter.future.cancelled()):
+                if waiter.future.exception() is None:
+                    container = waiter.future.result()
+                if container not in self._leased:
+                    container = None
+            if container is not None:
+                self._leased.discard(container)
+                if self._closed or waiter.image is not None:
+                    self._removing += 1
+                else:
+                    self._idle.appendleft(container)
+                    container = None  # back in the pool
+        if container is not None:
+            self._dispose(container)
+        self.pump()
+
+    def release(self, container: Container) -> Future[None] | None:
+        """Give a container back for removal in the background. Safe to call again."""
+        with self._lock:
+            if container not in self._leased:
+                return None
+            self._leased.discard(container)
+            if container.kept:
+                return None
+            self._removing += 1
+        return self._dispose(container)
+
+    def tend(self) -> None:
+        """Refill, shrink and retry; called after every change and periodically."""
+        surplus: list[Container] = []
+        with self._lock:
+            while len(self._idle) > max(self._warm_now(), self._waiting()):
+                surplus.append(self._idle.popleft())
+            self._removing += len(surplus)
+        for container in surplus:
+            self._dispose(container)
+        self.pump()
+
+    def containers(self) -> list[Container]:
+        """List the containers in use."""
+        with self._lock:
+            return list(self._leased)
+
+    def close(self) -> list[Container]:
+        """Accept no more callers; return what is left to remove, leased containers included."""
+        with self._lock:
+            self._closed = True
+            rest = [*self._idle, *(c for c in self._leased if not c.kept)]
+            self._idle.clear()
+            self._leased.clear()
+            waiters = list(self._waiters)
+            self._waiters.clear()
+        for waiter in waiters:
+            waiter.fail(SandboxStartError("the sandbox pool was closed"))
+        return rest
+
+    def pump(self) -> None:
+        """Serve waiting callers, then start missing containers."""
+        for container in self._serve():
+            self._dispose(container)
+        for waiter in self._book():
+            self._submit_start(waiter)
+
+    # Under the lock -----------------------------------------------------------------
+
+    def _warm_now(self) -> int:
+        idle_since = time.monotonic() - self._last_used
+        if self._closed or idle_since > IDLE_SECONDS:
+            return 0
+        return max(0 if self._resting else self._warm, self._floor)
+
+    def _waiting(self) -> int:
+        """Number of callers that any container of the pool can serve."""
+        return sum(waiter.image is None for waiter in self._waiters)
+
+    def _total(self) -> int:
+        return len(self._idle) + len(self._leased) + self._starting + self._removing
+
+    def _surplus(self) -> int:
+        """Containers ready or starting for which there is neither a caller nor a warm place."""
+        return self._supply() - self._waiting() - self._warm_now()
+
+    def _supply(self) -> int:
+        return len(self._idle) + self._starting - self._dedicated
+
+    # Serving ------------------------------------------------------------------------
+
+    def _serve(self) -> list[Container]:
+        """Hand out ready containers; return those that died while they were idle."""
+        dead: list[Container] = []
+        with self._lock:
+            while self._idle and self._waiting():
+                container = self._idle.popleft()
+                if not container.is_ready():
+                    self._removing += 1
+                    dead.append(container)
+                elif not self._hand_over(container):
+                    self._idle.appendleft(container)
+        return dead
+
+    def _hand_over(self, container: Container) -> bool:
+        # Within the lock, so that callers wake in the order in which they came.
+        for waiter in list(self._waiters):
+            if waiter.image is None:
+                self._waiters.remove(waiter)
+                self._leased.add(container)
+                if waiter.give(container):
+                    self._floor = max(0, self._floor - 1)
+                    return True
+                self._leased.discard(container)
+        return False
+
+    # Starting -----------------------------------------------------------------------
+
+    def _book(self) -> list[Waiter | None]:
+        """Register the starts that are wanted and allowed now, in the order of the callers."""
+        surplus: Container | None = None
+        with self._lock:
+            if self._closed:
+                return []
+            room = _NO_LIMIT if self._max is None else self._max - self._total()
+            supply = self._supply()
+            starts: list[Waiter | None] = []
+            for waiter in self._waiters:
+                if waiter.image is None and supply > 0:
+                    supply -= 1
+                elif not waiter.booked:
+                    if len(starts) >= room:
+                        break  # nobody overtakes
+                    waiter.booked = waiter.image is not None
+                    starts.append(waiter if waiter.booked else None)
+            else:
+                warm = self._warm_now() if time.monotonic() >= self._retry_at else 0
+                refill = min(max(0, warm - supply), room - len(starts))
+                starts.extend([None] * max(0, refill))
+            self._starting += len(starts)
+            self._dedicated += sum(waiter is not None for waiter in starts)
+            stuck = any(w.image is not None and not w.booked for w in self._waiters)
+            if stuck and self._idle:
+                # A warm container occupies the place that one from a snapshot needs.
+                surplus = self._idle.pop()
+                self._removing += 1
+        if surplus is not None:
+            self._dispose(surplus)
+        return starts
+
+    def _submit_start(self, waiter: Waiter | None) -> None:
+        starts = self._engine.starts
+        # Refilling a pool has to wait while an episode waits.
+        submit = starts.submit if waiter or self._waiting() else starts.submit_later
+        try:
+            submit(self._start_one, waiter)
+        except RuntimeError:  # the interpreter is shutting down
+            with self._lock:
+                self._ended_start(waiter)
+
+    def _ended_start(self, waiter: Waiter | None) -> None:
+        self._starting -= 1
+        self._dedicated -= waiter is not None
+
+    def _start_one(self, waiter: Waiter | None) -> None:
+        with self._lock:
+            # The caller that wanted this container may be gone by now.
+            unwanted = waiter not in self._waiters if waiter else self._surplus() > 0
+            unwanted = unwanted or self._closed
+            if unwanted:
+                self._ended_start(waiter)
+        if unwanted:
+            self.pump()
+            return
+        try:
+            container = self._start(waiter.image if waiter else None)
+        except BaseException as ex:
+            self._failed(waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
+            return
+        with self._lock:
+            self._ended_start(waiter)
+            self._failures = 0
+            if waiter is None:
+                keep = not self._closed
+                if keep:
+                    self._idle.append(container)
+            else:
+                keep = waiter in self._waiters
+                if keep:
+                    self._waiters.remove(waiter)
+                    self._leased.add(container)
+                    keep = waiter.give(container)
+                    if not keep:
+                        self._leased.discard(container)
+            if not keep:
+                self._removing += 1
+        if not keep:
+            self._remove(container)
+        self.pump()
+
+    def _failed(self, waiter: Waiter | None, ex: SandboxError) -> None:
+        with self._lock:
+            self._ended_start(waiter)
+            self._failures += 1
+            self._last_error = ex
+            delay = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** min(self._failures, 10))
+            self._retry_at = time.monotonic() + delay
+            # A caller gets the error immediately: the episode runner decides about retries.
+            if waiter is None:
+                waiter = next((w for w in self._waiters if w.image is None), None)
+                gone = isinstance(ex, SandboxImageError)
+            else:
+                gone = False  # the snapshot is gone, not the pool's image
+            if waiter is not None and waiter in self._waiters:
+                self._waiters.remove(waiter)
+        if gone:
+            self._lost(self)
+        if waiter is not None:
+            waiter.lost = gone
+            waiter.fail(ex)
+        self.pump()
+
+    # Removing -----------------------------------------------------------------------
+
+    def _dispose(self, container: Container) -> Future[None] | None:
+        try:
+            return self._engine.removals.submit(self._remove, container)
+        except RuntimeError:  # the interpreter is shutting down: no threads any more
+            self._remove(container)
+            return None
+
+    def _remove(self, container: Container) -> None:
+        for attempt in range(_REMOVE_ATTEMPTS):
+            if container.remove():
+                break
+            time.sleep(0.2 * 2**attempt)
+        with self._lock:
+            self._removing -= 1
+        self.pump()

@@ -1,0 +1,441 @@
+"""Group fork: episodes with the same set-up start from a snapshot of the first one's container.
+
+The first episode of a group (the leader) sets its container up as usual. The answers of its
+sandbox are recorded on a tape, and the container is committed to a local image before
+the solver runs. The others wait for it, start from that image and replay the tape, so that
+their transcripts show the same set-up. If a snapshot would not be faithful, or would
+not pay, each episode sets itself up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from logging import getLogger
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import anyio
+
+from inspect_docker_pool.command import Command
+from inspect_docker_pool.config import GIB, ContainerConfig, is_keep_alive
+from inspect_docker_pool.container import Container
+from inspect_docker_pool.engine import Engine, quietly, settled, typed
+from inspect_docker_pool.errors import SandboxError
+from inspect_docker_pool.image import Image
+from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
+from inspect_docker_pool.metrics import FORKS, SNAPSHOTS, measure
+from inspect_docker_pool.pool import Pool
+from inspect_docker_pool.sharing import SampleSetup
+
+logger = getLogger(__name__)
+
+QUICK_SECONDS = 1.0
+"""A shorter set-up is repeated: committing and starting from an image takes as long."""
+
+SMALL_BYTES = 16 * 1024**2
+"""Files without a script that are less than this are written again, for the same reason."""
+
+SNAPSHOT_BYTES = 10 * GIB
+"""Disk space for a process's snapshots; the least recently used one is removed first."""
+
+_LEAST_BYTES = 32 * 1024**2
+"""Minimum size that a snapshot counts with, so that there are not thousands."""
+
+_REMEMBERED = 4096
+_LOOKS = 3
+
+# State outside of a container's layer, which would be missing from its image.
+_STATE = """
+for d in /dev/shm /dev/mqueue "$@"; do
+  for f in "$d"/* "$d"/.[!.]* "$d"/..?*; do
+    if [ -e "$f" ] || [ -L "$f" ]; then echo "$f"; fi
+  done
+done
+for f in /etc/hosts /etc/hostname /etc/resolv.conf /proc/sysvipc/shm /proc/sysvipc/sem \
+/proc/sysvipc/msg /proc/self/mountinfo; do
+  while IFS= read -r l || [ -n "$l" ]; do echo "$l"; done <"$f"
+done 2>/dev/null
+"""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Tape:
+    """The sandbox's answers during set-up: recorded by the leader, replayed for the others."""
+
+    def __init__(self, recorded: tuple[tuple[str, object], ...] | None = None) -> None:
+        self.recorded: list[tuple[str, object]] = []
+        self._heard = deque(recorded or ())
+
+    async def play(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Answer a call from the tape, or make it and record its answer.
+
+        Raises:
+            Exception: what the call raised, now or when it was recorded.
+        """
+        if self._heard:
+            recorded, answer = self._heard.popleft()
+            if recorded != name:
+                raise SandboxError(f"set-up called {name}, where its first run called {recorded}")
+            if isinstance(answer, Exception):
+                raise copy.copy(answer)
+            return copy.copy(answer)  # type: ignore[return-value]  # of the call by that name
+        try:
+            result = await call()
+        except Exception as ex:
+            self.recorded.append((name, ex))
+            raise
+        self.recorded.append((name, result))
+        return result
+
+
+class Taped(Protocol):
+    """A sandbox whose calls may be on tape."""
+
+    tape: Tape | None
+
+
+S = TypeVar("S", bound=Taped)
+
+
+def taped(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Let a method of a sandbox be recorded and answered from tape, while it has one."""
+
+    @functools.wraps(method)
+    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.tape is None:
+            return await method(self, *args, **kwargs)
+        return await self.tape.play(method.__name__, lambda: method(self, *args, **kwargs))
+
+    return call
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """An image of a container that was set up."""
+
+    image: Image
+    pool: Pool
+    bytes: int
+    recorded: tuple[tuple[str, object], ...]
+
+
+@dataclass(eq=False)
+class _Fork:
+    """One set-up that several episodes want."""
+
+    key: str
+    result: Future[Snapshot | None] = field(default_factory=Future)
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.result.set_running_or_notify_cancel()  # one waiter that gives up must not end it
+
+    def end(self, snapshot: Snapshot | None) -> None:
+        if not self.result.done():
+            self.result.set_result(snapshot)
+
+
+class ForkMember:
+    """One episode's part in a set-up; a :class:`Sharer`."""
+
+    def __init__(
+        self, snapshots: Snapshots, setup: SampleSetup, pool: Pool, container: Container
+    ) -> None:
+        self.pool = pool
+        self.container = container
+        self.sandbox: Taped | None = None
+        self.fork: _Fork | None = None
+        """For a leader."""
+        self.heard: str | None = None
+        """The key of the snapshot that the container came from."""
+        self.before = ""
+        self.tape: Tape | None = None
+        self._snapshots = snapshots
+        self._setup = setup
+        self._begun = time.monotonic()
+
+    async def finish(self) -> None:
+        """Take the snapshot, if this is the leader; the tape ends."""
+        seconds = time.monotonic() - self._begun
+        if self.sandbox is not None:
+            self.sandbox.tape = None
+        if self.fork is None:
+            if self.tape is None:
+                self._snapshots.took(self._setup, self.container.config, seconds)
+            return
+        snapshot = None
+        try:
+            self._snapshots.took(self._setup, self.container.config, seconds)
+            snapshot = await self._snapshots.take(self, seconds)
+        finally:
+            self._snapshots.end(self.fork, snapshot)
+
+    def fail(self) -> None:
+        """Make the others set themselves up."""
+        if self.sandbox is not None:
+            self.sandbox.tape = None
+        if self.fork is not None:
+            self._snapshots.end(self.fork, None)
+        if self.heard is not None:
+            self._snapshots.drop(self.heard)
+
+
+Acquire = Callable[[ContainerConfig], Awaitable[tuple[Pool, Container]]]
+Known = Callable[[ContainerConfig], Pool | None]
+
+
+class Snapshots:
+    """The snapshots of one process on one engine. Thread-safe.
+
+    Args:
+        engine: the engine.
+        owner: the owner of the snapshots; they are removed with its containers.
+        acquire: waits for a container that nobody has set up.
+        known: returns the current pool of a configuration; a new image means a new pool.
+    """
+
+    def __init__(self, engine: Engine, owner: Lease, acquire: Acquire, known: Known) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._acquire = acquire
+        self._known = known
+        self._lock = threading.Lock()
+        self._forks: OrderedDict[str, _Fork] = OrderedDict()
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        """How often a set-up without a snapshot was wanted."""
+        self._unfaithful: OrderedDict[str, str] = OrderedDict()
+        self._seconds: dict[ContainerConfig, float] = {}
+        """Recent set-up times by configuration: a task's samples are alike."""
+
+    async def join(self, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
+        """Return a container for an episode, from a snapshot if there is or will soon be one.
+
+        Raises:
+            SandboxError: as for a container without a snapshot.
+        """
+        fork, leads = self._fork_of(config, setup)
+        if fork is None:
+            return ForkMember(self, setup, *await self._acquire(config))
+        if leads:
+            return await self._lead(fork, config, setup)
+        snapshot = await self._wait(fork)
+        if snapshot is not None and snapshot.pool is not self._known(config):
+            self.drop(fork.key)  # the image was built again in the meantime
+        elif snapshot is not None:
+            try:
+                container = await snapshot.pool.acquire(snapshot.image)
+            except SandboxError as ex:
+                logger.info("docker_pool: a snapshot could not be used: %s", ex)
+                self.drop(fork.key)
+            else:
+                measure(FORKS)
+                part = ForkMember(self, setup, snapshot.pool, container)
+                part.tape, part.heard = Tape(snapshot.recorded), fork.key
+                return part
+        return ForkMember(self, setup, *await self._acquire(config))
+
+    async def _lead(self, fork: _Fork, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
+        try:
+            pool, container = await self._acquire(config)
+        except BaseException:
+            self.end(fork, None)
+            raise
+        part = ForkMember(self, setup, pool, container)
+        try:
+            if container.image.entrypoint or not is_keep_alive(container.command):
+                raise _Unfaithful("a process of its own has state beside the container's files")
+            part.before = await self._state(container)
+        except (_Unfaithful, SandboxError) as ex:
+            self._refuse(fork.key, config, str(ex))
+            self.end(fork, None)
+            return part
+        except BaseException:
+            self.end(fork, None)
+            pool.release(container)
+            raise
+        part.fork, part.tape = fork, Tape()
+        return part
+
+    async def _wait(self, fork: _Fork) -> Snapshot | None:
+        with self._lock:
+            fork.waiting += 1
+        try:
+            return await settled(fork.result)
+        finally:
+            with self._lock:
+                fork.waiting -= 1
+
+    def took(self, setup: SampleSetup, config: ContainerConfig, seconds: float) -> None:
+        """Record how long a set-up took."""
+        with self._lock:
+            if setup.files or setup.setup:
+                known = self._seconds.get(config, seconds)
+                self._seconds[config] = 0.5 * known + 0.5 * seconds
+
+    def end(self, fork: _Fork, snapshot: Snapshot | None) -> None:
+        """Tell waiting episodes how a fork ended."""
+        if snapshot is None:
+            with self._lock:
+                if self._forks.get(fork.key) is fork:
+                    del self._forks[fork.key]
+        fork.end(snapshot)
+
+    async def take(self, part: ForkMember, seconds: float) -> Snapshot | None:
+        """Commit the leader's container, if that is faithful and somebody will want it."""
+        fork, config = part.fork, part.container.config
+        assert fork is not None
+        assert part.tape is not None
+        with self._lock:
+            wanted = fork.waiting > 0 or self._seen.get(fork.key, 0) > 1
+        if config.snapshot != "always" and (seconds < QUICK_SECONDS or not wanted):
+            return None
+        try:
+            for attempt in range(_LOOKS):
+                if await self._state(part.container) == part.before:
+                    break
+                await anyio.sleep(0.1 * 2**attempt)  # ending processes may need a moment
+            else:
+                raise _Unfaithful("set-up left processes, or state outside of the layer")
+            image, size = await self._engine.run(self._commit, part.container, fork.key)
+        except _Unfaithful as ex:
+            self._refuse(fork.key, config, str(ex))
+        except SandboxError as ex:
+            self._refuse(fork.key, config, f"the engine could not take it: {ex}")
+        else:
+            measure(SNAPSHOTS)
+            return Snapshot(image, part.pool, size, tuple(part.tape.recorded))
+        return None
+
+    def _refuse(self, key: str, config: ContainerConfig, reason: str) -> None:
+        logger.info("docker_pool: no snapshot of %s: %s", config.source, reason)
+        with self._lock:
+            self._unfaithful[key] = reason
+            while len(self._unfaithful) > _REMEMBERED:
+                self._unfaithful.popitem(last=False)
+
+    def _fork_of(self, config: ContainerConfig, setup: SampleSetup) -> tuple[_Fork | None, bool]:
+        """Find or open the fork of a set-up; return also whether the caller leads it."""
+        if config.snapshot == "never" or not (setup.files or setup.setup):
+            return None, False
+        key = f"{config.digest}-{setup.digest[:24]}"
+        with self._lock:
+            fork = self._forks.get(key)
+            if fork is not None:
+                self._forks.move_to_end(key)
+                return fork, False
+            if key in self._unfaithful or not self._pays(config, setup):
+                return None, False
+            self._seen[key] = self._seen.pop(key, 0) + 1
+            while len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+            fork = self._forks[key] = _Fork(key)
+            return fork, True
+
+    def expects(self, config: ContainerConfig, *, script: bool, files: bool) -> bool:
+        """Return whether groups with such a set-up are likely to share it."""
+        if config.snapshot == "never" or not (script or files):
+            return False
+        if config.snapshot == "always":
+            return True
+        return script and self._seconds.get(config, QUICK_SECONDS) >= QUICK_SECONDS
+
+    def _pays(self, config: ContainerConfig, setup: SampleSetup) -> bool:
+        large = sum(map(len, setup.files.values())) >= SMALL_BYTES
+        return self.expects(config, script=setup.setup is not None or large, files=True)
+
+    async def _state(self, container: Container) -> str:
+        """Describe a container's state outside of its layer, as far as set-up could change it."""
+        paths = [path for path, _ in container.config.tmpfs]
+        outcome = await container.run(
+            Command(("/bin/sh", "-c", _STATE, "sh", *paths), cwd="/", timeout=60)
+        )
+        try:
+            processes = await self._engine.run(_processes, self._engine, container)
+        except Exception as ex:
+            raise typed(ex, "snapshot", container.id) from ex
+        return outcome.stdout.decode(errors="replace") + processes
+
+    def _commit(self, container: Container, key: str) -> tuple[Image, int]:
+        """Make an image of a container, in this thread.
+
+        Raises:
+            _Unfaithful: the image would differ from the container.
+            SandboxError: the engine refused, or does not answer.
+        """
+        api = self._engine.api
+        url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/json"
+        facts = api.get(url, params={"size": True}, timeout=api.timeout).json()
+        if any(mount.get("RW") for mount in facts.get("Mounts") or ()):
+            raise _Unfaithful("it has a volume, which an image does not hold")
+        size = max(int(facts.get("SizeRw") or 0), _LEAST_BYTES)
+        if not self._make_room(size):
+            raise _Unfaithful(f"its {size} bytes are more than snapshots may take")
+        try:
+            made = api.commit(container.id, SNAPSHOTS_REPOSITORY, f"{self._owner.id}-{key}")
+        except Exception as ex:
+            raise typed(ex, "snapshot", container.id) from ex
+        return replace(container.image, id=made["Id"]), size
+
+    def _make_room(self, size: int) -> bool:
+        """Remove the least recently used snapshots until one more fits, in this thread."""
+        if size > SNAPSHOT_BYTES // 2:
+            return False
+        with self._lock:
+            held = [
+                (fork.key, snapshot)
+                for fork in self._forks.values()
+                if fork.result.done() and (snapshot := fork.result.result()) is not None
+            ]
+        total = size + sum(snapshot.bytes for _, snapshot in held)
+        for key, snapshot in held:
+            if total > SNAPSHOT_BYTES and self._remove(key):
+                total -= snapshot.bytes
+                logger.info("docker_pool: removed a snapshot of %s", snapshot.pool.config.source)
+        return total <= SNAPSHOT_BYTES
+
+    def drop(self, key: str) -> None:
+        """Stop using a snapshot; its image is removed when no container needs it."""
+        with self._lock:
+            self._forks.pop(key, None)
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+            self._engine.removals.submit(self._remove, key)
+
+    def remove(self) -> bool:
+        """Remove all snapshots, in this thread; return whether none is left."""
+        with self._lock:
+            self._forks.clear()
+        return quietly(remove_snapshots, self._engine, self._owner.id)
+
+    def _remove(self, key: str) -> bool:
+        # Not by force: the engine refuses while a container runs from it.
+        name = f"{SNAPSHOTS_REPOSITORY}:{self._owner.id}-{key}"
+        if not quietly(self._engine.api.remove_image, name):
+            return False
+        with self._lock:
+            self._forks.pop(key, None)
+        return True
+
+
+class _Unfaithful(Exception):
+    """An image would differ from the container."""
+
+
+def _processes(engine: Engine, container: Container) -> str:
+    """List a container's processes as the engine sees them, without zombies."""
+    listed = engine.api.top(container.id, "-o pid,stat,args")
+    state, command = (listed["Titles"].index(title) for title in ("STAT", "COMMAND"))
+    return json.dumps(
+        sorted(each[command] for each in listed["Processes"] if not each[state].startswith("Z"))
+    )

@@ -1,1 +1,0 @@
-"""The sandbox ``docker_pool``: hardened containers that are started before they are needed."""

@@ -1,0 +1,31 @@
+"""A real Tinker API server on this machine, for training without the hosted service."""
+
+from __future__ import annotations
+
+from tinker_local.checkpoints import SERVER_FOLDER, has_training_checkpoint
+from tinker_local.errors import LocalConfigError, LocalServerError
+from tinker_local.imitation import Imitation, imitate
+from tinker_local.model import (
+    TinyModel,
+    check_reply_length,
+    context_length,
+    make_tiny_model,
+)
+from tinker_local.server import LocalServer
+from tinker_local.settings import LocalSettings, missing
+
+__all__ = [
+    "SERVER_FOLDER",
+    "Imitation",
+    "LocalConfigError",
+    "LocalServer",
+    "LocalServerError",
+    "LocalSettings",
+    "TinyModel",
+    "check_reply_length",
+    "context_length",
+    "has_training_checkpoint",
+    "imitate",
+    "make_tiny_model",
+    "missing",
+]

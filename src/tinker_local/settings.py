@@ -1,0 +1,132 @@
+"""The settings of a local server, and the check whether this installation can run one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import sysconfig
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tinker_local.errors import LocalConfigError
+
+SUPPORTED_SKYRL = "0.2.0"
+"""The release of SkyRL that `protocol` and `engine` were written against and tested with."""
+
+INSTALL = "pip install torch && pip install 'inspect-tinker-plugin[local]'"
+
+API_KEY = "tml-local"
+"""The server asks for no key, but the SDK insists on one with this prefix."""
+
+
+def default_compile_cache() -> Path:
+    """The user's cache folder for compiled programs, shared by all local servers."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "inspect-tinker-plugin" / "jax"
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Sizes and limits of a local server. The defaults suit the tiny model on two cores."""
+
+    port: int = 0
+    """Port on 127.0.0.1; 0 takes a free one."""
+    adapters: int = 16
+    """LoRA slots: one is the base model, each training client and each set of sampler
+    weights in use holds one. The least recently used sampler weights are unloaded first."""
+    max_lora_rank: int = 32
+    """The highest LoRA rank that a client may ask for."""
+    sample_batch: int = 32
+    """Sequences sampled together. Batches are padded to it, so that nothing is compiled again
+    from step to step: near the number of rollouts in a batch is best."""
+    train_batch: int = 32
+    """Sequences in one forward-backward pass; longer batches are cut into passes."""
+    start_timeout: float = 300.0
+    """Seconds until the model must have been loaded."""
+    stop_timeout: float = 8.0
+    """Seconds given to an orderly shutdown before the processes are killed."""
+    session_timeout: int = 300
+    """Seconds without a heartbeat until a client's models are unloaded."""
+    compile_cache: str | None = None
+    """Folder for compiled programs, None for the user's cache folder. The first training step
+    takes about half a minute without it, and a few seconds with it."""
+
+    def __post_init__(self) -> None:
+        for name in ("adapters", "max_lora_rank", "sample_batch", "train_batch"):
+            if getattr(self, name) < 1:
+                raise LocalConfigError(f"local server: {name} must be at least 1")
+        if self.adapters < 3:
+            raise LocalConfigError(
+                "local server: adapters must be at least 3 (the base model, one that is "
+                "trained, one that is sampled from)"
+            )
+
+    def to_json(self) -> str:
+        """Return the settings for the command line of the server process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LocalSettings:
+        """Inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+def missing() -> str | None:
+    """Return why a local server cannot run here, or None. Imports nothing heavy."""
+    if sys.platform == "win32":
+        return "the local server needs Linux or macOS"
+    absent = [
+        name
+        for name in ("skyrl", "jax", "fastapi", "uvicorn", "tinker")
+        if importlib.util.find_spec(name) is None
+    ]
+    if absent:
+        return (
+            f"the local server needs packages that are not installed ({', '.join(absent)}); "
+            f"install the extra: {INSTALL}"
+        )
+    return None
+
+
+def check_installation() -> None:
+    """Raise unless a local server can run here.
+
+    Raises:
+        LocalConfigError: a package or the platform is missing; the message says what to install.
+        LocalConfigError: SkyRL is there in a release that was not tested.
+    """
+    if reason := missing():
+        raise LocalConfigError(reason)
+    installed = importlib.metadata.version("skyrl")
+    if installed != SUPPORTED_SKYRL:
+        raise LocalConfigError(
+            f"the local server was written for skyrl {SUPPORTED_SKYRL}, and {installed} is "
+            f"installed; install the tested set: {INSTALL}"
+        )
+
+
+def server_environ(settings: LocalSettings) -> dict[str, str]:
+    """Return the environment of the server's processes: this one's, with additions."""
+    environ = dict(os.environ)
+    # Settings of another SkyRL installation, which would override those given here.
+    environ.pop("SKYRL_DATABASE_URL", None)
+    cache = Path(settings.compile_cache or default_compile_cache()).expanduser()
+    environ |= {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "200",
+    }
+    package = Path(__file__).resolve().parents[1]
+    if str(package) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        environ["PYTHONPATH"] = os.pathsep.join(
+            [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    return environ

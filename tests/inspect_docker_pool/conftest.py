@@ -1,0 +1,224 @@
+"""A real Docker engine, or a reason why its tests are skipped; and proof that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
+from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
+
+IMAGE = "inspect-rl-test/python:1"
+
+
+@functools.cache
+def missing_engine() -> str | None:
+    """Return why the tests of this folder cannot run, if they cannot."""
+    import docker
+
+    try:
+        client = docker.APIClient(timeout=10)
+    except Exception as ex:
+        return f"no Docker engine: {ex}"
+    try:
+        if not client.images(name=IMAGE):
+            return f"the engine has no image {IMAGE}"
+        return None
+    finally:
+        client.close()
+
+
+@pytest.fixture(autouse=True)
+def _engine(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("docker"):
+        reason = missing_engine()
+        if reason is not None:
+            pytest.skip(reason)
+
+
+@pytest.fixture
+def manager() -> Iterator[PoolManager]:
+    """New pools of this process; afterwards nothing of them may be left on the engine or here."""
+    close_all()  # containers kept warm by tests without this fixture would count here
+    built = _built_images()
+    yield pool_manager()
+    owner = pool_manager().owner.id
+    close_all()
+    for image in _built_images() - built:
+        subprocess.run(["docker", "rmi", "--force", image], check=False, capture_output=True)
+    assert owned(owner) == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("docker_pool")]
+
+
+def _built_images() -> set[str]:
+    listed = ["docker", "images", "--quiet", "--filter", "reference=inspect-pool/*"]
+    return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
+
+
+def owned(owner: str) -> list[str]:
+    """List every container, network and volume of an owner."""
+    import docker
+
+    client = docker.APIClient()
+    filters = {"label": f"inspect-tinker-plugin.owner={owner}"}
+    try:
+        return [
+            *(c["Names"][0] for c in client.containers(all=True, filters=filters)),
+            *(n["Name"] for n in client.networks(filters=filters)),
+            *(v["Name"] for v in client.volumes(filters=filters)["Volumes"] or []),
+        ]
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def left_behind() -> Callable[[str], list[str]]:
+    return owned
+
+
+class PrivateEngine:
+    """A second Docker engine that a test may stop."""
+
+    def __init__(self, folder: Path, *options: str, users: str = "") -> None:
+        self._folder = folder
+        self._options = options
+        self._users = users
+        """Lines of ``/etc/subuid`` and ``/etc/subgid`` that only this engine may see."""
+        self.address = f"unix://{folder}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        folder = self._folder
+        with (folder / "dockerd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("unshare", "--net"),  # the bridges of other engines are not affected
+                    *self._with_users(),
+                    "dockerd",
+                    *self._options,
+                    f"--data-root={folder}/data",
+                    f"--exec-root={folder}/exec",
+                    f"--pidfile={folder}/pid",
+                    f"--host={self.address}",
+                    "--bridge=none",
+                    "--iptables=false",
+                    "--ip6tables=false",
+                    "--containerd-namespace=inspect-rl-test",
+                    "--containerd-plugins-namespace=inspect-rl-test-plugins",
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(300):
+            if self.run("info", check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        raise AssertionError((folder / "dockerd.log").read_text()[-2000:])
+
+    def _with_users(self) -> list[str]:
+        if not self._users:
+            return []
+        users = self._folder / "users"
+        users.write_text(self._users)
+        mounts = " && ".join(
+            f"mount --bind {users} {path}" for path in ("/etc/subuid", "/etc/subgid")
+        )
+        return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=60)
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", f"--host={self.address}", *arguments],
+            capture_output=True,
+            text=True,
+            check=check,
+        )
+
+    def containers(self) -> list[str]:
+        return self.run("ps", "--all", "--quiet").stdout.split()
+
+
+@contextlib.contextmanager
+def second_engine(*options: str, users: str = "") -> Iterator[PrivateEngine]:
+    """Run a separate engine for the test, with the image that the tests use."""
+    if shutil.which("dockerd") is None or os.geteuid() != 0:
+        pytest.skip("a second engine needs dockerd and root")
+    # Sockets have short paths.
+    with tempfile.TemporaryDirectory(prefix="engine") as folder:
+        Path(folder).chmod(0o711)  # remapped users have to pass
+        engine = PrivateEngine(Path(folder), *options, users=users)
+        try:
+            engine.start()
+            subprocess.run(
+                f"docker save {IMAGE} | docker --host={engine.address} load",
+                shell=True,
+                check=True,
+                capture_output=True,
+            )
+            yield engine
+        finally:
+            engine.stop()
+            gc.collect()  # sockets that the SDK left open while nobody answered
+
+
+@pytest.fixture
+def private_engine() -> Iterator[PrivateEngine]:
+    with second_engine() as engine:
+        yield engine
+
+
+Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]
+
+
+@pytest.fixture
+def image() -> str:
+    return IMAGE
+
+
+@pytest.fixture
+async def open_sandbox(manager: PoolManager) -> AsyncIterator[Opener]:
+    """Take sandboxes as an episode does; they are released at the end."""
+    opened: list[DockerPoolSandboxEnvironment] = []
+
+    async def take(
+        config: DockerPoolConfig | str | None = None, **options: Any
+    ) -> DockerPoolSandboxEnvironment:
+        given = config or DockerPoolConfig(**{"image": IMAGE, "warm": 0, **options})
+        environments = await DockerPoolSandboxEnvironment.sample_init("test", given, {})
+        (environment,) = environments.values()
+        opened.append(environment.as_type(DockerPoolSandboxEnvironment))
+        return opened[-1]
+
+    yield take
+    for environment in opened:
+        environment.release()
+
+
+@pytest.fixture
+async def sandbox(open_sandbox: Opener) -> DockerPoolSandboxEnvironment:
+    """A sandbox with the default hardening."""
+    return await open_sandbox()

@@ -1,0 +1,425 @@
+"""Faults on a real engine: the right typed error, nothing left, and the next episode works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
+
+from inspect_docker_pool import executor
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment, prewarm
+from inspect_docker_pool.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+)
+from inspect_docker_pool.manager import PoolManager, close_all
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(autouse=True)
+async def _recovers(open_sandbox: Any) -> AsyncIterator[None]:
+    """After every fault: the next episode works and no task of this one is left."""
+    before = asyncio.all_tasks()
+    yield
+    again = await open_sandbox()
+    assert (await again.exec(["echo", "works"])).stdout == "works\n"
+    assert asyncio.all_tasks() <= before | {asyncio.current_task()}
+
+
+async def _until(running: Callable[[], bool], seconds: float = 10) -> None:
+    for _ in range(int(seconds / 0.02)):
+        if running():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize("user", [None, "nobody"], ids=["executor", "engine-exec"])
+async def test_a_container_that_is_killed_during_a_command_ends_in_a_typed_error(
+    sandbox: DockerPoolSandboxEnvironment, manager: PoolManager, user: str | None
+) -> None:
+    command = asyncio.create_task(sandbox.exec(["sleep", "60"], user=user))
+    await asyncio.sleep(0.5)
+    manager.engine.api.kill(sandbox.container.id)
+    with pytest.raises(SandboxDiedError) as caught:
+        await command
+    assert caught.value.container == sandbox.container.id
+    for attempt in (
+        sandbox.exec(["true"]),
+        sandbox.write_file("a", "b"),
+        sandbox.read_file("a"),
+    ):
+        with pytest.raises(SandboxDiedError):
+            await attempt
+
+
+async def test_a_container_that_somebody_pauses_is_no_fault_of_what_is_inside(
+    sandbox: DockerPoolSandboxEnvironment, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_SILENCE_SECONDS", 1.0)
+    manager.engine.api.pause(sandbox.container.id)
+    for attempt in (sandbox.exec(["true"], timeout=600), sandbox.read_file("/etc/hostname")):
+        with pytest.raises(SandboxEngineError, match="paused"):
+            await attempt
+
+
+async def test_a_container_that_is_removed_is_named_in_the_error(
+    sandbox: DockerPoolSandboxEnvironment, manager: PoolManager
+) -> None:
+    manager.engine.api.remove_container(sandbox.container.id, force=True)
+    with pytest.raises(SandboxDiedError, match="gone"):
+        await sandbox.exec(["true"])
+    with pytest.raises(SandboxDiedError):
+        await sandbox.read_file("/etc/passwd")
+
+
+async def test_a_command_out_of_memory_is_killed_and_the_sandbox_lives_on(
+    open_sandbox: Any,
+) -> None:
+    sandbox = await open_sandbox(memory="64m")
+    result = await sandbox.exec(["python3", "-c", "x = bytearray(512 * 2**20)"])
+    assert result.returncode == 137
+    assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_output_of_100_mb_is_cut_and_its_command_killed(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    for user in (None, "nobody"):
+        with pytest.raises(OutputLimitExceededError) as caught:
+            await sandbox.exec(["head", "-c", "100000000", "/dev/zero"], user=user)
+        assert len(caught.value.truncated_output or "") == 10 * 1024**2
+        processes = (await sandbox.exec(["ps", "-e", "-o", "comm="])).stdout
+        assert "head" not in processes
+
+
+@pytest.mark.parametrize("user", [None, "nobody"], ids=["executor", "engine-exec"])
+async def test_a_fork_bomb_ends_with_its_timeout(open_sandbox: Any, user: str | None) -> None:
+    sandbox = await open_sandbox(pids=64)
+    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
+    with pytest.raises((TimeoutError, SandboxDiedError)) as caught:
+        await sandbox.exec(["python3", "-c", bomb], user=user, timeout=2)
+    if isinstance(caught.value, TimeoutError):
+        assert (await sandbox.exec(["echo", "alive"])).stdout == "alive\n"
+
+
+async def test_a_fork_bomb_left_behind_does_not_hang_the_next_command(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox(pids=64)
+    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
+    await sandbox.exec(["sh", "-c", 'python3 -c "$0" & sleep 1', bomb], timeout=20)
+    with contextlib.suppress(SandboxUnavailableError, SandboxError):
+        # One process may still fit in, one that forks may not.
+        assert (await sandbox.exec(["true"], timeout=20)).success
+
+
+async def test_a_full_disk_is_an_ordinary_error(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox(tmpfs=["/small:size=64k,mode=1777"])
+    with pytest.raises(OSError) as caught:
+        await sandbox.write_file("/small/file", b"x" * 200_000)
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(OSError) as caught:
+        await sandbox.write_file("/small/other", "x" * 1000)
+    assert caught.value.errno == errno.ENOSPC
+    assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_a_disk_over_its_limit_ends_the_container(
+    open_sandbox: Any, manager: PoolManager
+) -> None:
+    sandbox = await open_sandbox(disk="20m")
+    fill = "for i in 1 2 3; do head -c 15000000 /dev/zero > /root/f$i; done; sleep 60"
+    with pytest.raises(SandboxDiedError, match="disk limit"):
+        await sandbox.exec(["sh", "-c", fill], timeout=60)
+
+
+async def test_a_missing_image_is_named() -> None:
+    config = DockerPoolConfig(image="inspect-rl-test/missing:1")
+    with pytest.raises(SandboxImageError, match="inspect-rl-test/missing:1"):
+        await DockerPoolSandboxEnvironment.task_init("test", config)
+
+
+async def test_a_failed_build_shows_its_output(tmp_path: Path, image: str) -> None:
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text(f"FROM {image}\nRUN echo the reason && false\n")
+    with pytest.raises(SandboxImageError, match="the reason"):
+        await DockerPoolSandboxEnvironment.task_init("test", str(dockerfile))
+
+
+async def test_failed_builds_leave_no_connections(tmp_path: Path, image: str) -> None:
+    def connections() -> int:
+        found = 0
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        return found
+
+    async def build(number: int) -> None:
+        dockerfile = tmp_path / f"{number}.Dockerfile"
+        dockerfile.write_text(f"FROM {image}\nRUN echo {number} && false\n")
+        with pytest.raises(SandboxImageError):
+            await DockerPoolSandboxEnvironment.task_init("test", str(dockerfile))
+
+    await build(0)
+    before = connections()
+    for number in range(1, 9):
+        await build(number)
+    assert connections() < before + 4  # a thread that builds may keep one
+
+
+async def test_a_container_that_does_not_come_up_says_what_it_said(open_sandbox: Any) -> None:
+    with pytest.raises(SandboxError, match="no-such-folder"):
+        await open_sandbox(working_dir="/etc/passwd/no-such-folder")
+    with pytest.raises(SandboxError):
+        await prewarm(DockerPoolConfig(image="inspect-rl-test/python:1", user="nobody-here"), 1)
+
+
+async def test_an_engine_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+        with pytest.raises(SandboxEngineError, match="nowhere"):
+            await DockerPoolSandboxEnvironment.task_init("test", DockerPoolConfig(image="x"))
+
+
+@pytest.mark.slow
+async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolManager) -> None:
+    config = DockerPoolConfig(image=image, warm=4, max=8)
+    spec = DockerPoolSandboxEnvironment
+    finished = 0
+
+    async def episode() -> None:
+        nonlocal finished
+        environments = await spec.sample_init("test", config, {})
+        try:
+            (sandbox,) = environments.values()
+            await sandbox.write_file("a/b", "text")
+            assert (await sandbox.exec(["cat", "a/b"])).stdout == "text"
+            await sandbox.exec(["sleep", "0.05"])
+            assert await sandbox.read_file("a/b") == "text"
+            finished += 1
+        finally:
+            await spec.sample_cleanup("test", config, environments, True)
+
+    chance = random.Random(7)
+    gate = asyncio.Semaphore(16)
+
+    async def cancelled(number: int) -> None:
+        async with gate:
+            task = asyncio.create_task(episode())
+            if number % 50 == 0:  # let some through, however slow the machine is
+                await task
+            await asyncio.sleep(chance.random() * 0.4)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if task.done() and not task.cancelled():
+                assert task.exception() is None
+
+    await prewarm(config, 4)
+    await asyncio.gather(*(cancelled(number) for number in range(1000)))
+    (pool,) = [pool for pool in manager.pools() if pool.config.pool.max == 8]
+    await _until(lambda: pool.state.leased == pool.state.waiting == pool.state.removing == 0, 30)
+    assert finished >= 20
+
+
+_OWNER = """
+import asyncio, sys
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Env
+from inspect_docker_pool.manager import pool_manager
+
+async def main():
+    config = DockerPoolConfig(image=sys.argv[1], warm=2, command=sys.argv[2].split())
+    environments = await Env.sample_init("test", config, {})
+    print(pool_manager().owner.id, flush=True)
+    await environments["default"].exec(["sleep", "600"])
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def _owner(
+    image: str, *, program: str = _OWNER, command: str = "tail -f /dev/null", **options: Any
+) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
+    """Start a process that has containers, and wait until it has told the id of their owner."""
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, image, command],
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    ) as process:
+        assert process.stdout is not None
+        yield process, (await asyncio.to_thread(process.stdout.readline)).strip()
+
+
+async def _owner_that_ends(image: str, program: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program, image, "tail -f /dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own-command"]
+)
+async def test_what_a_killed_process_left_is_reaped_by_the_next(
+    image: str, command: str, left_behind: Any, manager: PoolManager
+) -> None:
+    async with _owner(image, command=command) as (killed, owner):
+        alive = await DockerPoolSandboxEnvironment.sample_init(
+            "test", DockerPoolConfig(image=image, warm=0), {}
+        )
+        assert left_behind(owner), "a living owner's containers are not touched"
+        manager.reap()
+        assert left_behind(owner)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    manager.reap()
+    assert left_behind(owner) == []
+    assert (await alive["default"].exec(["echo", "mine"])).stdout == "mine\n"
+    await DockerPoolSandboxEnvironment.sample_cleanup("test", None, alive, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize("busy", [True, False], ids=["in-a-command", "idle"])
+async def test_a_process_that_is_asked_to_end_leaves_nothing(
+    image: str, left_behind: Any, number: signal.Signals, busy: bool
+) -> None:
+    program = _OWNER if busy else _OWNER.replace('exec(["sleep", "600"])', 'exec(["sleep", "0"])')
+    program = program if busy else program + "\nimport time; time.sleep(600)\n"
+    async with _owner(image, program=program) as (ended, owner):
+        await asyncio.sleep(0.5)
+        assert left_behind(owner)
+        ended.send_signal(number)
+        assert await asyncio.to_thread(ended.wait, 40) == -number
+    assert left_behind(owner) == []
+
+
+async def test_a_program_with_a_handler_of_its_own_keeps_it(image: str, left_behind: Any) -> None:
+    program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n" + _OWNER
+    async with _owner(image, program="import sys\n" + program, stderr=subprocess.DEVNULL) as (
+        ended,
+        owner,
+    ):
+        ended.terminate()
+        assert await asyncio.to_thread(ended.wait, 40) == 7
+    assert left_behind(owner) == []
+
+
+@pytest.mark.parametrize("command", ["tail -f /dev/null", "sleep 600 600"], ids=["executor", "own"])
+async def test_what_a_killed_process_left_is_removed_without_another_process(
+    image: str, command: str, left_behind: Any
+) -> None:
+    async with _owner(image, command=command, start_new_session=True) as (killed, owner):
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    await _until(lambda: left_behind(owner) == [], 30)
+
+
+async def test_the_interpreters_exit_releases_all(image: str, left_behind: Any) -> None:
+    program = _OWNER.replace('await environments["default"].exec(["sleep", "600"])', "return")
+    done = await _owner_that_ends(image, program)
+    assert done.stderr == ""
+    assert left_behind(done.stdout.strip()) == []
+
+
+async def test_a_dropped_sandbox_is_released(open_sandbox: Any, manager: PoolManager) -> None:
+    environments: Any = await DockerPoolSandboxEnvironment.sample_init(
+        "test", DockerPoolConfig(image="inspect-rl-test/python:1", warm=0), {}
+    )
+    (pool,) = manager.pools()
+    assert pool.state.leased == 1
+    del environments
+    await _until(lambda: pool.state.leased == pool.state.removing == 0)
+
+
+# The SDK leaves a socket to the garbage collector whenever the engine does not answer.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class TestEngineRestart:
+    """On a separate engine, so that nobody else's containers are stopped."""
+
+    async def test_mid_episode_ends_in_a_typed_error_and_the_next_works(
+        self, private_engine: Any, image: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = DockerPoolConfig(image=image, warm=1)
+        with monkeypatch.context() as patch:
+            patch.setenv("DOCKER_HOST", private_engine.address)
+            environments = await DockerPoolSandboxEnvironment.sample_init("test", config, {})
+            command = asyncio.create_task(environments["default"].exec(["sleep", "60"]))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(private_engine.restart)
+            with pytest.raises((SandboxDiedError, SandboxEngineError)):
+                await command
+            with pytest.raises(SandboxDiedError):
+                await environments["default"].exec(["true"])
+            await DockerPoolSandboxEnvironment.sample_cleanup("test", config, environments, False)
+            again = await _retry(config)
+            assert (await again["default"].exec(["echo", "on"])).stdout == "on\n"
+            await DockerPoolSandboxEnvironment.sample_cleanup("test", config, again, False)
+            close_all()
+            assert private_engine.containers() == []
+
+
+async def _retry(config: DockerPoolConfig) -> Any:
+    for _ in range(5):
+        try:
+            return await DockerPoolSandboxEnvironment.sample_init("test", config, {})
+        except SandboxError as ex:
+            last = ex
+            time.sleep(0.5)  # noqa: ASYNC251
+    raise last
+
+
+async def test_containers_that_are_kept_on_purpose_outlive_the_process(
+    image: str, left_behind: Any, manager: PoolManager
+) -> None:
+    program = _OWNER.replace(
+        'await environments["default"].exec(["sleep", "600"])',
+        'await Env.task_cleanup("test", config, False); print(environments["default"]'
+        ".container.name)",
+    )
+    done = await _owner_that_ends(image, program)
+    owner, name = done.stdout.split()
+    try:
+        assert "was left running" in done.stderr
+        manager.reap()
+        assert left_behind(owner) == [f"/{name}"]
+        await asyncio.sleep(0.5)
+        assert manager.engine.api.inspect_container(name)["State"]["Running"]
+    finally:
+        await DockerPoolSandboxEnvironment.cli_cleanup(name)
+    assert left_behind(owner) == []
+
+
+async def test_idle_containers_of_a_killed_process_end_by_themselves(
+    image: str, left_behind: Any, manager: PoolManager
+) -> None:
+    program = _OWNER.replace(
+        'await environments["default"].exec(["sleep", "600"])', "await asyncio.sleep(600)"
+    )
+    async with _owner(image, program=program) as (killed, owner):
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    filters = {"label": f"inspect-tinker-plugin.owner={owner}", "status": "running"}
+    await _until(lambda: not manager.engine.api.containers(filters=filters))
+    manager.reap()
+    assert left_behind(owner) == []

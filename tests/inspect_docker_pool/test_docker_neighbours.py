@@ -1,0 +1,463 @@
+"""Episodes are not slowed or harmed by builds, starts, a silent engine or hostile disks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.util import SandboxEnvironmentSpec
+
+from inspect_docker_pool import image as images
+from inspect_docker_pool.compose import parse_config
+from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
+from inspect_docker_pool.errors import (
+    SandboxDiedError,
+    SandboxEngineError,
+    SandboxError,
+    SandboxImageError,
+)
+from inspect_docker_pool.manager import PoolManager, close_all
+from inspect_docker_pool.metrics import process_metrics
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
+
+pytestmark = pytest.mark.docker
+Env = DockerPoolSandboxEnvironment
+
+
+async def _take(config: Any) -> DockerPoolSandboxEnvironment:
+    (taken,) = (await Env.sample_init("test", config, {})).values()
+    return taken.as_type(DockerPoolSandboxEnvironment)
+
+
+async def _until(condition: Any, seconds: float = 20) -> None:
+    for _ in range(int(seconds / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+def _dockerfiles(folder: Path, image: str, count: int, run: str) -> list[str]:
+    made = []
+    for number in range(count):
+        path = folder / str(number) / "Dockerfile"
+        path.parent.mkdir()
+        path.write_text(f"FROM {image}\nRUN {run} && echo {folder.name} {number} > /which\n")
+        made.append(str(path))
+    return made
+
+
+async def test_running_episodes_do_not_wait_behind_builds(
+    image: str, manager: PoolManager, open_sandbox: Any, tmp_path: Path
+) -> None:
+    running = await open_sandbox()
+    await running.write_file("file", "text")
+    builds = [
+        asyncio.create_task(Env.task_init("test", path))
+        for path in _dockerfiles(tmp_path, image, 20, "sleep 2")
+    ]
+    seconds: list[float] = []
+    begun = time.monotonic()
+    while not all(build.done() for build in builds):
+        before = time.monotonic()
+        await running.exec(["true"])
+        assert await running.read_file("file") == "text"
+        seconds.append(time.monotonic() - before)
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*builds)
+    assert len(seconds) > 20
+    assert statistics.median(seconds) < 2, "a build's step takes two seconds"
+    assert time.monotonic() - begun < 20 * 2, "one after the other"
+
+
+async def test_an_image_is_built_once_however_many_wait_for_it(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    unique = f"echo {time.time()}; cat /proc/sys/kernel/random/uuid > /id"
+    (path,) = _dockerfiles(tmp_path, image, 1, unique)
+    taken = await asyncio.gather(*(_take(path) for _ in range(4)))
+    assert len({await one.read_file("/id") for one in taken}) == 1
+    assert len({one.container.image.id for one in taken}) == 1
+    for one in taken:
+        one.release()
+
+
+async def test_a_failed_build_reaches_all_who_wait_and_the_next_builds_again(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 0.5; false")
+    failed = await asyncio.gather(*(_take(path) for _ in range(4)), return_exceptions=True)
+    assert all(isinstance(error, SandboxImageError) for error in failed), failed
+    (tmp_path / "0" / "Dockerfile").write_text(f"FROM {image}\nRUN echo {tmp_path} > /right\n")
+    taken = await _take(path)
+    assert await taken.read_file("/right") == f"{tmp_path}\n"
+    taken.release()
+
+
+async def test_an_image_that_was_removed_meanwhile_is_built_again(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "true")
+    config = DockerPoolConfig(file=path, warm=0)
+    taken = await _take(config)
+    for joining in (1, 1, 6):
+        built = taken.container.image.id
+        taken.release()
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+        manager.engine.api.remove_image(built, force=True)
+        taken, *others = await asyncio.gather(*(_take(config) for _ in range(joining)))
+        assert (await taken.exec(["cat", "/which"])).success
+        for other in others:
+            other.release()
+    taken.release()
+
+
+async def test_a_rebuilt_image_leaves_nothing_behind(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "cat /proc/sys/kernel/random/uuid > /id")
+    config = DockerPoolConfig(file=path, warm=0)
+    taken = await _take(config)
+    in_use = taken.container.image.id
+    made = {in_use}
+    for number in range(3):
+        text = f"FROM {image}\nRUN echo {tmp_path} {number} > /which\n"
+        await asyncio.to_thread(Path(path).write_text, text)
+        await Env.task_init("test", config)
+        pool = manager.known(parse_config(config))
+        assert pool is not None
+        another = await pool.acquire()
+        made.add(another.image.id)
+        pool.release(another)
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+    assert len(made) == 4
+    left = {one["Id"] for one in manager.engine.api.images() if one["Id"] in made}
+    assert len(left) == 2, "the newest, and the one that an episode uses"
+    assert in_use in left
+    assert (await taken.exec(["cat", "/id"])).success
+    taken.release()
+
+
+async def test_first_use_is_first_come_first_served(
+    image: str, manager: PoolManager, tmp_path: Path
+) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 1")
+    config = DockerPoolConfig(file=path, warm=0, max=1)
+    order: list[int] = []
+
+    async def episode(number: int) -> None:
+        taken = await _take(config)
+        order.append(number)
+        taken.release()
+
+    tasks = []
+    for number in range(8):
+        tasks.append(asyncio.create_task(episode(number)))
+        await asyncio.sleep(0.3 if number in (2, 4) else 0)
+    await asyncio.gather(*tasks)
+    assert order == list(range(8))
+
+
+async def test_a_maximum_holds_whatever_was_configured_before(
+    image: str, manager: PoolManager
+) -> None:
+    free = [await _take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
+    highest = inside = 0
+
+    async def episode() -> None:
+        nonlocal highest, inside
+        taken = await _take(DockerPoolConfig(image=image, warm=0, max=2))
+        inside += 1
+        highest = max(highest, inside)
+        await asyncio.sleep(0.2)
+        inside -= 1
+        taken.release()
+
+    await asyncio.gather(*(episode() for _ in range(6)))
+    assert highest == 2
+    more = [await _take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
+    for one in [*free, *more]:
+        one.release()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known-image", "first-use"])
+async def test_cancelled_callers_start_no_containers(
+    image: str, manager: PoolManager, known: bool
+) -> None:
+    config = DockerPoolConfig(image=image, warm=0)
+    if known:
+        await Env.task_init("test", config)
+    before = process_metrics().get("sandbox/started", 0)
+    waiting = [asyncio.create_task(_take(config)) for _ in range(60)]
+    await asyncio.sleep(0.01)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await _until(lambda: manager.pools() and manager.pools()[0].state.starting == 0)
+    # As many as had begun to start already.
+    assert process_metrics().get("sandbox/started", 0) - before <= 4
+    (pool,) = manager.pools()
+    await _until(lambda: pool.state.idle == pool.state.removing == 0)
+
+
+async def test_cancelled_episodes_start_no_containers(image: str, manager: PoolManager) -> None:
+    config = DockerPoolConfig(image=image, warm=0)
+    await Env.task_init("test", config)
+    task = Task(
+        dataset=[Sample(id=1, input="x", files={"f": "x"}, setup="#!/bin/sh\nsleep 2\n")],
+        sandbox=SandboxEnvironmentSpec("docker_pool", config),
+    )
+    before = process_metrics().get("sandbox/started", 0)
+    runner = EpisodeRunner(task)
+    episodes = [runner.episode(task.dataset[0], epoch=number) for number in range(1, 61)]
+    starts = [asyncio.create_task(episode.start()) for episode in episodes]
+    await asyncio.sleep(0.05)
+    begun = time.monotonic()
+    await asyncio.gather(*(episode.close() for episode in episodes))
+    assert time.monotonic() - begun < 60
+    await asyncio.gather(*starts, return_exceptions=True)
+    (pool,) = manager.pools()
+    await _until(lambda: pool.state.starting == pool.state.idle == pool.state.removing == 0)
+    assert process_metrics().get("sandbox/started", 0) - before <= 4
+
+
+async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: PoolManager) -> None:
+    config = DockerPoolConfig(image=image, warm=2, max=4)
+
+    async def episode() -> None:
+        taken = await _take(config)
+        await taken.write_file("file", "text")
+        assert await taken.read_file("file") == "text"
+        await taken.exec(["true"], user="nobody")
+        taken.release()
+
+    async def several() -> int:
+        await asyncio.gather(*(episode() for _ in range(12)))
+        (pool,) = manager.pools()
+        await _until(lambda: pool.state.removing == pool.state.starting == 0)
+        return len(os.listdir("/proc/self/fd"))
+
+    after_some = await several()
+    for _ in range(3):
+        after_more = await several()
+    assert after_more <= after_some + 12
+
+
+class SilentEngine:
+    """A proxy to the real engine that can be told to forward nothing."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._deaf = threading.Event()
+        self._open: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def fall_silent(self) -> None:
+        self._deaf.set()
+
+    def recover(self) -> None:
+        self._deaf.clear()
+        self._hang_up()
+
+    def close(self) -> None:
+        self._hang_up()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _hang_up(self) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            engine = socket.socket(socket.AF_UNIX)
+            engine.connect("/var/run/docker.sock")
+            self._open.extend([client, engine])
+            for pair in ((client, engine), (engine, client)):
+                threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if self._deaf.is_set():
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def silent_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilentEngine]:
+    with tempfile.TemporaryDirectory(prefix="engine") as folder:
+        door = SilentEngine(f"{folder}/s")
+        with monkeypatch.context() as patch:
+            patch.setenv("DOCKER_HOST", f"unix://{door.path}")
+            yield door
+            close_all()
+        door.close()
+
+
+# The SDK leaves a socket to the garbage collector whenever the engine does not answer.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("command", [None, "sleep 600 600"], ids=["executor", "own-command"])
+async def test_a_silent_engine_holds_up_no_event_loop(
+    image: str, manager: PoolManager, silent_engine: SilentEngine, command: str | None
+) -> None:
+    config = DockerPoolConfig(
+        image=image, warm=1, max=2, command=command.split() if command else None
+    )
+    first, second = await _take(config), await _take(config)
+    silent_engine.fall_silent()
+    begun = time.monotonic()
+    second.release()
+    attempts: list[Any] = [_take(config), Env.task_init("test", config), _take(image)]
+    for attempt in attempts:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(attempt, 1)
+    assert time.monotonic() - begun < 20, "an engine's own time-out is 60 seconds"
+    silent_engine.recover()
+    first.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_silent_engine_holds_no_command(
+    image: str, manager: PoolManager, silent_engine: SilentEngine
+) -> None:
+    sandbox = await _take(DockerPoolConfig(image=image, warm=0))
+    silent_engine.fall_silent()
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.exec(["sleep", "60"], timeout=2), 3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sandbox.write_file("file", "x" * 1_000_000), 1)
+    assert time.monotonic() - begun < 20
+    with pytest.raises(SandboxEngineError, match="does not answer"):
+        await sandbox.exec(["true"], timeout=1)
+    assert time.monotonic() - begun < 60
+    silent_engine.recover()
+    sandbox.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
+    image: str, silent_engine: SilentEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "ASK_SECONDS", 2)
+    monkeypatch.setattr(images, "ANSWER_SECONDS", 2)
+    quiet, hung = _dockerfiles(tmp_path, image, 2, "sleep 8")
+    taken = await _take(quiet)  # no answer for long, but the engine lives
+    taken.release()
+    waiting = asyncio.create_task(_take(hung))
+    await asyncio.sleep(4)
+    silent_engine.fall_silent()
+    with pytest.raises(SandboxEngineError, match=r"the build of .* does not answer"):
+        await asyncio.wait_for(waiting, 40)
+    silent_engine.recover()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_pull_from_a_silent_registry_ends_with_an_error(
+    image: str, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "BEGIN_SECONDS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as registry:
+        name = f"127.0.0.1:{registry.getsockname()[1]}/nobody/answers:1"
+        with pytest.raises(SandboxError, match="pull"):
+            await asyncio.wait_for(_take(DockerPoolConfig(image=name)), 20)
+
+
+async def test_closing_cuts_builds_off(image: str, manager: PoolManager, tmp_path: Path) -> None:
+    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 300")
+    waiting = asyncio.create_task(_take(path))
+    await _until(lambda: manager.engine.streams)
+    await asyncio.sleep(2)
+    begun = time.monotonic()
+    await asyncio.to_thread(close_all)
+    with pytest.raises(SandboxError, match="closed"):
+        await waiting
+    assert time.monotonic() - begun < 60, "the step takes five minutes"
+
+
+class TestDiskLimit:
+    """Ways to take more disk than the limit, each of which ends the container."""
+
+    async def _ends(self, sandbox: DockerPoolSandboxEnvironment, program: str) -> None:
+        with pytest.raises(SandboxDiedError, match="disk limit"):
+            await sandbox.exec(["sh", "-c", program + "\nsleep 60"])
+
+    async def test_many_empty_files(self, open_sandbox: Any) -> None:
+        program = "cd /root; seq 20000 | xargs touch"
+        await self._ends(await open_sandbox(disk="20m"), program)
+
+    async def test_files_that_the_engine_mounts(self, open_sandbox: Any) -> None:
+        program = (
+            "for f in hosts hostname resolv.conf; do head -c 9000000 /dev/zero >> /etc/$f; done"
+        )
+        await self._ends(await open_sandbox(disk="10m"), program)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees other users' open files")
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "head -c 9000000 /dev/zero > f; exec 5<f; rm f\n"
+            "head -c 9000000 /dev/zero > f; exec 6<f; rm f",
+            "for n in 1 2; do cp /bin/sleep s; head -c 9000000 /dev/zero >> s; ./s 60 & sleep 1;"
+            "rm s; done",
+        ],
+        ids=["open", "running"],
+    )
+    async def test_removed_files_that_are_still_in_use(
+        self, open_sandbox: Any, program: str
+    ) -> None:
+        await self._ends(await open_sandbox(disk="10m"), program)
+
+    async def test_memory_files_are_no_disk(self, open_sandbox: Any) -> None:
+        sandbox = await open_sandbox(disk="10m")
+        program = (
+            "import os, time\nkept = [os.memfd_create('x') for _ in range(3)]\n"
+            "for file in kept: os.write(file, bytes(9_000_000))\n"
+            "open('/dev/shm/x', 'wb').write(bytes(9_000_000)); time.sleep(7); print('lives')"
+        )
+        assert (await sandbox.exec(["python3", "-c", program])).stdout == "lives\n"
+
+
+async def test_images_stay_within_their_budget_and_what_goes_is_named(
+    image: str, manager: PoolManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = _dockerfiles(tmp_path, image, 3, "head -c 20000000 /dev/urandom > /big")
+    (base,) = manager.engine.api.images(name=image)
+    configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
+    for config in configs:
+        taken = await _take(config)
+        taken.release()
+        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+    removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
+    assert len(removed) == 1, removed
+    tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
+    assert image in tags
+    assert not any(f"{tag} " in removed[0] for tag in tags)
+    again = await _take(configs[0])
+    assert (await again.read_file("/which")).endswith(" 0\n")
+    again.release()

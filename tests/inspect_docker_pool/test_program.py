@@ -1,0 +1,50 @@
+"""Programs that are shipped: committed builds match the sources, and other files are refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inspect_docker_pool import program
+from inspect_docker_pool.errors import SandboxConfigError
+
+NATIVE = Path(program.__file__).parent / "native"
+COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+def test_a_shipped_program_is_what_its_hash_says(architecture: str) -> None:
+    assert program.verified(NATIVE, f"executor-{architecture}").startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("architecture", COMPILERS)
+def test_a_shipped_program_is_what_its_source_builds(architecture: str, tmp_path: Path) -> None:
+    compiler = shutil.which(COMPILERS[architecture])
+    if compiler is None:
+        pytest.skip(f"needs {COMPILERS[architecture]}")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
+    if version.stdout.strip() != "12":
+        pytest.skip(f"was built with GCC 12, here is {version.stdout.strip()}")
+    native = shutil.copytree(NATIVE, tmp_path / "native")
+    file = f"executor-{architecture}"
+    subprocess.run(["make", "-B", "-C", native, file], check=True, capture_output=True)
+    assert (native / file).read_bytes() == (NATIVE / file).read_bytes()
+
+
+def test_a_program_that_is_damaged_or_missing_is_refused(tmp_path: Path) -> None:
+    native = shutil.copytree(NATIVE, tmp_path / "native")
+    file = native / "executor-amd64"
+    assert program.verified(native, file.name)
+    with file.open("r+b") as code:
+        code.seek(100)
+        byte = code.read(1)
+        code.seek(100)
+        code.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(SandboxConfigError, match=r"is not the file of this release; install"):
+        program.verified(native, file.name)
+    file.unlink()
+    with pytest.raises(SandboxConfigError, match=r"cannot be read \(No such file.*; install"):
+        program.verified(native, file.name)

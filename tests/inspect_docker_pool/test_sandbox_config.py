@@ -1,0 +1,297 @@
+"""Compose files, Dockerfiles, image names and models; unsupported values are refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+
+from inspect_docker_pool.compose import parse_config, sample_variables, used_variables
+from inspect_docker_pool.config import (
+    KEEP_ALIVE,
+    MIB,
+    DockerPoolConfig,
+    host_options,
+    is_keep_alive,
+)
+from inspect_docker_pool.errors import SandboxConfigError
+from inspect_docker_pool.service import parse_size
+
+
+@pytest.fixture
+def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def write(service: dict[str, Any] | None = None, **top: Any) -> str:
+        data = {"services": {"default": {"image": "i", **(service or {})}}, **top}
+        path = tmp_path / "compose.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return str(path)
+
+    return write
+
+
+def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) -> None:
+    (tmp_path / "vars.env").write_text("# a comment\nA=1\nB='two words'\n")
+    path = compose(
+        {
+            "build": {"context": ".", "dockerfile": "D", "args": ["X=1"]},
+            "command": "sleep infinity",
+            "environment": {"B": 2, "C": None},
+            "env_file": "vars.env",
+            "working_dir": "/w",
+            "user": 1000,
+            "hostname": "h",
+            "init": True,
+            "network_mode": "bridge",
+            "cpus": "0.5",
+            "mem_limit": "512m",
+            "pids_limit": 9,
+            "shm_size": "1g",
+            "ulimits": {"nofile": {"soft": 1, "hard": 2}, "core": 0},
+            "cap_add": ["CAP_CHOWN"],
+            "security_opt": ["no-new-privileges=false"],
+            "read_only": True,
+            "tmpfs": ["/tmp:size=1m"],
+            "volumes": ["./data:/data:ro", {"type": "volume", "source": "v", "target": "/v",
+                                            "read_only": True}],
+            "x-docker-pool": {"warm": 5, "max": 7, "disk": "1g"},
+        }
+    )  # fmt: skip
+    config = parse_config(path)
+    assert config.build is not None
+    assert (config.build.context, config.build.dockerfile) == (str(tmp_path), "D")
+    assert config.build.args == (("X", "1"),)
+    assert config.command == ("sleep", "infinity")
+    assert dict(config.environment) == {"A": "1", "B": "2", "C": ""}
+    assert (config.working_dir, config.user, config.hostname) == ("/w", "1000", "h")
+    assert config.limits.cpus == 0.5
+    assert config.limits.memory == 512 * MIB
+    assert (config.limits.pids, config.limits.disk, config.limits.shm) == (9, 2**30, 2**30)
+    assert config.limits.ulimits == (("core", 0, 0), ("nofile", 1, 2))
+    assert config.hardening.cap_add == ("CHOWN",)
+    assert config.hardening.cap_drop == ("ALL",)
+    assert not config.hardening.no_new_privileges
+    assert config.hardening.read_only
+    assert config.hardening.network == "bridge"
+    assert [(m.kind, m.source, m.target) for m in config.mounts] == [
+        ("bind", str(tmp_path / "data"), "/data"),
+        ("volume", "v", "/v"),
+    ]
+    assert (config.pool.warm, config.pool.max) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("service", "named"),
+    [
+        ({"depends_on": ["db"]}, "depends_on"),
+        ({"ports": ["80:80"]}, "ports"),
+        ({"healthcheck": {"test": "true"}}, "healthcheck"),
+        ({"devices": ["/dev/kvm"]}, "devices"),
+        ({"runtime": "nvidia"}, "runtime"),
+        ({"privileged": True}, "privileged"),
+        ({"restart": "always"}, "restart"),
+        ({"network_mode": "host"}, "network_mode host"),
+        ({"network_mode": "container:x"}, "network_mode container:x"),
+        ({"security_opt": ["apparmor=x"]}, "security_opt apparmor"),
+        ({"volumes": ["/data:/data"]}, "volumes"),
+        ({"volumes": ["/data"]}, "volumes"),
+        ({"volumes": ["/var/run/docker.sock:/s:ro"]}, "docker.sock"),
+        ({"volumes": ["/var/run:/s:ro"]}, "volumes"),
+        ({"cpus": "many"}, "malformed"),
+        ({"build": {"context": ".", "secrets": ["x"]}}, "build.secrets"),
+        ({"deploy": {"replicas": 2}}, "deploy.replicas"),
+        ({"deploy": {"resources": {"reservations": {}}}}, "deploy.reservations"),
+        ({"memswap_limit": "9g"}, "memswap_limit"),
+        ({"pull_policy": "daily"}, "pull_policy"),
+        ({"tty": True, "command": "serve"}, "tty"),
+        ({"networks": ["n"]}, "network 'n' is not defined"),
+        ({"networks": {"default": {"ipv4_address": "1.2.3.4"}}}, "networks.default.ipv4_address"),
+        ({"colour": "red"}, "colour"),
+        ({"x-docker-pool": {"warmth": 1}}, "warmth"),
+        ({"mem_limit": "much"}, "mem_limit"),
+        ({"env_file": "none.env"}, "none.env"),
+        ({"image": None}, "image"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    compose: Any, service: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SandboxConfigError) as caught:
+        parse_config(compose(service))
+    assert named in str(caught.value)
+    assert "compose.yaml" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("top", ["name", "secrets", "configs", "include"])
+def test_top_level_keys_are_refused_by_name(compose: Any, top: str) -> None:
+    with pytest.raises(SandboxConfigError, match=top):
+        parse_config(compose(**{top: "x"}))
+
+
+def test_several_services_name_the_plain_provider(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text("services: {default: {image: a}, db: {image: b}}")
+    with pytest.raises(SandboxConfigError, match=r"default, db.*plain 'docker'"):
+        parse_config(str(path))
+
+
+def test_the_only_service_keeps_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text("services: {agent: {image: a, x-default: true}}")
+    assert parse_config(str(path)).service == "agent"
+
+
+def test_variables_come_from_metadata_and_environment(
+    compose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROM_ENV", "env")
+    path = compose(
+        {"image": "${SAMPLE_METADATA_IMAGE}", "environment":
+         {"A": "$FROM_ENV", "B": "${NONE:-b}", "C": "$$C", "D": "${FROM_ENV:+d}"}}
+    )  # fmt: skip
+    variables = sample_variables({"image": "special:1", "other": "x"})
+    config = parse_config(path, variables)
+    assert config.image == "special:1"
+    assert dict(config.environment) == {"A": "env", "B": "b", "C": "$C", "D": "d"}
+    assert used_variables(path, variables) == {"SAMPLE_METADATA_IMAGE": "special:1"}
+    with pytest.raises(SandboxConfigError, match="NEEDED"):
+        parse_config(compose({"image": "${NEEDED:?tell}"}))
+
+
+def test_a_dockerfile_is_built_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text("FROM x")
+    config = parse_config(str(path))
+    assert config.build is not None
+    assert config.build.context == str(tmp_path)
+    assert config.command == KEEP_ALIVE
+
+
+def test_an_image_can_be_named_even_after_inspect_made_it_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_config("registry/name:1").image == "registry/name:1"
+    assert parse_config(str(tmp_path / "registry/name:1")).image == "registry/name:1"
+    with pytest.raises(SandboxConfigError, match="does not exist"):
+        parse_config("/elsewhere/name:1")
+    with pytest.raises(SandboxConfigError, match="does not exist"):
+        parse_config("missing-compose.yaml")
+
+
+def test_no_configuration_is_inspects_default_or_the_folders_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_config(None).image == "aisiuk/inspect-tool-support"
+    (tmp_path / "Dockerfile").write_text("FROM x")
+    assert parse_config(None).build is not None
+
+
+def test_a_model_overrides_its_file_and_survives_a_log(compose: Any) -> None:
+    path = compose({"mem_limit": "1g", "x-docker-pool": {"warm": 1, "max": 3}})
+    model = DockerPoolConfig(file=path, memory="2g", warm=4, no_new_privileges=False)
+    config = parse_config(model)
+    assert config.limits.memory == 2 * 1024 * MIB
+    assert (config.pool.warm, config.pool.max) == (4, 3)
+    assert not config.hardening.no_new_privileges
+    import inspect_docker_pool.environment as _registers
+
+    assert _registers is not None
+    spec = SandboxEnvironmentSpec("docker_pool", model)
+    assert SandboxEnvironmentSpec.model_validate(spec.model_dump()).config == model
+
+
+def test_a_compose_object_is_understood() -> None:
+    config = parse_config(
+        ComposeConfig.model_validate(
+            {"services": {"default": {"image": "i", "x-docker-pool": {"warm": 9}}}}
+        )
+    )
+    assert (config.image, config.pool.warm) == ("i", 9)
+
+
+def test_a_foreign_model_is_refused() -> None:
+    from pydantic import BaseModel
+
+    class Other(BaseModel):
+        pass
+
+    with pytest.raises(SandboxConfigError, match="Other"):
+        parse_config(Other())
+
+
+def test_the_size_of_the_pool_does_not_divide_pools_but_the_rest_does() -> None:
+    first = parse_config(DockerPoolConfig(image="i", warm=1))
+    second = parse_config(DockerPoolConfig(image="i", warm=2))
+    third = parse_config(DockerPoolConfig(image="i", pids=5))
+    assert first.key("id") == second.key("id") != third.key("id")
+    assert first.key("id") != first.key("other")
+
+
+def test_the_default_is_hardened() -> None:
+    options = host_options(parse_config(DockerPoolConfig(image="i")), storage_quota=True)
+    assert options["network_mode"] == "none"
+    assert options["cap_drop"] == ["ALL"]
+    assert options["security_opt"] == ["no-new-privileges:true"]
+    assert options["pids_limit"] == 512
+    assert options["memswap_limit"] == options["mem_limit"] == 2 * 2**30
+    assert options["nano_cpus"] == 10**9
+    assert options["storage_opt"] == {"size": str(4 * 2**30)}
+    assert "mounts" not in options
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1k", 1024), ("2MB", 2 * MIB), ("1.5GiB", 3 * 2**29), (7, 7), ("12", 12), ("-1", None)],
+)
+def test_sizes(text: Any, size: int | None) -> None:
+    if size is None:
+        with pytest.raises(SandboxConfigError):
+            parse_size(text)
+    else:
+        assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("command", "idle"),
+    [
+        (("tail", "-f", "/dev/null"), True),
+        (("sleep", "infinity"), True),
+        (("sh", "-c", "exec sleep infinity"), True),
+        (("/bin/bash",), True),
+        (("python3",), True),
+        (("python3", "serve.py"), False),
+        (("sh", "-c", "tail -f /dev/null; serve"), False),
+        (None, False),
+    ],
+)
+def test_commands_that_only_keep_a_container_up(
+    command: tuple[str, ...] | None, idle: bool
+) -> None:
+    assert is_keep_alive(command) is idle
+
+
+def test_importing_the_provider_does_not_import_the_sdk() -> None:
+    import subprocess
+    import sys
+
+    program = "import sys, inspect_docker_pool.environment; print('docker' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout == "False\n"
+
+
+def test_a_configuration_object_can_be_kept_in_a_set() -> None:
+    def one() -> DockerPoolConfig:
+        return DockerPoolConfig(image="i", environment={"A": "b"}, command=["tail"])
+
+    assert {one(), one()} == {one()}
+    assert len({one(), DockerPoolConfig(image="i", environment={"A": "c"})}) == 2

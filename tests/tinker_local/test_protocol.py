@@ -1,0 +1,259 @@
+"""The real SDK against the real server: sampling, training, saving, resuming, refusing."""
+
+from __future__ import annotations
+
+import gc
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from tinker import ModelInput, SamplingParams
+from tinker.lib.public_interfaces.training_client import TrainingClient
+
+from tinker_local import LocalServer
+
+pytestmark = [
+    pytest.mark.local,
+    # As in `service`, if the collector comes first.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+PROMPT = ModelInput.from_ints([101, 202, 303, 404])
+ADAM = tinker.AdamParams(learning_rate=1e-2)
+DATUM = tinker.Datum(
+    model_input=PROMPT,
+    loss_fn_inputs={
+        "target_tokens": tinker.TensorData(data=[202, 303, 404, 505], dtype="int64"),
+        "weights": tinker.TensorData(data=[1.0, 1.0, 1.0, 1.0], dtype="float32"),
+    },
+)
+
+
+@pytest.fixture
+def service(local_server: LocalServer) -> Iterator[tinker.ServiceClient]:
+    with tinker.ServiceClient() as client:
+        yield client
+    with warnings.catch_warnings():
+        # The SDK drops the connections of its first request without closing them.
+        warnings.simplefilter("ignore", ResourceWarning)
+        del client
+        gc.collect()
+
+
+@pytest.fixture
+def trainer(service: tinker.ServiceClient, local_server: LocalServer) -> TrainingClient:
+    return service.create_lora_training_client(str(local_server.model), rank=8).result()
+
+
+def train(client: TrainingClient, steps: int = 1) -> None:
+    for _ in range(steps):
+        client.forward_backward([DATUM], "cross_entropy").result()
+        client.optim_step(ADAM).result()
+
+
+def logprobs(client: TrainingClient) -> np.ndarray:
+    output = client.forward([DATUM], "cross_entropy").result()
+    return output.loss_fn_outputs[0]["logprobs"].to_numpy()
+
+
+def prompt_logprobs(client: tinker.SamplingClient) -> np.ndarray:
+    found = client.compute_logprobs(PROMPT).result()
+    assert found[0] is None, "nothing precedes the first token"
+    return np.array(found[1:], dtype=np.float32)
+
+
+def test_training_raises_the_likelihood(trainer: TrainingClient) -> None:
+    before = logprobs(trainer)
+    train(trainer, steps=3)
+    assert logprobs(trainer).sum() > before.sum() + 0.5
+
+
+def test_a_forward_pass_leaves_no_gradient(trainer: TrainingClient) -> None:
+    before = logprobs(trainer)
+    trainer.optim_step(ADAM).result()
+    np.testing.assert_array_equal(logprobs(trainer), before)
+
+
+def test_sampling_and_training_agree_on_logprobs(trainer: TrainingClient) -> None:
+    train(trainer)
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    np.testing.assert_allclose(prompt_logprobs(sampler), logprobs(trainer)[:-1], atol=1e-4)
+
+
+def test_filling_up_a_batch_changes_no_gradient(
+    service: tinker.ServiceClient, local_server: LocalServer
+) -> None:
+    three, one = (
+        service.create_lora_training_client(str(local_server.model), rank=8, seed=1).result()
+        for _ in range(2)
+    )
+    # Three sequences are filled up to four; one by one, nothing is filled up.
+    three.forward_backward([DATUM] * 3, "cross_entropy").result()
+    for _ in range(3):
+        one.forward_backward([DATUM], "cross_entropy").result()
+    metrics = [client.optim_step(ADAM).result().metrics or {} for client in (three, one)]
+    norms = [found["skyrl.ai/grad_norm"] for found in metrics]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+    np.testing.assert_allclose(logprobs(three), logprobs(one), atol=1e-4)
+
+
+def test_limits_differ_within_a_batch(trainer: TrainingClient) -> None:
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    limits = [1, 7, 16, 17]
+    futures = [sampler.sample(PROMPT, 1, SamplingParams(max_tokens=n)) for n in limits]
+    assert [len(f.result().sequences[0].tokens) for f in futures] == limits
+
+
+def test_every_sample_has_an_id_of_its_own(trainer: TrainingClient) -> None:
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    params = SamplingParams(max_tokens=5, stop="\n\nUser:")
+    found = [sampler.sample(PROMPT, 3, params).result() for _ in range(2)]
+    sequences = [sequence for response in found for sequence in response.sequences]
+    assert len({sequence.sequence_id for sequence in sequences}) == 6
+    for sequence in sequences:
+        assert sequence.logprobs is not None
+        assert len(sequence.tokens) == len(sequence.logprobs) == 5
+        assert sequence.stop_reason == "length"
+
+
+def test_the_same_seed_samples_the_same_tokens(service: tinker.ServiceClient) -> None:
+    (model,) = [m.model_name for m in capabilities().supported_models]
+    sampler = service.create_sampling_client(base_model=model).result()
+    params = SamplingParams(max_tokens=8, seed=5)
+    one, two = (sampler.sample(PROMPT, 1, params).result().sequences[0] for _ in range(2))
+    assert one.tokens == two.tokens
+
+
+def capabilities() -> tinker.types.GetServerCapabilitiesResponse:
+    return tinker.RestClient().get_server_capabilities().result()
+
+
+@pytest.mark.parametrize("path", ["tinker://{run}/sampler_weights/no", "tinker://{run}/weights/x"])
+def test_weights_that_do_not_exist_are_refused_before_anything_is_sampled(
+    service: tinker.ServiceClient, trainer: TrainingClient, path: str
+) -> None:
+    there = trainer.save_weights_for_sampler("there").result().path
+    run = there.split("/")[2]
+    trainer.save_state("x").result()
+    with pytest.raises(tinker.NotFoundError, match="has no weights"):
+        service.create_sampling_client(model_path=path.format(run=run)).result()
+    service.create_sampling_client(model_path=there).result()
+    service.create_sampling_client(model_path=there.replace("sampler_weights/", "")).result()
+
+
+def test_old_sampler_weights_do_not_set_the_training_back(
+    service: tinker.ServiceClient, trainer: TrainingClient
+) -> None:
+    path = trainer.save_weights_for_sampler("old").result().path
+    train(trainer, steps=2)
+    trained = logprobs(trainer)
+    old = service.create_sampling_client(model_path=path).result()
+    new = trainer.save_weights_and_get_sampling_client().result()
+    for _ in range(2):
+        from_new, from_old = prompt_logprobs(new), prompt_logprobs(old)
+        assert not np.allclose(from_old, from_new, atol=1e-2)
+        np.testing.assert_allclose(from_new, trained[:-1], atol=1e-4)
+    np.testing.assert_array_equal(logprobs(trainer), trained)
+
+
+@pytest.mark.slow
+def test_more_sampler_weights_than_slots_take_turns(
+    local_server: LocalServer, service: tinker.ServiceClient, trainer: TrainingClient
+) -> None:
+    count = local_server.settings.adapters + 2
+    samplers, expected = [], []
+    for step in range(count):
+        train(trainer)
+        path = trainer.save_weights_for_sampler(f"step{step}").result().path
+        samplers.append(service.create_sampling_client(model_path=path).result())
+        expected.append(logprobs(trainer)[:-1])
+    for sampler, wanted in zip(samplers, expected, strict=True):
+        np.testing.assert_allclose(prompt_logprobs(sampler), wanted, atol=1e-4)
+
+
+def test_a_state_with_its_optimizer_continues_as_if_never_interrupted(
+    service: tinker.ServiceClient, trainer: TrainingClient
+) -> None:
+    train(trainer, steps=3)
+    path = trainer.save_state("here").result().path
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
+    fresh = service.create_training_client_from_state(path).result()
+    for client in (resumed, fresh):
+        np.testing.assert_allclose(logprobs(client), logprobs(trainer), atol=1e-6)
+        train(client)
+    train(trainer)
+    np.testing.assert_allclose(logprobs(resumed), logprobs(trainer), atol=1e-5)
+    assert not np.allclose(logprobs(fresh), logprobs(trainer), atol=1e-3), "no new optimizer"
+
+
+def test_a_resumed_client_can_save_and_sample(
+    service: tinker.ServiceClient, trainer: TrainingClient
+) -> None:
+    path = trainer.save_state("before").result().path
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
+    again = resumed.save_state("after").result().path
+    sampler = resumed.save_weights_and_get_sampling_client().result()
+    assert prompt_logprobs(sampler).shape == (3,)
+    assert service.create_training_client_from_state(again).result() is not None
+    assert resumed.get_tokenizer().decode([1, 2]) == trainer.get_tokenizer().decode([1, 2])
+
+
+def test_a_deleted_checkpoint_is_gone(
+    service: tinker.ServiceClient, trainer: TrainingClient
+) -> None:
+    path = trainer.save_state("short-lived").result().path
+    rest = tinker.RestClient()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    with pytest.raises(tinker.NotFoundError, match="short-lived"):
+        service.create_training_client_from_state(path).result()
+
+
+def test_a_finished_session_gives_its_slots_back(local_server: LocalServer) -> None:
+    for _ in range(3):
+        with tinker.ServiceClient() as service:
+            for _ in range(local_server.settings.adapters // 2):
+                service.create_lora_training_client(str(local_server.model), rank=4).result()
+
+
+def test_another_base_model_is_refused(service: tinker.ServiceClient) -> None:
+    with pytest.raises(tinker.BadRequestError, match=r"serves .*, not Qwen/Qwen3-8B"):
+        service.create_lora_training_client("Qwen/Qwen3-8B").result()
+
+
+def test_a_rank_that_is_too_high_is_a_clear_error(
+    service: tinker.ServiceClient, local_server: LocalServer
+) -> None:
+    with pytest.raises(tinker.RequestFailedError, match="LoRA rank 64 must be between 1 and 32"):
+        service.create_lora_training_client(str(local_server.model), rank=64).result()
+
+
+def test_options_that_would_be_ignored_are_refused(trainer: TrainingClient) -> None:
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    with pytest.raises(tinker.BadRequestError, match="does not support topk_prompt_logprobs"):
+        sampler.sample(
+            PROMPT,
+            1,
+            SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=2,
+        ).result()
+
+
+def test_the_server_listens_on_this_machine_only(local_server: LocalServer) -> None:
+    assert local_server.url.startswith("http://127.0.0.1:")
+    port = int(local_server.url.rsplit(":", 1)[1])
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        address, state = line.split()[1], line.split()[3]
+        if state == "0A" and int(address.split(":")[1], 16) == port:
+            assert address.startswith("0100007F")
+
+
+def test_an_unknown_path_is_not_found(local_server: LocalServer) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{local_server.url}/api/v1/no_such_thing", timeout=5)
