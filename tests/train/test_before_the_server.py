@@ -13,7 +13,6 @@ import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train import run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import last_checkpoint, train
 
@@ -30,7 +29,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(run, "LocalServer", refuse)
+    monkeypatch.setattr("tinker_local.LocalServer", refuse)
 
 
 def request(log_dir: Path, **changes: Any) -> TrainRequest:

@@ -14,7 +14,6 @@ from tests.train.runs import Run, rows, steps
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train import run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import train
 from inspect_tinker_plugin.train.warm_start import imitated
@@ -75,7 +74,7 @@ def request(log_dir: Path, data: Path, **changes: Any) -> TrainRequest:
 def test_what_cannot_be_imitated_is_refused_before_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "LocalServer", refuse)
+    monkeypatch.setattr("tinker_local.LocalServer", refuse)
 
     def says(data: Path, words: str, **changes: Any) -> None:
         with pytest.raises(ConfigError, match=words):
@@ -101,7 +100,7 @@ def test_what_cannot_be_imitated_is_refused_before_the_server(
 def test_a_run_is_not_continued_with_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "LocalServer", refuse)
+    monkeypatch.setattr("tinker_local.LocalServer", refuse)
     data = export(tmp_path)
     with pytest.raises(Started):
         train(request(tmp_path / "run", data))

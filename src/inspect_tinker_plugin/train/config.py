@@ -178,9 +178,12 @@ def _check(config: Any) -> None:
 
 def _check_local(config: Any) -> None:
     """Refuse what the local server, which has one model, cannot do."""
-    from tinker_local import check_reply_length
+    from tinker_local import LocalConfigError, check_reply_length
 
-    check_reply_length(config.model_name, config.max_tokens)
+    try:
+        check_reply_length(config.model_name, config.max_tokens)
+    except LocalConfigError as error:
+        raise ConfigError(str(error)) from error
     reference = config.kl_reference_config
     if reference is not None and reference.base_model != config.model_name:
         raise ConfigError(
