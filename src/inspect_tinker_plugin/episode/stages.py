@@ -24,7 +24,6 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES
-from inspect_docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
