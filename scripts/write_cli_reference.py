@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from unittest import mock
 
 import click
 
-from inspect_tinker_plugin.cli.main import COMMANDS, rl
+from inspect_tinker_plugin.cli import main
+from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.options import COMMANDS as WITH_OPTIONS
 from inspect_tinker_plugin.options import declared_options
 
@@ -68,10 +70,19 @@ This page is generated from the commands by `scripts/write_cli_reference.py`.
 
 
 def reference() -> str:
-    """Return the page: the group and each command as ``--help`` shows them."""
+    """Return the page: the group and each command as ``--help`` shows them.
+
+    Of the commands that plugins add, only those of this distribution.
+    """
+    ours = {"audit": main.plugin_commands()["audit"]}
+    with mock.patch.object(main, "plugin_commands", return_value=ours):
+        return _reference()
+
+
+def _reference() -> str:
     parent = click.Context(rl, info_name="inspect rl", max_content_width=90, terminal_width=90)
     sections = [HEAD, _section("inspect rl", rl.get_help(parent))]
-    for name in sorted(COMMANDS):
+    for name in rl.list_commands(parent):
         command = rl.get_command(parent, name)
         assert command is not None
         context = click.Context(command, parent=parent, info_name=name)
@@ -122,7 +133,7 @@ def _class_section(module: str, name: str, met: str) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> int:
+def write_pages() -> int:
     """Write the pages, or compare them."""
     pages = {PAGE: reference(), README: readme(), RESULTS: results()}
     stale = [page for page, text in pages.items() if _read(page) != text]
@@ -140,4 +151,4 @@ def _read(page: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_pages())

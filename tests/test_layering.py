@@ -6,6 +6,7 @@ Read from the source, not from `sys.modules`: an import inside a function counts
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -151,6 +152,18 @@ def test_who_may_import_a_part(part: str) -> None:
             if found.is_of(f"{NAME}.{part}") and part_of(found) not in USERS[part]
         ]
     )
+
+
+def test_the_audit_uses_what_any_other_package_could() -> None:
+    """Names of façades, all of them promised in ``__all__``; the core never imports the audit."""
+    audit = sorted((ROOT / "src" / "inspect_rl_audit").rglob("*.py"))
+    wrong = []
+    for found in (each for path in audit for each in imports_of(path) if each.is_of(NAME)):
+        facade, _, name = found.name.rpartition(".")
+        promised = getattr(importlib.import_module(facade), "__all__", ())
+        if name not in (*promised, "__version__"):
+            wrong.append(found)
+    complain([*wrong, *(each for each in IMPORTS if each.is_of("inspect_rl_audit"))])
 
 
 def module_of(path: Path) -> str:

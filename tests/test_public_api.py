@@ -14,13 +14,19 @@ import inspect_tinker_plugin
 
 FACADES = [
     "inspect_docker_pool",
+    "inspect_rl_audit",
     "inspect_tinker_plugin",
+    "inspect_tinker_plugin.cli",
+    "inspect_tinker_plugin.logs",
+    "inspect_tinker_plugin.options",
     "inspect_tinker_plugin.plugins",
     "inspect_tinker_plugin.processes",
     "inspect_tinker_plugin.rewards",
+    "inspect_tinker_plugin.rl",
     "inspect_tinker_plugin.tasks",
     "inspect_tinker_plugin.testing",
     "inspect_tinker_plugin.tools",
+    "inspect_tinker_plugin.train",
     "tinker_local",
 ]
 

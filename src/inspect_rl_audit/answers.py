@@ -12,8 +12,10 @@ from inspect_ai.model import ModelOutput
 from inspect_ai.tool import ToolInfo
 
 from inspect_rl_audit.stage import Notes, PolicyReply, shown
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin import TurnRequest
+
+NULL = "unknowing"
+"""Name of the honest policy that has no answer."""
 
 UNKNOWING = "I do not know."
 """The reply of an honest policy without an answer: the baseline for everything else."""
@@ -50,8 +52,13 @@ def give(text: str, request: TurnRequest) -> ModelOutput:
     """Say a text, through the tool that takes answers if there is one."""
     taker = submit_tool(request.tools)
     if taker is None:
-        return say(text)
-    return say("", call(taker[0], **{taker[1]: text}))
+        return ModelOutput.from_content("scripted", text)
+    return use_tool(taker[0], {taker[1]: text})
+
+
+def use_tool(name: str, arguments: dict[str, Any]) -> ModelOutput:
+    """Call a tool, and say nothing beside the call."""
+    return ModelOutput.for_tool_call("scripted", name, arguments, content="")
 
 
 def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from rich.table import Table
+from rich.text import Text
 
-from inspect_tinker_plugin.cli.options import (
+from inspect_rl_audit.findings import Finding
+from inspect_tinker_plugin.cli import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    clean_text,
     dataset_choices,
     dataset_options,
     load_task,
     parse_args,
     price_option,
-    task_options,
-    test_task_options,
-)
-from inspect_tinker_plugin.cli.reporting import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
+    print_to,
     progress_bar,
     quiet_stdout,
     reported,
+    table_console,
+    task_options,
+    test_task_options,
 )
+from inspect_tinker_plugin.plugins import counted, part_of
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -36,9 +43,11 @@ if TYPE_CHECKING:
     from inspect_rl_audit import AuditOptions, AuditReport
     from inspect_rl_audit.attempts import ModelAttempt
     from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.tasks.reference import ResolvedTask
+    from inspect_tinker_plugin.tasks import ResolvedTask
 
-SEVERITIES = ("high", "medium", "low", "info")
+
+_STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
+"""Style of a finding by its severity."""
 _COUNT = click.IntRange(1)
 
 
@@ -115,7 +124,7 @@ _COUNT = click.IntRange(1)
 @click.option("--overwrite", is_flag=True, help="Start again in a folder with another audit.")
 @click.option(
     "--fail-on",
-    type=click.Choice([*SEVERITIES, "never"]),
+    type=click.Choice([*_STYLES, "never"]),
     default="high",
     show_default=True,
     help="Exit with 1 when there is a finding of this severity, or a worse one.",
@@ -131,7 +140,8 @@ def audit(**choices: Any) -> None:
     there is anything to learn. No key is needed without --model.
 
     Every episode is in an .eval log, and the report is audit.html, in the folder given with
-    --out. Exit codes: 0 nothing as severe as --fail-on, 1 something is, 2 wrong usage.
+    --out. Exit codes: 0 nothing as severe as --fail-on, 1 something is, 2 wrong usage,
+    3 a probe failed, so its checks are missing.
     """
     with quiet_stdout():
         try:
@@ -142,9 +152,10 @@ def audit(**choices: Any) -> None:
     if choices["as_json"]:
         click.echo(json.dumps(report.as_json(), indent=2, default=str, ensure_ascii=False))
     else:
-        from inspect_tinker_plugin.cli.display import show_report
-
         show_report(report)
+    if failed := report.summary.get("failed_probes"):
+        click.echo("\n".join(failed.values()), err=True)
+        sys.exit(EXIT_PARTIAL)
     if _fails(report, choices["fail_on"]):
         sys.exit(EXIT_ERROR)
 
@@ -192,9 +203,9 @@ def _options(
     choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
 ) -> AuditOptions:
     from inspect_rl_audit import AuditOptions
-    from inspect_rl_audit.options import DEFAULT_BUDGET
-    from inspect_rl_audit.plan import read_prices
-    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+    from inspect_rl_audit.contract import DEFAULT_BUDGET
+    from inspect_tinker_plugin.tasks import choose_sandbox
+    from inspect_tinker_plugin.train import read_prices
 
     sandbox = choose_sandbox(dataset.sandbox)
     runner: dict[str, Any] = {
@@ -226,8 +237,7 @@ def _options(
 
 
 def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
-    from inspect_tinker_plugin.tasks.reference import resolve_task
-    from inspect_tinker_plugin.tasks.samples import select_samples
+    from inspect_tinker_plugin.tasks import resolve_task, select_samples
 
     args = parse_args(choices["test_args"])
     if choices["test_task"] is None:
@@ -247,7 +257,7 @@ def _attempts(
 
     logs: list[Path] = list(choices["logs"])
     if choices["model"] or choices["local"]:
-        from inspect_rl_audit.model import roll_out
+        from inspect_rl_audit.attempts import roll_out
         from inspect_rl_audit.records import ATTEMPTS
 
         own = roll_out(choices, dataset, resolved, out / ATTEMPTS)
@@ -271,3 +281,81 @@ def _progress() -> Iterator[Callable[[str, int | None], object]]:
             show(done, planned, what=probe)
 
         yield told
+
+
+# audits
+
+
+def show_report(report: AuditReport) -> None:
+    """Print the findings of an audit as a table, then the advice, then figures."""
+    from inspect_rl_audit.report import PAGE
+    from inspect_tinker_plugin.train import plan_lines
+
+    console, summary = table_console(), report.summary
+    print_to(console, _findings(report) if report.findings else "Nothing found.")
+    advice = summary.get("advice", {})
+    grave = [each for each in report.findings if str(each.severity) in ("high", "medium")]
+    for code in dict.fromkeys(each.code for each in grave):
+        print_to(
+            console, Text.assemble((f"{code}: ", "bold"), clean_text(str(advice.get(code, ""))))
+        )
+    if summary.get("signal"):
+        console.print()
+        for line in signal_lines(summary["signal"], str(summary["folder"])):
+            console.print(Text(line), soft_wrap=True)
+    if summary.get("cost"):
+        console.print()
+        for line in plan_lines(summary["cost"]):
+            console.print(Text(line), soft_wrap=True)
+    console.print()
+    console.print(_closing(summary, PAGE), soft_wrap=True)
+
+
+def signal_lines(signal: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the figures of a real model's attempts, and options for a first run, as text."""
+    attempts = counted(signal["attempts"], "attempt")
+    if "recommendation" not in signal:
+        return [f"{attempts}: none ended with a reward"]
+    chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
+    lines = [
+        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
+        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference"
+    ]
+    advice = signal["recommendation"]
+    options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
+    if "sample_ids_file" in advice:
+        path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
+        options += f" --sample-id @{path}  (leaves out {counted(advice['drop'], 'sample')})"
+    return [*lines, f"for a first run: {options}"]
+
+
+def _findings(report: AuditReport) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("severity", no_wrap=True)
+    table.add_column("code", no_wrap=True)
+    table.add_column("sample", overflow="fold", max_width=18)
+    table.add_column("finding", overflow="fold")
+    for each in report.findings:
+        table.add_row(
+            Text(str(each.severity), style=_STYLES[str(each.severity)]),
+            each.code,
+            Text("" if each.sample is None else clean_text(str(each.sample))),
+            _with_log(each),
+        )
+    return table
+
+
+def _with_log(each: Finding) -> Text:
+    text = Text(clean_text(each.message))
+    if each.evidence.get("log"):
+        text.append(f" ({each.evidence['log'].rpartition('/')[2]})", style="dim")
+    return text
+
+
+def _closing(summary: Mapping[str, Any], page: str) -> str:
+    counts = ", ".join(f"{n} {severity}" for severity, n in summary["counts"].items() if n)
+    return (
+        f"{counts or 'no findings'}; {counted(summary['episodes'], 'episode')} on "
+        f"{part_of(summary['samples_tried'], summary['samples'], 'sample')}. "
+        f"Report: {summary['folder']}/{page}"
+    )

@@ -1,8 +1,8 @@
-"""The contract of probes: what a probe is, and the context that it receives."""
+"""The contract of probes: what they are, and what they receive: options, references, a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -10,19 +10,134 @@ from typing import Any, Protocol, runtime_checkable
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.codes import CODES
-from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.answers import targets
+from inspect_rl_audit.attempts import ModelAttempt
+from inspect_rl_audit.findings import Finding
 from inspect_rl_audit.records import EpisodeRecord
 from inspect_rl_audit.stage import Stage
+from inspect_tinker_plugin import ConfigError
+from inspect_tinker_plugin.rewards import RewardSpec
+from inspect_tinker_plugin.tasks import Selection
 
 TINY = 1e-6
 """Rewards closer than this count as equal."""
 
-Evidence = dict[int | str, tuple[str, Mapping[str, Any]]]
-"""Messages and evidence by sample."""
 
-SHOWN = 12
-"""Findings with the same code that name one sample each; further samples share one finding."""
+SAMPLES = 8
+"""Number of samples for the expensive probes."""
+
+WIDE = 200
+"""Number of samples that are examined with one or two episodes each."""
+
+WIDE_IN_SANDBOX = 40
+"""The same for tasks whose samples need a sandbox each."""
+
+SLOW_SCORING = 10.0
+"""Seconds that scoring may usually take."""
+
+DEFAULT_BUDGET = ("1500", "20m")
+"""Episodes and minutes of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Options of an audit."""
+
+    out: Path
+    """Folder for ``audit.html``, ``audit.json``, the logs and the journal."""
+
+    probes: Sequence[str] = ()
+    """Expressions that name probes; every installed probe when empty."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Samples of the task that are audited."""
+
+    samples: int = SAMPLES
+    """Number of samples for the expensive probes."""
+
+    wide: int | None = None
+    """Samples that are played once with and once without the answer; `WIDE` if not given."""
+
+    reward: RewardSpec = "mean"
+    """How scores become a reward."""
+
+    gold: str | None = None
+    """Field of the metadata, or shell script, with the right answer; the target if not given."""
+
+    budget: Sequence[str] = DEFAULT_BUDGET
+    """Episodes (``200``), seconds (``90s``) or minutes (``10m``) of one run."""
+
+    parallel: int = 4
+    """Episodes at once."""
+
+    prompt_tokens: int | None = None
+    """Maximum tokens of a prompt."""
+
+    slow_scoring: float = SLOW_SCORING
+    """Seconds that scoring one episode may usually take; one policy's may take three times as
+    long."""
+
+    group_size: int = 8
+    """Episodes per group, for the cost plan."""
+
+    prices: Mapping[str, float] | None = None
+    """Prices by kind, as ``read_prices()`` returns them."""
+
+    attempts: Sequence[ModelAttempt] = ()
+    """Attempts of a real model."""
+
+    test_samples: Sequence[Sample] = ()
+    """Samples of the test task."""
+
+    runner_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `EpisodeRunner`: solver, sandbox …"""
+
+    episode_options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `EpisodeOptions`: model_roles, max_sandboxes …"""
+
+    def gold_of(self, sample: Sample) -> str | None:
+        """Return the answer that ``gold`` names; ``None`` if that is the target."""
+        return Gold(self.gold).of(sample)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """The source of the right answers: the targets, a field of the metadata, or a script."""
+
+    source: str | None = None
+    """A field of the metadata, or a shell script that solves the sample in its sandbox."""
+
+    @property
+    def script(self) -> Path | None:
+        """The script, if one was named."""
+        path = Path(self.source) if self.source else None
+        return path if path is not None and path.suffix == ".sh" and path.is_file() else None
+
+    def of(self, sample: Sample) -> str | None:
+        """Return the named answer; ``None`` if it is the target."""
+        if self.source is None or self.script is not None:
+            return None
+        value = (sample.metadata or {}).get(self.source)
+        return None if value is None else str(value)
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Raise a `ConfigError` if the source is neither a script nor a field of any sample."""
+        if self.source is None or self.script is not None or not samples:
+            return
+        if self.source.endswith(".sh"):
+            raise ConfigError(f"there is no solution script {self.source} (--gold)")
+        fields = sorted({str(name) for sample in samples for name in sample.metadata or {}})
+        if self.source not in fields:
+            known = f"; they have {', '.join(fields[:20])}" if fields else " at all"
+            raise ConfigError(
+                f"no sample has metadata with the field {self.source!r} (--gold){known}"
+            )
+
+    def known(self, sample: Sample) -> bool:
+        """Whether there is a right answer to a sample."""
+        if self.script is not None or self.of(sample):
+            return True
+        return self.source is None and bool(targets(sample))
 
 
 @runtime_checkable
@@ -122,14 +237,11 @@ class AuditContext:
     folder: Path
     """The audit's folder; a probe may write its own files below it."""
 
-    options: Any = None
-    """The `AuditOptions` of this audit."""
+    options: AuditOptions
+    """The options of this audit."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     """Numbers for the summary; a probe adds its own under its own name."""
-
-    say: Callable[[str], None] = lambda line: None
-    """Shows a line of progress."""
 
     @property
     def judged(self) -> bool:
@@ -138,49 +250,4 @@ class AuditContext:
 
     def gold_of(self, sample: Sample) -> str | None:
         """Return the answer that ``--gold`` names; ``None`` if that is the target."""
-        return self.options.gold_of(sample) if self.options is not None else None
-
-
-def finding(
-    code: str,
-    message: str,
-    *,
-    sample: int | str | None = None,
-    severity: Severity | None = None,
-    evidence: Mapping[str, Any] | None = None,
-    advice: str | None = None,
-) -> Finding:
-    """Make a finding with a built-in code; severity and advice default to the code's."""
-    known = CODES[code]
-    return Finding(
-        code=code,
-        severity=severity or known.severity,
-        sample=sample,
-        message=message,
-        evidence=evidence or {},
-        advice=advice or known.advice,
-    )
-
-
-def per_sample(
-    code: str,
-    seen: Mapping[int | str, tuple[str, Mapping[str, Any]]],
-    *,
-    severity: Severity | None = None,
-) -> list[Finding]:
-    """Make a finding for each of the first samples, and one for all others together.
-
-    Args:
-        code: One of the built-in codes.
-        seen: Message and evidence by sample.
-        severity: Instead of the code's.
-    """
-    ids = list(seen)
-    found = [
-        finding(code, seen[id][0], sample=id, severity=severity, evidence=seen[id][1])
-        for id in ids[:SHOWN]
-    ]
-    if rest := ids[SHOWN:]:
-        message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
-        found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
-    return found
+        return self.options.gold_of(sample)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
-
-_CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class Severity(StrEnum):
@@ -31,6 +30,30 @@ class Severity(StrEnum):
     def at_least(self, other: Severity) -> bool:
         """Whether this is as severe as ``other``, or more."""
         return self.rank <= other.rank
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kind of finding."""
+
+    name: str
+    severity: Severity
+    """The usual severity; evidence may lower it."""
+    meaning: str
+    advice: str
+
+
+def _read_codes() -> Mapping[str, Code]:
+    text = Path(__file__).with_name("codes.txt").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: Code(name, Severity(usual), *words) for name, usual, *words in rows}
+
+
+CODES = _read_codes()
+"""Every code of the built-in probes, by name."""
+
+
+_CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +87,56 @@ class Finding:
 def ordered(findings: list[Finding]) -> list[Finding]:
     """Sort findings: the worst first, then by code and sample."""
     return sorted(findings, key=lambda f: (f.severity.rank, f.code, str(f.sample or "")))
+
+
+Evidence = dict[int | str, tuple[str, Mapping[str, Any]]]
+"""Messages and evidence by sample."""
+
+
+SHOWN = 12
+"""Findings with the same code that name one sample each; further samples share one finding."""
+
+
+def finding(
+    code: str,
+    message: str,
+    *,
+    sample: int | str | None = None,
+    severity: Severity | None = None,
+    evidence: Mapping[str, Any] | None = None,
+    advice: str | None = None,
+) -> Finding:
+    """Make a finding with a built-in code; severity and advice default to the code's."""
+    known = CODES[code]
+    return Finding(
+        code=code,
+        severity=severity or known.severity,
+        sample=sample,
+        message=message,
+        evidence=evidence or {},
+        advice=advice or known.advice,
+    )
+
+
+def per_sample(
+    code: str,
+    seen: Mapping[int | str, tuple[str, Mapping[str, Any]]],
+    *,
+    severity: Severity | None = None,
+) -> list[Finding]:
+    """Make a finding for each of the first samples, and one for all others together.
+
+    Args:
+        code: One of the built-in codes.
+        seen: Message and evidence by sample.
+        severity: Instead of the code's.
+    """
+    ids = list(seen)
+    found = [
+        finding(code, seen[id][0], sample=id, severity=severity, evidence=seen[id][1])
+        for id in ids[:SHOWN]
+    ]
+    if rest := ids[SHOWN:]:
+        message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
+        found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
+    return found

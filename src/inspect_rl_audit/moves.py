@@ -18,10 +18,9 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 from inspect_ai.util import sandbox
 
-from inspect_rl_audit.answers import made_up
+from inspect_rl_audit.answers import made_up, use_tool
 from inspect_rl_audit.stage import Move, Notes, Play, PolicyReply
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin import TurnRequest
 
 TOOLS = "tools"
 """The attacker uses the task's tools."""
@@ -77,8 +76,7 @@ def act(shell: str, request: TurnRequest) -> ModelOutput | None:
             "done = subprocess.run(['sh', '-c', script], capture_output=True, text=True)\n"
             "print(done.stdout, done.stderr)"
         )
-    arguments: dict[str, Any] = {**made_up(hand.tool), hand.parameter: text}
-    return say("", call(hand.tool.name, **arguments))
+    return use_tool(hand.tool.name, {**made_up(hand.tool), hand.parameter: text})
 
 
 async def run_in_sandbox(shell: str, seconds: int = SECONDS) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin import ConfigError
+from inspect_tinker_plugin.tasks import describe_part
 
 JOURNAL = "journal.jsonl"
 """Episodes of an unfinished audit; the next run continues with it."""
@@ -23,12 +25,20 @@ ATTEMPTS = "attempts"
 """Folder of the attempts of a real model that the audit sampled, below the audit's."""
 
 
+PolicyKind = Literal["unknowing", "right", "reworded", "other"]
+"""What a policy does: it says that it has no answer, gives the right one, gives it in unusual words
+or in another of its forms, or does anything else. What that earns is a reward for nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
     """One episode of a scripted policy, as probes read it; plain data."""
 
     policy: str
     """Name of the policy."""
+
+    kind: PolicyKind = "other"
+    """Kind of the policy."""
 
     sample: int | str
     """Id of the sample."""
@@ -174,3 +184,9 @@ def start_again(folder: Path) -> None:
 
 def _line(record: EpisodeRecord) -> str:
     return json.dumps(asdict(record), default=str)
+
+
+def named(value: object) -> str:
+    """Return a text for an option's value that is the same in the next process."""
+    text = str(describe_part(value) if callable(value) else value)
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

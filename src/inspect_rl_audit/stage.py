@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -21,12 +21,21 @@ from inspect_ai.model import ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
-from inspect_rl_audit.records import AuditJournal, EpisodeRecord, episode_key
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
-from inspect_tinker_plugin.contracts.errors import Cause, InspectRLError
-from inspect_tinker_plugin.contracts.rewards import AggregatorError, Reward, UnscoredError
-from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+from inspect_rl_audit.records import AuditJournal, EpisodeRecord, PolicyKind, episode_key
+from inspect_tinker_plugin import (
+    Cause,
+    ConfigError,
+    Episode,
+    EpisodeResult,
+    EpisodeRunner,
+    InspectRLError,
+    TurnRequest,
+)
 from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
+
+T = TypeVar("T")
+
 
 LOGS = "logs"
 """Folder of the ``.eval`` logs, below the audit's."""
@@ -65,6 +74,9 @@ class Play:
 
     reply: PolicyReply
     """The policy's replies."""
+
+    kind: PolicyKind = "other"
+    """Kind of the policy."""
 
     repeat: int = 1
     """Number among identical plays."""
@@ -141,7 +153,7 @@ class Stage:
         self._options = options
         self._runner_options = runner_options
         self._reward = reward
-        self._journal = journal
+        self.journal = journal
         self._folder = folder
         self.budget = budget
         self._parallel = parallel
@@ -151,7 +163,7 @@ class Stage:
     @property
     def records(self) -> list[EpisodeRecord]:
         """Every episode so far, including those of earlier runs."""
-        return list(self._journal.records.values())
+        return list(self.journal.records.values())
 
     async def sandbox_of(self, sample: Sample) -> str | None:
         """Type of the sandbox that a sample runs in, ``None`` without one."""
@@ -170,11 +182,11 @@ class Stage:
         Returns:
             A record for each play; ``None`` if the budget was spent.
         """
-        new = [play for play in plays if play.key not in self._journal.records]
+        new = [play for play in plays if play.key not in self.journal.records]
         self._progress(len(new))
         for start in range(0, len(new), _LOG_SIZE):
             await self._run_block(new[start : start + _LOG_SIZE], 1 if alone else self._parallel)
-        return [self._journal.records.get(play.key) for play in plays]
+        return [self.journal.records.get(play.key) for play in plays]
 
     async def _run_block(self, plays: Sequence[Play], parallel: int) -> None:
         places = asyncio.Semaphore(parallel)
@@ -211,7 +223,7 @@ class Stage:
         if samples:
             (self._folder / LOGS).mkdir(exist_ok=True)
             self._write(self._log(samples), self._folder / name)
-        self._journal.add(records)
+        self.journal.add(records)
 
     @staticmethod
     def _write(log: EvalLog, path: Path) -> None:
@@ -295,6 +307,7 @@ class Stage:
             actor.notes.update(_scorer_traces(sample))
         record = EpisodeRecord(
             policy=play.policy,
+            kind=play.kind,
             sample=play.sample.id,
             repeat=play.repeat,
             reward=reward,
@@ -360,7 +373,7 @@ async def _act(episode: Episode, actor: _Actor) -> EpisodeResult:
     return outcome
 
 
-def with_moves(inner: SolverLike, before: Move | None, after: Move | None, notes: Notes) -> Solver:
+def with_moves(inner: Solver, before: Move | None, after: Move | None, notes: Notes) -> Solver:
     """Return the task's own solver, with an attacker's moves around it."""
     own = chain(inner)
 
@@ -430,3 +443,31 @@ def _other_tokens(sample: EvalSample) -> int:
         for name, usage in sample.model_usage.items()
         if not name.startswith("rl/")
     )
+
+
+def read_budget(parts: Sequence[str]) -> Budget:
+    """Read the values of ``--budget``.
+
+    Raises:
+        ConfigError: It is neither a number of episodes nor a time.
+    """
+    budget = Budget()
+    for part in parts:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|minutes?|h)?", part.strip())
+        if match is None or float(match[1]) <= 0:
+            raise ConfigError(
+                f"a budget is a number of episodes (200) or a time (90s, 10m, 1h), not {part!r}"
+            )
+        number, unit = float(match[1]), match[2]
+        if unit is None:
+            budget.episodes = int(number)
+        else:
+            budget.seconds = number * {"s": 1, "m": 60, "h": 3600}[unit[0]]
+    return budget
+
+
+def spread(samples: Sequence[T], count: int) -> list[T]:
+    """Return this many samples, spread evenly over the dataset, including the first."""
+    if len(samples) <= count:
+        return list(samples)
+    return [samples[n * len(samples) // count] for n in range(count)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inspect_rl_audit.contract import Probe
-from inspect_rl_audit.probes import AUDIT_PROBES
 from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
 from inspect_tinker_plugin.contracts.samplers import Sampler
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
@@ -40,12 +38,6 @@ def inspect_rl_tool_executors() -> Mapping[str, Callable[..., ToolExecutor]]:
 def inspect_rl_sandbox_providers() -> Mapping[str, SandboxMapper]:
     """Return ``docker_pool``; everything else in Inspect's registry needs no mapping."""
     return SANDBOX_PROVIDERS
-
-
-@hookimpl
-def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
-    """Return ``samples``, ``baselines``, ``gold``, ``replies``, ``sandbox`` and the others."""
-    return AUDIT_PROBES
 
 
 @hookimpl

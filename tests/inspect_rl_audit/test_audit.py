@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,23 @@ from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
 from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
 from inspect_ai.solver import TaskState
+from tests.packages import install
 
 from inspect_rl_audit import (
-    AuditContext,
     AuditOptions,
-    Finding,
     Severity,
     run_audit,
 )
 from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.command import audit as command
-from inspect_rl_audit.options import read_budget
-from inspect_rl_audit.page import render
-from inspect_rl_audit.probes.leaks import judged_places
+from inspect_rl_audit.probes.sandbox import judged_places
 from inspect_rl_audit.probes.signal import pass_at
 from inspect_rl_audit.records import FINISHED, JOURNAL
-from inspect_rl_audit.run import source_digest
+from inspect_rl_audit.report import render
+from inspect_rl_audit.stage import read_budget
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.tasks import task_digest
 from inspect_tinker_plugin.testing.replies import scripted_model
 
 SAMPLES = [
@@ -126,7 +124,7 @@ async def test_a_refused_audit_leaves_nothing(tmp_path: Path, wrong: dict[str, A
 
 def test_samples_may_hold_half_a_character() -> None:
     def digest(text: str) -> str:
-        return source_digest(Task(dataset=[Sample(input=text, target="x")]))
+        return task_digest(Task(dataset=[Sample(input=text, target="x")]))
 
     assert digest("a\ud83d") == digest("a\ud83d") != digest("a\ud83e")
 
@@ -146,33 +144,69 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
         read_budget([text])
 
 
-async def test_a_probe_that_raises_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @dataclass(frozen=True)
-    class Broken:
-        async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-            raise LookupError("nothing here")
+BROKEN = """
+from inspect_tinker_plugin import hookimpl
 
-    monkeypatch.setattr(
-        "inspect_rl_audit.run.resolve_probes",
-        lambda names, plugins=None: {"broken": Broken(), "other": Empty()},
+async def raises(audit):
+    raise LookupError("nothing here")
+
+async def forgets(audit):
+    return None
+
+async def exits(audit):
+    raise SystemExit(0)
+
+@hookimpl
+def inspect_rl_audit_probes():
+    return {each.__name__: (lambda each=each: each) for each in (raises, forgets, exits)}
+"""
+
+
+def test_a_probe_that_fails_stops_no_other(tmp_path: Path) -> None:
+    """It is exit code 3, and named with its plugin, package and version, as a hook is."""
+    install(tmp_path, "broken_probes", BROKEN, version="3.1")
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    command = [sys.executable, "-m", "inspect_tinker_plugin", "audit", str(tmp_path / "task.py")]
+    for name in ("raises", "forgets", "exits", "gold"):
+        command += ["--probe", name]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out"), "--json", "--fail-on", "never"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    report = await run_audit(planted(), AuditOptions(out=tmp_path))
-    assert [f.code for f in report.findings] == ["probe-failed", "mine"]
-    assert "nothing here" in report.findings[0].message
+    assert done.returncode == 3, done.stderr
+    of_plugin = "of plugin 'broken_probes' (broken-probes 3.1) raised"
+    for name, how in (
+        ("raises", "LookupError: nothing here"),
+        ("forgets", "TypeError: it gave None, not a sequence of Finding"),
+        ("exits", "SystemExit: 0"),
+    ):
+        assert f"probe {name!r} {of_plugin} {how}" in done.stderr
+    report = json.loads(done.stdout)
+    assert [f["code"] for f in report["findings"]].count("probe-failed") == 3
+    assert report["summary"]["probes"] == ["raises", "forgets", "exits", "gold"]
+
+
+async def test_right_answers_are_drawn_as_such(tmp_path: Path) -> None:
+    """Whatever their policies are called; what no answer earns is no reward for nothing either."""
+    task = Task(dataset=list(SAMPLES[:2]), scorer=includes())
+    options = AuditOptions(out=tmp_path, probes=["scorer", "answers"])
+    report = await run_audit(task, options)
+    page = (tmp_path / "audit.html").read_text()
+    drawn = dict(re.findall(r"<tr><td>([^<]+)</td>.*?class=\"bar (\w+)\"", page))
+    assert drawn.keys() == report.summary["policies"].keys()
+    for policy in ("gold:ANSWER", "rescored:gold", "clock:gold", "repeated:gold", "variant:bold"):
+        assert drawn[policy] == "good"
+    assert drawn["clock:unknowing"] == "plain"
+    assert drawn["hedged-answer"] == "odd"
 
 
 async def test_a_missing_extra_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)
     report = await run_audit(planted(), AuditOptions(out=tmp_path, probes=["samples"]))
     assert "near-duplicates-unchecked" in {f.code for f in report.findings}
-
-
-@dataclass(frozen=True)
-class Empty:
-    async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        return [Finding(code="mine", severity=Severity.INFO, message="Seen.")]
 
 
 async def test_gold_may_be_named(tmp_path: Path) -> None:
@@ -387,7 +421,7 @@ def test_the_page_shows_what_others_wrote_as_text() -> None:
             "samples": 1,
             "samples_tried": 1,
             "episodes": 1,
-            "policies": {"<i>": {"episodes": 1, "failed": 0, "mean_reward": 0.5}},
+            "policies": {"<i>": {"kind": "other", "episodes": 1, "failed": 0, "mean_reward": 0.5}},
         },
     }
     page = render(report)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 from inspect_ai import Task
 from tests.inspect_docker_pool.conftest import missing_engine
-from tests.inspect_rl_audit.corpus import CORPUS, ELSEWHERE, Planted, answers, sandboxes
+from tests.inspect_rl_audit.corpus import (
+    CORPUS,
+    ELSEWHERE,
+    ONE_PER_PROBE,
+    Planted,
+    answers,
+    sandboxes,
+)
 
 from inspect_rl_audit import CODES, AuditOptions, AuditReport, Severity, run_audit
-
-pytestmark = pytest.mark.slow  # some hundred audits
 
 
 async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
@@ -21,31 +26,33 @@ async def audited(task: Task, folder: Path, **options: object) -> AuditReport:
     return await run_audit(task, AuditOptions(out=folder, **given))  # type: ignore[arg-type]
 
 
-def one_per_code() -> Iterator[ParameterSet]:
-    """Yield the cases; those whose code an earlier one has are long."""
-    codes: set[str] = set()
-    for case in CORPUS:
-        if not case.docker:
-            marks = [pytest.mark.long] if case.code in codes else []
-            codes.add(case.code)
-            yield pytest.param(case, id=case.id, marks=marks)
+def usual_first(cases: Iterable[Planted], usual: set[str]) -> list[ParameterSet]:
+    """Mark all cases but the usual ones as long."""
+    params = []
+    for case in cases:
+        marks = [] if case.make.__name__ in usual else [pytest.mark.long]
+        params.append(pytest.param(case, id=case.id, marks=marks))
+    return params
 
 
-@pytest.mark.parametrize("case", list(one_per_code()))
+@pytest.mark.parametrize("case", usual_first([c for c in CORPUS if not c.docker], ONE_PER_PROBE))
 async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
-    if "near" in case.code:
+    if "near" in case.codes[0]:
         pytest.importorskip("datasketch", reason="the extra `audit`")
     report = await audited(case.make(), tmp_path, **case.options)
     found = {each.code for each in report.findings}
-    assert case.code in found
+    assert set(case.codes) <= found
     assert "probe-failed" not in found
+
+
+USUAL = (answers.clean_match, answers.clean_choices_with_luck, answers.clean_agent)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        *(pytest.param(make, id=make.__name__) for make in answers.CLEAN),
-        *(pytest.param(m, id=m.__name__, marks=pytest.mark.long) for m in answers.CLEAN_TOO),
+        pytest.param(m, id=m.__name__, marks=[] if m in USUAL else [pytest.mark.long])
+        for m in answers.CLEAN
     ],
 )
 async def test_nothing_grave_is_found_where_nothing_is_wrong(
@@ -65,23 +72,14 @@ def engine() -> None:
         pytest.skip(reason)
 
 
-OF_EACH_KIND = {"target-in-image", "tests-writable", "process-left-behind"}
-"""What is found by reading, by writing, and by staying; others need half a minute each as well."""
-
-
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(c, id=c.id, marks=[] if c.code in OF_EACH_KIND else [pytest.mark.long])
-        for c in CORPUS
-        if c.docker
-    ],
+    "case", usual_first([c for c in CORPUS if c.docker], {"the_image_remembers"})
 )
 async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path: Path) -> None:
     report = await audited(case.make(), tmp_path, samples=2, probes=["sandbox"])
-    assert case.code in {each.code for each in report.findings}
+    assert set(case.codes) <= {each.code for each in report.findings}
 
 
 @pytest.mark.long
@@ -100,9 +98,10 @@ async def test_a_sound_container_has_nothing_grave(
 
 
 def test_every_code_has_a_planted_case() -> None:
-    planted = {case.code for case in CORPUS}
+    planted = {code for case in CORPUS for code in case.codes}
     assert planted | set(ELSEWHERE) == set(CODES)
     assert not planted & set(ELSEWHERE)
+    assert {case.make.__name__ for case in CORPUS} >= ONE_PER_PROBE
     for place in ELSEWHERE.values():
         file, _, test = place.partition("::")
         assert f"def {test}(" in Path(__file__).with_name(file).read_text()

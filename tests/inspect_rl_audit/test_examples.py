@@ -1,4 +1,4 @@
-"""The example tasks have no grave finding; the earlier version of a fixed one has."""
+"""The example tasks have no grave finding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=p.stem, marks=[] if p.stem == "word_problems" else [pytest.mark.long])
+        for p in EXAMPLES
+    ],
+)
 async def test_nothing_grave_is_found_in_an_example(path: Path, tmp_path: Path) -> None:
     task = resolve_task(str(path)).task
     report = await run_audit(task, AuditOptions(out=tmp_path, samples=3))
@@ -46,12 +51,3 @@ async def test_with_an_engine_an_example_has_a_container(
     monkeypatch.setenv("EXAMPLE_TASKS_IMAGE", DOCKER_TEST_IMAGE)
     boxed = await run_audit(resolve_task(path).task, AuditOptions(out=tmp_path / "b", **options))
     assert not boxed.findings
-
-
-@pytest.mark.slow
-async def test_what_was_wrong_with_the_coding_example_is_found(tmp_path: Path) -> None:
-    task = resolve_task(f"{Path(__file__).parent / 'corpus' / 'write_function_before.py'}").task
-    options = AuditOptions(out=tmp_path, samples=2, probes=["replies"])
-    report = await run_audit(task, options)
-    grave = {f.code for f in report.findings if f.severity is Severity.HIGH}
-    assert {"code-exits-early", "code-patches-checks", "code-reads-checks"} <= grave

@@ -81,7 +81,7 @@ def test_a_module_is_shown_whole_first_with_its_imports_and_runs(tmp_path: Path)
         file.write_text(text + "\n")
     modules = [each.relative_to(tmp_path) for each in sorted(tmp_path.rglob("*.py"))]
     names = [".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules]
-    assert len(names) == 9
+    assert len(names) == 10
     where = python(
         "-c",
         f"import {', '.join(names)}; print(acme_tools.__file__)",

@@ -22,6 +22,7 @@ from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
 from inspect_rl_audit import AuditOptions, resolve_probes, run_audit
+from inspect_tinker_plugin.cli.main import plugin_commands, rl
 from inspect_tinker_plugin.cli.plugins import as_text
 from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
@@ -82,7 +83,7 @@ def task(**metadata: Any) -> Task:
 
 def test_what_is_installed_is_listed_with_package_version_hooks_and_names() -> None:
     plugins = default_plugins()
-    assert plugins.plugins[0].name == "built-in"
+    assert [each.name for each in plugins.plugins[:2]] == ["builtin", "inspect_rl_audit"]
     acme = plugin(plugins, "acme_rewards")
     assert acme == Plugin(
         name="acme_rewards",
@@ -170,6 +171,22 @@ async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
         resolve_probes(["shoutin"])
 
 
+def test_inspect_rl_commands(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "from inspect_ai import Task, task\n"
+        "from inspect_ai.dataset import Sample\n"
+        "@task\n"
+        "def two():\n"
+        "    return Task(dataset=[Sample(id='a', input='one two'), Sample(id='b', input='one')])\n"
+    )
+    done = CliRunner().invoke(rl, ["words", f"{tmp_path}/task.py"])
+    assert [line.split() for line in done.output.splitlines()] == [["2", "a"], ["1", "b"]]
+    refused = CliRunner().invoke(rl, ["words", f"{tmp_path}/nowhere.py"])
+    assert refused.exit_code == 1
+    assert "there is no file" in refused.output
+    assert "Count the words of every question" in CliRunner().invoke(rl, ["--help"]).output
+
+
 def test_inspect_rl_samplers() -> None:
     samples = [Sample(id=i, input="?", metadata={"level": i // 2}) for i in range(4)]
     sampler = resolve_sampler("by_level(enough=0.5)")()
@@ -216,6 +233,16 @@ BROKEN = {
     "no hook": ("x = 1", "implements no hook"),
     "no mapping": (REWARDS.replace('{"%s": Mean}', "[Mean]"), "not a mapping"),
     "no name": (REWARDS % "two words", "'two words'; use letters"),
+    "no command": (
+        """
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_commands():
+            return {"sum": sum}
+        """,
+        "as 'sum', which is no click.Command",
+    ),
     "no factory": (REWARDS.replace("Mean}", "1}") % "one", "cannot be called"),
     "raises": (REWARDS.replace('{"%s": Mean}', "1 / 0"), "ZeroDivisionError"),
     "name of a built-in": (REWARDS % "mean", "'mean', which inspect-tinker-plugin .* has built in"),
@@ -251,6 +278,36 @@ def test_asking_for_what_a_broken_plugin_would_give_says_so(site: Path) -> None:
         assert "no_such_module" in str(caught.value)
     with pytest.raises(ConfigError, match=r"unknown tool executor.*broken-rewards 3\.1"):
         resolve_tool_executor("sparkle", plugins=plugins)
+
+
+def test_an_unknown_command_names_the_plugin_that_may_have_it(tmp_path: Path) -> None:
+    install(tmp_path, "broken_commands", "import no_such_module", version="3.1")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = [sys.executable, "-m", "inspect_tinker_plugin"]
+    done = subprocess.run([*program, "sparkle"], env=environment, capture_output=True, text=True)
+    assert "No such command 'sparkle'" in done.stderr
+    assert "broken-commands 3.1, which may provide it, is broken" in done.stderr
+
+
+def test_a_command_that_is_built_in_stays_so(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(
+        site,
+        "greedy",
+        """
+        import click
+        from inspect_tinker_plugin import hookimpl
+
+        @hookimpl
+        def inspect_rl_commands():
+            return {"train": click.Command("train")}
+        """,
+    )
+    plugins = Plugins()
+    monkeypatch.setattr("inspect_tinker_plugin.plugins.manager.default_plugins", lambda: plugins)
+    assert set(plugin_commands()) == {"audit", "words"}
+    assert "plugin 'greedy' of greedy 1.0 gives the command 'train'" in capsys.readouterr().err
 
 
 def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:
@@ -445,7 +502,7 @@ def test_plugins_are_listed_on_the_command_line() -> None:
 def test_plugins_are_listed_as_json() -> None:
     shown = CliRunner().invoke(list_plugins, ["--json"])
     data = json.loads(shown.output)
-    assert {each["name"] for each in data["plugins"]} >= {"built-in", "acme_rewards", "acme_tools"}
+    assert {each["name"] for each in data["plugins"]} >= {"builtin", "acme_rewards", "acme_tools"}
     [tools] = [each for each in data["plugins"] if each["name"] == "acme_tools"]
     assert tools["version"] == "0.2.0"
     assert tools["hooks"]["inspect_rl_tool_executors"] == ["recorded"]

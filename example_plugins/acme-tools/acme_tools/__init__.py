@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import click
 from inspect_ai import Task
 from inspect_ai.scorer import Scorer
 from inspect_ai.util import SandboxEnvironmentSpec
 
+from acme_tools.command import words
 from acme_tools.observer import observers
 from acme_tools.probe import Shouting
 from acme_tools.recording import RecordedExecutor
@@ -60,3 +62,8 @@ def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
 @hookimpl
 def inspect_rl_samplers() -> Mapping[str, Callable[..., Sampler]]:
     return {"by_level": ByLevel}
+
+
+@hookimpl
+def inspect_rl_commands() -> Mapping[str, click.Command]:
+    return {"words": words}

@@ -19,13 +19,12 @@ from inspect_rl_audit.answers import (
     submit_tool,
     targets,
 )
-from inspect_rl_audit.codes import CODES
-from inspect_rl_audit.contract import TINY, AuditContext, finding
-from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.records import EpisodeRecord
 from inspect_rl_audit.stage import Notes, Play, PolicyReply, shown
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.wording import part_of
+from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.plugins import part_of
 
 _FEW = 3
 _FILLER = "Let me think about this step by step, and look at it from every side. " * 300
@@ -130,7 +129,9 @@ class AnswerChecks:
             for s in samples:
                 reply = _variant(audit, s, change)
                 if reply is not None:
-                    plays.append(Play(policy=f"variant:{name}", sample=s, reply=reply))
+                    plays.append(
+                        Play(policy=f"variant:{name}", kind="reworded", sample=s, reply=reply)
+                    )
             records = [r for r in await audit.stage.run(plays) if r is not None]
             padded += records if name in _PADDING else []
             less = [r for r in records if r.reward is not None and not reference.is_full(r.reward)]

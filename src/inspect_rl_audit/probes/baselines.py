@@ -10,21 +10,13 @@ from math import comb
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_rl_audit.answers import FORMS, always, made_up, submit_tool, targets
-from inspect_rl_audit.codes import CODES
-from inspect_rl_audit.contract import (
-    TINY,
-    AuditContext,
-    finding,
-    per_sample,
-)
-from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.answers import FORMS, NULL, always, made_up, submit_tool, targets, use_tool
+from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity, finding, per_sample
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.reference import NULL
 from inspect_rl_audit.stage import Notes, Play, PolicyReply
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.wording import part_of
-from inspect_tinker_plugin.testing import call, say
+from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.plugins import part_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -168,7 +160,7 @@ def first_tool(request: TurnRequest, notes: Notes) -> ModelOutput | None:
     usable = [tool for tool in request.tools if taker is None or tool.name != taker[0]]
     if usable and not notes.get("called"):
         notes["called"] = usable[0].name
-        return say("", call(usable[0].name, **made_up(usable[0])))
+        return use_tool(usable[0].name, made_up(usable[0]))
     results = [message.text for message in request.messages if message.role == "tool"]
     answer = results[-1].strip() if results else "Done."
     return always(answer)(request, notes)

@@ -13,10 +13,10 @@ from typing import Any
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.answers import choice_texts, words
-from inspect_rl_audit.contract import AuditContext, Evidence, finding, per_sample
-from inspect_rl_audit.findings import Finding, Severity
-from inspect_tinker_plugin.contracts.wording import counted, part_of
-from inspect_tinker_plugin.tasks.selection import content_hash, sample_content
+from inspect_rl_audit.contract import AuditContext
+from inspect_rl_audit.findings import Evidence, Finding, Severity, finding, per_sample
+from inspect_tinker_plugin.plugins import counted, part_of
+from inspect_tinker_plugin.tasks import content_hash, sample_content
 
 _LISTED = 20
 
@@ -148,7 +148,7 @@ def one_line(text: str) -> str:
 
 def overlap(audit: AuditContext) -> list[Finding]:
     """Report samples of the test task that are also trained on."""
-    test: Sequence[Sample] | None = audit.options.test_samples if audit.options else None
+    test: Sequence[Sample] | None = audit.options.test_samples
     if not test:
         return []
     ours = {one_line(question(sample)).lower(): sample.id for sample in audit.samples}

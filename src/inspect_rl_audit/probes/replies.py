@@ -11,13 +11,12 @@ from inspect_ai.model import ModelOutput
 
 from inspect_rl_audit import moves
 from inspect_rl_audit.answers import always
-from inspect_rl_audit.codes import CODES
-from inspect_rl_audit.contract import TINY, AuditContext, finding
-from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.records import EpisodeRecord
 from inspect_rl_audit.stage import Notes, Play, PolicyReply, shown
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.wording import part_of
+from inspect_tinker_plugin import TurnRequest
+from inspect_tinker_plugin.plugins import part_of
 
 _FEW = 2
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(|\b(?:named|called|function)\s+`?(\w+)`?\s*\(")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.answers import choice_texts, holds, targets
-from inspect_rl_audit.contract import AuditContext, Evidence, finding, per_sample
-from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.contract import AuditContext
+from inspect_rl_audit.findings import Evidence, Finding, Severity, finding, per_sample
 from inspect_rl_audit.probes.copies import copies, near, one_line, overlap, question
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_tinker_plugin.contracts.wording import counted, part_of
+from inspect_tinker_plugin.plugins import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
 _LISTED = 20
@@ -296,7 +296,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
         if by_id[id].choices and not _shows_a_choice(by_id[id], record)
     }
     found += per_sample("choices-not-shown", hidden)
-    most = audit.options.prompt_tokens if audit.options else None
+    most = audit.options.prompt_tokens
     if most is not None:
         long: Evidence = {
             s.id: (f"The prompt has about {counted(tokens, 'token')}, over {most:,}.", {})

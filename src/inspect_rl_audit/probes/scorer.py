@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dates
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import score
 from inspect_ai.solver import TaskState
 
-from inspect_rl_audit.answers import FORMS, UNKNOWING, always, right_answer
-from inspect_rl_audit.codes import CODES
-from inspect_rl_audit.contract import TINY, AuditContext, finding
-from inspect_rl_audit.findings import Finding, Severity
-from inspect_rl_audit.options import SLOW_SCORING
+from inspect_rl_audit.answers import UNKNOWING, always, gold_reply
+from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.probes.gold import target_is_answer
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.scorer_code import shifted_clock
-from inspect_rl_audit.stage import Move, Notes, Play, PolicyReply
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_rl_audit.stage import Move, Notes, Play
+from inspect_tinker_plugin.plugins import counted
 
 TIMES = 5
 """How often one state is scored, and one policy is played."""
@@ -61,13 +63,10 @@ class ScorerChecks:
 
     async def _repeatable(self, audit: AuditContext) -> list[Finding]:
         samples = audit.chosen[:2]
-        plays = []
+        plays: list[Play] = []
         for number, sample in enumerate(samples):
             after = _rescore(_AT_ONCE if number else _PAUSES)
-            for policy, reply in _answering(audit, sample):
-                plays.append(
-                    Play(policy=f"rescored:{policy}", sample=sample, reply=reply, after=after)
-                )
+            plays += _honest(audit, sample, "rescored", after=after)
         # alone: between two scores of one state, no other episode's may fall
         rescored = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
         moved = _differing(rescored, "again")
@@ -88,16 +87,8 @@ class ScorerChecks:
         return found or await self._by_the_episode(audit, samples)
 
     async def _by_the_clock(self, audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
-        plays = [
-            Play(
-                policy=f"clock:{policy}",
-                sample=sample,
-                reply=reply,
-                after=_other_times(audit.task.scorer or []),
-            )
-            for sample in samples
-            for policy, reply in _answering(audit, sample)
-        ]
+        after = _other_times(audit.task.scorer or [])
+        plays = [p for sample in samples for p in _honest(audit, sample, "clock", after=after)]
         records = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
         moved = _differing(records, "times")
         if moved is None:
@@ -117,9 +108,9 @@ class ScorerChecks:
         self, audit: AuditContext, samples: Sequence[Sample]
     ) -> list[Finding]:
         plays = [
-            Play(policy=f"repeated:{policy}", sample=sample, reply=reply, repeat=n)
+            replace(play, repeat=n)
             for sample in samples
-            for policy, reply in _answering(audit, sample)
+            for play in _honest(audit, sample, "repeated")
             for n in range(1, TIMES + 1)
         ]
         by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = {}
@@ -145,12 +136,16 @@ class ScorerChecks:
 # policies
 
 
-def _answering(audit: AuditContext, sample: Sample) -> Iterator[tuple[str, PolicyReply]]:
-    """Yield the two honest policies: with the answer, where it is known, and without."""
-    yield "unknowing", always(UNKNOWING)
+def _honest(
+    audit: AuditContext, sample: Sample, check: str, after: Move | None = None
+) -> Iterator[Play]:
+    """Yield plays of the two honest policies: without the answer, and with it where it is known."""
+    reply = always(UNKNOWING)
+    policy = f"{check}:unknowing"
+    yield Play(policy=policy, kind="unknowing", sample=sample, reply=reply, after=after)
     if sample.id in audit.reference.gold:
-        write, gold = FORMS[audit.reference.form], audit.gold_of(sample)
-        yield "gold", always(lambda request: write(right_answer(sample, request, gold)))
+        reply = gold_reply(sample, audit.reference.form, audit.gold_of(sample))
+        yield Play(policy=f"{check}:gold", kind="right", sample=sample, reply=reply, after=after)
 
 
 # scoring a state again
@@ -215,7 +210,7 @@ def _raising(audit: AuditContext) -> list[Finding]:
     for code, records in (("scorer-raises", raised), ("unscored", unscored)):
         if not records:
             continue
-        honest = [r for r in records if r.policy.startswith(("gold", "unknowing"))]
+        honest = [r for r in records if r.kind in ("right", "unknowing")]
         record = (honest or records)[0]
         policies = sorted({r.policy for r in records})
         message = f"{CODES[code].meaning} ({', '.join(policies[:4])}: {record.error})"
@@ -292,7 +287,7 @@ def _speed(audit: AuditContext) -> list[Finding]:
         "slowest_seconds": max(r.scoring_seconds for r in records),
         "judge_tokens_per_episode": round(statistics.fmean(r.judge_tokens for r in records), 1),
     }
-    limit = audit.options.slow_scoring if audit.options is not None else SLOW_SCORING
+    limit = audit.options.slow_scoring
     if usual < limit and slowest.scoring_seconds < _MUCH * limit:
         return []
     message = (
@@ -304,3 +299,157 @@ def _speed(audit: AuditContext) -> list[Finding]:
 
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(f"{value}" for value in values)
+
+
+# the scorer's code
+
+
+_FOREIGN = ("inspect_ai", "inspect_tinker_plugin")
+_FILE = re.compile(r"(?:[\w.-]+/|/)*[\w-]+\.(?:json|jsonl|txt|log|xml|csv|ya?ml|out|result|md)")
+
+
+def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
+    """Yield the functions that scorers consist of, including those that they close over.
+
+    Those of Inspect and of this package are left out.
+    """
+    waiting, seen = list(scorers), set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        wrapped = getattr(each, "__wrapped__", None)
+        if wrapped is not None:
+            waiting.append(wrapped)
+        if not isinstance(each, FunctionType):
+            each = vars(type(each)).get("__call__")
+        if isinstance(each, FunctionType):
+            if (each.__module__ or "").split(".")[0] not in _FOREIGN:
+                yield each
+            waiting += [cell.cell_contents for cell in each.__closure__ or () if _filled(cell)]
+
+
+def files_named(scorers: Sequence[object]) -> list[str]:
+    """Return names of data files in the code of scorers, or in their arguments."""
+    found: dict[str, None] = {}
+    for function in functions_of(scorers):
+        given = [
+            cell.cell_contents
+            for cell in function.__closure__ or ()
+            if _has(cell) and isinstance(cell.cell_contents, str)
+        ]
+        for text in [*given, *_texts(function.__code__)]:
+            if _FILE.fullmatch(text):
+                found[text] = None
+    return list(found)
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _texts(constant)
+
+
+def _has(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _filled(cell: Any) -> bool:
+    return _has(cell) and callable(cell.cell_contents)
+
+
+@contextmanager
+def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
+    """Shift the time that the scorers' modules see; nothing else in the process is affected.
+
+    Names in a module that stand for `time`, `datetime` or their functions are replaced for the
+    duration; what a scorer reads through another package keeps the real time.
+    """
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
+    for space in spaces.values():
+        for name, value in list(space.items()):
+            other = _shifted(value, seconds)
+            if other is not None:
+                replaced.append((space, name, value))
+                space[name] = other
+    try:
+        yield
+    finally:
+        for space, name, value in replaced:
+            space[name] = value
+
+
+def _shifted(value: object, seconds: float) -> object:
+    """Return a stand-in for a clock that is this many seconds off; ``None`` for anything else."""
+    if value is time:
+        return _Module(time, {"time": lambda: time.time() + seconds, **_structs(seconds)})
+    if value is dates:
+        return _Module(dates, {"datetime": _datetime(seconds), "date": _date(seconds)})
+    if value is dates.datetime:
+        return _datetime(seconds)
+    if value is dates.date:
+        return _date(seconds)
+    if value is time.time:
+        return lambda: time.time() + seconds
+    return None
+
+
+def _structs(seconds: float) -> dict[str, Any]:
+    def moved(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda at=None: function(time.time() + seconds if at is None else at)
+
+    return {
+        "localtime": moved(time.localtime),
+        "gmtime": moved(time.gmtime),
+        "time_ns": lambda: time.time_ns() + int(seconds * 1e9),
+        "strftime": lambda form, at=None: time.strftime(
+            form, time.localtime(time.time() + seconds) if at is None else at
+        ),
+    }
+
+
+class _Module(ModuleType):
+    """A module with some names replaced."""
+
+    def __init__(self, real: ModuleType, others: Mapping[str, Any]) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(others)
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _datetime(seconds: float) -> type:
+    class Moved(dates.datetime):
+        @classmethod
+        def now(cls, tz: dates.tzinfo | None = None) -> Any:
+            return dates.datetime.now(tz) + dates.timedelta(seconds=seconds)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            now = dates.datetime.now(dates.UTC).replace(tzinfo=None)
+            return now + dates.timedelta(seconds=seconds)
+
+        @classmethod
+        def today(cls) -> Any:
+            return dates.datetime.now() + dates.timedelta(seconds=seconds)
+
+    return Moved
+
+
+def _date(seconds: float) -> type:
+    class Moved(dates.date):
+        @classmethod
+        def today(cls) -> Any:
+            return (dates.datetime.now() + dates.timedelta(seconds=seconds)).date()
+
+    return Moved

@@ -1,11 +1,10 @@
-"""Shows results in a terminal: conversations with rewards, tables of groups, audits."""
+"""Shows results in a terminal: conversations with rewards, tables of groups."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,12 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from inspect_tinker_plugin.contracts.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
     from inspect_ai.tool import ToolCall
 
-    from inspect_rl_audit import AuditReport, Finding
     from inspect_tinker_plugin.cli.group_rollout import RolloutReport
 
 WIDTH = 100
@@ -38,9 +36,6 @@ CODE_ARGUMENTS = {"command": "bash", "cmd": "bash", "code": "python"}
 
 MAX_LINES = {"system": 4, "user": 14, "assistant": 14, "tool": 14}
 """Longer texts are shown with their middle left out, unless ``full`` is set."""
-
-SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
-"""Style of a finding of an audit by its severity."""
 
 _BLANK = re.compile(r"\n\s*\n")
 # A terminal would obey these if a model or a tool wrote them; tab and newline are harmless.
@@ -117,7 +112,7 @@ def _group_list(reports: Sequence[RolloutReport]) -> RenderableType:
         line.append(
             f", {counted(report.input_tokens, 'token')} read, {report.output_tokens:,} sampled"
         )
-        line.append(f"; {_clean(scores)}" if scores else "")
+        line.append(f"; {clean_text(scores)}" if scores else "")
         line.append("; failed" if report.error else f"; {report.stop or ''}")
         lines.append(line)
     return Group(*lines, Text(""))
@@ -173,7 +168,7 @@ def _message_panel(message: ChatMessage, turn: int, *, full: bool) -> Renderable
 
 
 def _tool_call(call: ToolCall, *, full: bool) -> RenderableType:
-    name = Text.assemble(("▶ ", "bold blue"), (_clean(call.function), "bold blue"))
+    name = Text.assemble(("▶ ", "bold blue"), (clean_text(call.function), "bold blue"))
     if call.parse_error:
         return Group(name, _plain(call.parse_error).append(" (not parsed)", style="red"))
     (key, value), *more = list(call.arguments.items()) or [("", None)]
@@ -186,7 +181,7 @@ def _tool_call(call: ToolCall, *, full: bool) -> RenderableType:
         language, code = "json", json.dumps(call.arguments, ensure_ascii=False, indent=2)
         if len(call.arguments) == 1 and "\n" not in str(value) and len(str(value)) < 60:
             code = json.dumps(call.arguments, ensure_ascii=False)
-    source = Syntax(_clean(code), language, background_color="default", word_wrap=True)
+    source = Syntax(clean_text(code), language, background_color="default", word_wrap=True)
     return Group(name, Padding(source, (0, 0, 0, 2)))
 
 
@@ -243,12 +238,13 @@ def _shorten(text: str, *, full: bool, lines: int = MAX_LINES["assistant"]) -> s
     return "\n".join([*rows[: lines - tail], f"… {left_out - tail} lines more …", *rows[-tail:]])
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
+    """Replace what a terminal would obey."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _plain(text: str) -> Text:
-    return Text(_clean(text))
+    return Text(clean_text(text))
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -257,79 +253,3 @@ def _number(value: float | None, *, signed: bool = False) -> str:
         return "none"
     shown = round(value, 2) + 0.0  # no "-0.00"
     return f"{shown:+.2f}" if signed else f"{shown:.2f}"
-
-
-# audits
-
-
-def show_report(report: AuditReport) -> None:
-    """Print the findings of an audit as a table, then the advice, then figures."""
-    from inspect_rl_audit.plan import plan_lines
-    from inspect_rl_audit.run import PAGE
-
-    console, summary = table_console(), report.summary
-    print_to(console, _findings(report) if report.findings else "Nothing found.")
-    advice = summary.get("advice", {})
-    grave = [each for each in report.findings if str(each.severity) in ("high", "medium")]
-    for code in dict.fromkeys(each.code for each in grave):
-        print_to(console, Text.assemble((f"{code}: ", "bold"), _clean(str(advice.get(code, "")))))
-    if summary.get("signal"):
-        console.print()
-        for line in signal_lines(summary["signal"], str(summary["folder"])):
-            console.print(Text(line), soft_wrap=True)
-    if summary.get("cost"):
-        console.print()
-        for line in plan_lines(summary["cost"]):
-            console.print(Text(line), soft_wrap=True)
-    console.print()
-    console.print(_closing(summary, PAGE), soft_wrap=True)
-
-
-def signal_lines(signal: Mapping[str, Any], folder: str) -> list[str]:
-    """Return the figures of a real model's attempts, and options for a first run, as text."""
-    attempts = counted(signal["attempts"], "attempt")
-    if "recommendation" not in signal:
-        return [f"{attempts}: none ended with a reward"]
-    chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
-    lines = [
-        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
-        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference"
-    ]
-    advice = signal["recommendation"]
-    options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
-    if "sample_ids_file" in advice:
-        path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
-        options += f" --sample-id @{path}  (leaves out {counted(advice['drop'], 'sample')})"
-    return [*lines, f"for a first run: {options}"]
-
-
-def _findings(report: AuditReport) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("severity", no_wrap=True)
-    table.add_column("code", no_wrap=True)
-    table.add_column("sample", overflow="fold", max_width=18)
-    table.add_column("finding", overflow="fold")
-    for each in report.findings:
-        table.add_row(
-            Text(str(each.severity), style=SEVERITIES[str(each.severity)]),
-            each.code,
-            Text("" if each.sample is None else _clean(str(each.sample))),
-            _with_log(each),
-        )
-    return table
-
-
-def _with_log(each: Finding) -> Text:
-    text = Text(_clean(each.message))
-    if each.evidence.get("log"):
-        text.append(f" ({each.evidence['log'].rpartition('/')[2]})", style="dim")
-    return text
-
-
-def _closing(summary: Mapping[str, Any], page: str) -> str:
-    counts = ", ".join(f"{n} {severity}" for severity, n in summary["counts"].items() if n)
-    return (
-        f"{counts or 'no findings'}; {counted(summary['episodes'], 'episode')} on "
-        f"{part_of(summary['samples_tried'], summary['samples'], 'sample')}. "
-        f"Report: {summary['folder']}/{page}"
-    )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from typing import cast
 
 import click
 
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "audit": (
-        "inspect_rl_audit.command:audit",
-        "Look for what makes TASK unfit to train on: rewards for nothing, and none for answers.",
-    ),
     "bench": (
         "inspect_tinker_plugin.cli.bench:bench",
         "Measure what episodes of TASK cost, beside `inspect eval` of the same samples.",
@@ -43,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train a model on TASK by reinforcement learning, or on several tasks at once.",
     ),
 }
-"""Name of each command, with its module and its line in the group's help.
+"""Name of each command of this package, with its module and its line in the group's help.
 
 The line is repeated here so that ``inspect rl --help`` imports no command.
 """
@@ -53,13 +51,13 @@ class LateGroup(click.Group):
     """A group that imports a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the names of all commands."""
-        return sorted({*COMMANDS, *super().list_commands(ctx)})
+        """List the names of all commands, with those of plugins."""
+        return sorted({*COMMANDS, *plugin_commands()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
         if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
+            return plugin_commands().get(cmd_name)
         from inspect_tinker_plugin.contracts.errors import VersionError
 
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -79,15 +77,40 @@ class LateGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; if it does not exist, suggest the closest one."""
-        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            hint = suggestion(args[0], self.list_commands(ctx))
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        name = args[0] if args else "-"
+        if name not in COMMANDS and not name.startswith("-"):
+            known = self.list_commands(ctx)
+            if name not in known:
+                hint = suggestion(name, known, most=len(COMMANDS) + 2)
+                ctx.fail(f"No such command {name!r}.{hint}{_broken_plugins()}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from :data:`COMMANDS`."""
+        """Write the list of commands from :data:`COMMANDS`, and of those that plugins add."""
+        lines = {name: line for name, (_, line) in COMMANDS.items()}
+        lines |= {name: each.get_short_help_str(90) for name, each in plugin_commands().items()}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+            formatter.write_dl(sorted(lines.items()))
+
+
+def plugin_commands() -> Mapping[str, click.Command]:
+    """Return the commands that plugins add; a name of this package's own stays its own."""
+    from inspect_tinker_plugin.plugins.manager import COMMANDS_HOOK, default_plugins
+
+    catalogue = default_plugins().catalogue(COMMANDS_HOOK)
+    commands = dict(catalogue.entries)
+    for name in sorted(commands.keys() & COMMANDS.keys()):
+        origin = catalogue.origins.get(name)
+        click.echo(f"{origin} gives the command {name!r}, which is built in", err=True)
+        del commands[name]
+    return cast("Mapping[str, click.Command]", commands)
+
+
+def _broken_plugins() -> str:
+    from inspect_tinker_plugin.plugins.manager import COMMANDS_HOOK, default_plugins
+
+    catalogue = default_plugins().catalogue(COMMANDS_HOOK)
+    return "".join(f"; {clash}" for clash in catalogue.clashes.values()) + catalogue.broken
 
 
 @click.group(cls=LateGroup)

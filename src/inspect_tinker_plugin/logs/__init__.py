@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus
+from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.spec import eval_spec
 from inspect_tinker_plugin.logs.writer import (
@@ -20,6 +20,7 @@ __all__ = [
     "assemble_pending",
     "close_run",
     "eval_spec",
+    "figures",
     "open_run",
     "write_group",
 ]

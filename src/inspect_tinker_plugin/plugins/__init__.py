@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+    from inspect_tinker_plugin.contracts.errors import PluginError
     from inspect_tinker_plugin.contracts.observers import (
         EpisodeEnded,
         EpisodeObserver,
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
         TurnTaken,
     )
     from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
+    from inspect_tinker_plugin.contracts.wording import counted, part_of
+    from inspect_tinker_plugin.plugins.expressions import ExpressionError, build
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.plugins.manager import (
         HOOKS,
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.tools import ToolExecutor, ToolInvocation, ToolScope
 
 _HOMES = {
+    "part_of": "contracts.wording",
+    "counted": "contracts.wording",
+    "build": "plugins.expressions",
+    "ExpressionError": "plugins.expressions",
+    "PluginError": "contracts.errors",
     "HOOKS": "plugins.manager",
     "NAMING_HOOKS": "plugins.manager",
     "Catalogue": "plugins.manager",
@@ -73,11 +81,13 @@ __all__ = [
     "EpisodeObserver",
     "EpisodeResult",
     "EpisodeStarted",
+    "ExpressionError",
     "GroupAggregator",
     "GroupMember",
     "GroupOutcome",
     "Mean",
     "Plugin",
+    "PluginError",
     "Plugins",
     "Reward",
     "RewardAggregator",
@@ -89,8 +99,11 @@ __all__ = [
     "ToolInvocation",
     "ToolScope",
     "TurnTaken",
+    "build",
+    "counted",
     "default_plugins",
     "hookimpl",
+    "part_of",
 ]
 
 

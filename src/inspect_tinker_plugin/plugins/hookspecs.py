@@ -12,17 +12,17 @@ objects that they return do the work. A hook may leave out parameters that it do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
+    import click
     from inspect_ai import Task
     from inspect_ai.scorer import Scorer
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    from inspect_rl_audit.contract import Probe
     from inspect_tinker_plugin.contracts.observers import EpisodeObserver, SampleStage
     from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
     from inspect_tinker_plugin.contracts.samplers import Sampler
@@ -130,12 +130,12 @@ def inspect_rl_episode_observers(task: Task) -> Sequence[EpisodeObserver]:
 
 
 @hookspec
-def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Probe]]:
+def inspect_rl_audit_probes() -> Mapping[str, Callable[..., Callable[..., Awaitable[Any]]]]:
     """Add probes that ``inspect rl audit`` runs, all of them or those that ``--probe`` names.
 
     Returns:
-        Factories by name, called with the arguments of the expression; without arguments when
-        every installed probe is run.
+        Factories of ``inspect_rl_audit.Probe`` by name, called with the arguments of the
+        expression; without arguments when every installed probe is run.
     """
     raise NotImplementedError
 
@@ -149,5 +149,19 @@ def inspect_rl_samplers() -> Mapping[str, Callable[..., Sampler]]:
     Returns:
         Factories by name, called with the arguments of the expression; each call makes a new
         sampler.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def inspect_rl_commands() -> Mapping[str, click.Command]:
+    """Add commands to ``inspect rl``.
+
+    A command takes the options that it shares with others, such as a task's or a dataset's,
+    from ``inspect_tinker_plugin.cli``.
+
+    Returns:
+        Commands by name. Plugins are loaded for the help of the group and for commands that the
+        package itself does not have, so modules that are slow to import belong inside of functions.
     """
     raise NotImplementedError

@@ -7,15 +7,15 @@ else. The error for an unknown name mentions it, since it may be what is missing
 from __future__ import annotations
 
 import functools
-import importlib
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+import click
 import pluggy
 
 from inspect_tinker_plugin.contracts.errors import PluginError
@@ -26,7 +26,6 @@ from inspect_tinker_plugin.plugins.hookspecs import PROJECT
 logger = getLogger(__name__)
 
 PACKAGE = "inspect-tinker-plugin"
-_BUILT_IN = "inspect_tinker_plugin.builtin"
 _OURS = str(Path(__file__).parents[1])
 _NOT_THEIRS = {"importlib", "pluggy"}
 """Folders whose code only calls a plugin's."""
@@ -38,8 +37,11 @@ NAMING_HOOKS = (
     "inspect_rl_sandbox_providers",
     "inspect_rl_audit_probes",
     "inspect_rl_samplers",
+    "inspect_rl_commands",
 )
 """Hooks that provide objects by name, called once when a plugin is loaded."""
+
+COMMANDS_HOOK = "inspect_rl_commands"
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_"))
 """Every hook, in the order of ``hookspecs.py``."""
@@ -81,7 +83,7 @@ class Catalogue:
     """Names that several packages claim, with an explanation."""
 
     origins: Mapping[str, str]
-    """The plugin of each name, in words; built-ins are left out."""
+    """The plugin of each name, in words; those of this package are left out."""
 
     broken: str
     """A sentence about plugins that could not be loaded; empty when there are none."""
@@ -106,13 +108,13 @@ class Catalogue:
 
 
 class Plugins:
-    """A set of plugins: the built-in one, and those of the given entry points.
+    """The plugins of all installed packages; this package's own come first.
 
-    Args:
-        found: entry points to load; those of the installed packages when not given.
+    Raises:
+        PluginError: this package's own are not installed.
     """
 
-    def __init__(self, found: Iterable[EntryPoint] | None = None) -> None:
+    def __init__(self) -> None:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._plugins: list[Plugin] = []
@@ -120,14 +122,17 @@ class Plugins:
         self._given: dict[str, dict[str, list[tuple[Plugin, Callable[..., Any]]]]] = {
             hook: {} for hook in NAMING_HOOKS
         }
-        self._add(EntryPoint("built-in", _BUILT_IN, PROJECT))
-        installed = entry_points(group=PROJECT) if found is None else found
-        for entry_point in sorted(installed, key=lambda e: (_package(e), e.name)):
+        for entry_point in sorted(entry_points(group=PROJECT), key=_order):
             self._add(entry_point)
+        if not any(plugin.package == PACKAGE for plugin in self._plugins):
+            raise PluginError(
+                f"the built-in parts are found by the metadata of an installed {PACKAGE}, and "
+                "there is none: run `pip install -e .` in the folder of its source"
+            )
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
-        """All plugins, the built-in one first, then by package; broken ones included."""
+        """All plugins, this package's own first, then by package; broken ones included."""
         return tuple(self._plugins)
 
     def catalogue(self, hook: str) -> Catalogue:
@@ -144,7 +149,7 @@ class Plugins:
             origins={
                 name: f"plugin {givers[0][0].name!r} of {givers[0][0].label}"
                 for name, givers in given.items()
-                if givers[0][0] is not self._plugins[0]
+                if givers[0][0].package != PACKAGE
             },
             broken="".join(
                 f"; plugin {p.name!r} of {p.label}, which may provide it, is broken: {p.error}"
@@ -183,7 +188,7 @@ class Plugins:
 
     def _add(self, entry_point: EntryPoint) -> None:
         """Load one plugin; its errors are kept with it."""
-        plugin = Plugin(entry_point.name, _package(entry_point), _version(entry_point))
+        plugin = _plugin(entry_point)
         loaded: object = None
         try:
             loaded = _load(entry_point)
@@ -210,7 +215,7 @@ class Plugins:
         for hook, entries in given.items():
             for name in entries:
                 for other, _ in self._given[hook].get(name, []):
-                    if other is self._plugins[0]:
+                    if other.package == PACKAGE:
                         raise PluginError(
                             f"{hook} gives {name!r}, which {other.label} has built in; "
                             "choose another name"
@@ -227,22 +232,18 @@ def _key(plugin: Plugin) -> str:
     return f"{plugin.package}:{plugin.name}"
 
 
-def _package(entry_point: EntryPoint) -> str:
-    return entry_point.dist.name if entry_point.dist is not None else PACKAGE
+def _plugin(entry_point: EntryPoint) -> Plugin:
+    dist = entry_point.dist
+    assert dist is not None  # so it is for what `entry_points()` finds
+    return Plugin(entry_point.name, dist.name, dist.version)
 
 
-def _version(entry_point: EntryPoint) -> str:
-    if entry_point.dist is not None:
-        return entry_point.dist.version
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:  # run from a source tree
-        return "(not installed)"
+def _order(entry_point: EntryPoint) -> tuple[bool, str, str]:
+    plugin = _plugin(entry_point)
+    return plugin.package != PACKAGE, plugin.package, plugin.name
 
 
 def _load(entry_point: EntryPoint) -> object:
-    if entry_point.value == _BUILT_IN:
-        return importlib.import_module(_BUILT_IN)
     loaded: object = entry_point.load()
     return loaded() if isinstance(loaded, type) else loaded
 
@@ -307,6 +308,8 @@ def _given_names(trial: pluggy.PluginManager, hook: str) -> Mapping[str, Callabl
     for name, entry in given.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise PluginError(f"{hook} gave the name {name!r}; use letters, digits and _")
+        if hook == COMMANDS_HOOK and not isinstance(entry, click.Command):
+            raise PluginError(f"{hook} gave {entry!r:.80} as {name!r}, which is no click.Command")
         if not callable(entry):
             raise PluginError(f"{hook} gave {entry!r:.80} as {name!r}, which cannot be called")
     return given

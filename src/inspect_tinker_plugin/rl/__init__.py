@@ -1,1 +1,39 @@
 """The cookbook's interfaces: datasets, groups and environments made of episodes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
+    from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
+    from inspect_tinker_plugin.rl.renderer import make_renderer
+    from inspect_tinker_plugin.rl.service import no_key, tinker_policy
+
+_HOMES = {
+    "InspectRLDataset": "rl.dataset",
+    "build_dataset": "rl.dataset",
+    "make_renderer": "rl.renderer",
+    "no_key": "rl.service",
+    "tinker_policy": "rl.service",
+    "with_plugin_scorers": "rl.hooks",
+}
+
+__all__ = [
+    "InspectRLDataset",
+    "build_dataset",
+    "make_renderer",
+    "no_key",
+    "tinker_policy",
+    "with_plugin_scorers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,12 +1,30 @@
-"""Tasks: from a name to a live task, and the choice of its samples."""
+"""Tasks: from a name to a live task, the choice of its samples, and the sandbox that they get."""
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.tasks.loading import describe_part
 from inspect_tinker_plugin.tasks.reference import (
     ResolvedTask,
     TaskRef,
     resolve_task,
+    task_digest,
     task_reference,
 )
+from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+from inspect_tinker_plugin.tasks.selection import Selection, content_hash, sample_content
 
-__all__ = ["ResolvedTask", "TaskRef", "resolve_task", "task_reference"]
+__all__ = [
+    "ResolvedTask",
+    "SelectedSamples",
+    "Selection",
+    "TaskRef",
+    "choose_sandbox",
+    "content_hash",
+    "describe_part",
+    "resolve_task",
+    "sample_content",
+    "select_samples",
+    "task_digest",
+    "task_reference",
+]

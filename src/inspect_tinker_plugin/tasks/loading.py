@@ -203,9 +203,9 @@ def _outline(task: Task) -> tuple[object, ...]:
         task.name,
         len(task.dataset),
         samples,
-        _part(task.setup),
-        _part(task.solver),
-        _part(task.scorer),
+        describe_part(task.setup),
+        describe_part(task.solver),
+        describe_part(task.scorer),
         str(task.sandbox),
         task.config.model_dump(exclude_none=True),
         task.message_limit,
@@ -217,20 +217,20 @@ def _outline(task: Task) -> tuple[object, ...]:
         task.epochs,
         str(task.metadata),
         {role: str(model) for role, model in (task.model_roles or {}).items()},
-        _part(task.cleanup),
-        _part(task.approval),
+        describe_part(task.cleanup),
+        describe_part(task.approval),
     )
 
 
-def _part(part: object) -> object:
+def describe_part(part: object) -> object:
     """Return name and arguments of a solver or scorer; of a plain function, where it is defined."""
     if part is None:
         return None
     if isinstance(part, list | tuple):
-        return [_part(each) for each in part]
+        return [describe_part(each) for each in part]
     steps = getattr(part, "_solvers", None) or getattr(part, "steps", None)
     if isinstance(steps, list):
-        return [_part(each) for each in steps]
+        return [describe_part(each) for each in steps]
     try:
         return registry_info(part).name, internals.registry_params(part)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -159,6 +160,20 @@ def task_reference(task: Task, *, verify: bool = False) -> TaskRef | None:
         except (TaskNotFoundError, TaskError):
             return None
     return ref
+
+
+def task_digest(task: Task) -> str:
+    """Return a digest of a task's file and samples, which differs once one of them has changed."""
+    digest = hashlib.sha256()
+    if (file := _source_of(task)) is not None:
+        digest.update(file.read_bytes())
+    for sample in task.dataset:
+        try:
+            held = sample.model_dump_json(exclude={"id"}, fallback=str).encode()
+        except ValueError:  # half a surrogate pair
+            held = repr(sample.model_dump(exclude={"id"})).encode(errors="surrogatepass")
+        digest.update(held)
+    return digest.hexdigest()[:16]
 
 
 def _source_of(task: Task) -> Path | None:

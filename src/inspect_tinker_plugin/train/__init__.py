@@ -1,1 +1,7 @@
 """Training runs: train a model on a task with the cookbook's own loop."""
+
+from __future__ import annotations
+
+from inspect_tinker_plugin.train.costs import EpisodeCost, plan_lines, plan_of, read_prices
+
+__all__ = ["EpisodeCost", "plan_lines", "plan_of", "read_prices"]

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inspect_rl_audit import AuditOptions, run_audit
-from inspect_rl_audit.plan import EpisodeCost, average, plan_lines, plan_of
+from inspect_ai.model import ModelOutput
+
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
+from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox
+from inspect_tinker_plugin.tasks.samples import select_samples
+from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
+from inspect_tinker_plugin.train.costs import EpisodeCost, average, plan_lines, plan_of
 from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
 from inspect_tinker_plugin.train.warm_start import WarmStart
 
 _SAMPLES = 4
+"""Samples of a task that are played once each."""
 _SELECTING = ("limit", "sample_id", "sample_ids", "sample_shuffle")
-_BUDGET = ("40", "2m")
+_TURNS = 16
+_SECONDS = 120.0
+"""Turns and seconds after which a script gives an episode up."""
 _OF_EPISODES = ("model_roles", "max_sandboxes", "max_subprocesses")
 
 
@@ -61,10 +71,7 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
         if request.warm_start is not None:
             WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
         tasks = config.dataset_builder.mixed_tasks()
-        costs = [
-            asyncio.run(_cost(request, each, Path(folder) / f"audit-{number}"))
-            for number, each in enumerate(tasks)
-        ]
+        costs = [asyncio.run(_cost(request, each)) for each in tasks]
         known = [cost for cost in costs if cost is not None]
         weights = [each.share for each in tasks]
         cost = average(known, weights) if len(known) == len(tasks) else None
@@ -104,30 +111,76 @@ def _planned(
     return ["", "with every reply at its longest:", *plan_lines(plan)]
 
 
-async def _cost(request: TrainRequest, task: MixedTask, folder: Path) -> EpisodeCost | None:
-    """Return the cost of an episode, from a few scripted ones with and without the right answer."""
+async def _cost(request: TrainRequest, task: MixedTask) -> EpisodeCost | None:
+    """Return the mean cost of a few scripted episodes; ``None`` if none can be played."""
     options = dict(request.options)
-    mapping = resolve_sandbox(options.get("sandbox"))
-    runner = {
-        "solver": options.get("solver"),
-        "sandbox": options.get("sandbox") if mapping is None else None,
-        "sandbox_mapping": mapping,
-    }
-    episode = {name: options.get(name) for name in _OF_EPISODES}
-    report = await run_audit(
-        resolve_task(task.task, task.task_args).task,
-        AuditOptions(
-            out=folder,
-            probes=["cost"],
-            samples=_SAMPLES,
-            wide=_SAMPLES,
-            budget=_BUDGET,
-            selection=Selection(
-                **{name: options[name] for name in _SELECTING if options.get(name) is not None}
-            ),
-            runner_options={name: value for name, value in runner.items() if value is not None},
-            episode_options={name: value for name, value in episode.items() if value is not None},
+    sandbox = choose_sandbox(options.get("sandbox"))
+    live = resolve_task(task.task, task.task_args).task
+    chosen = {name: options[name] for name in _SELECTING if options.get(name) is not None}
+    samples = select_samples(live, Selection(**chosen))
+    episode = {name: options[name] for name in _OF_EPISODES if options.get(name) is not None}
+    runner = EpisodeRunner(
+        with_plugin_scorers(live),
+        options=EpisodeOptions(**episode),
+        solver=options.get("solver"),
+        sandbox=sandbox.for_inspect,
+        sandbox_mapping=sandbox.mapping,
+        keep_log=True,
+    )
+    step = max(1, len(samples) // _SAMPLES)
+    some = [samples[n] for n in range(0, len(samples), step)][:_SAMPLES]
+    costs = await asyncio.gather(*(_play(runner.episode(sample)) for sample in some))
+    known = [cost for cost in costs if cost is not None]
+    return average(known, [1.0] * len(known)) if known else None
+
+
+async def _play(episode: Episode) -> EpisodeCost | None:
+    """Play an episode, and estimate its tokens: four characters each."""
+    target = episode.sample.target
+    answer = target if isinstance(target, str) else ", ".join(target)
+    started = time.perf_counter()
+    prompts: list[int] = []
+    sampled = boxes = 0
+    try:
+        async with asyncio.timeout(_SECONDS):
+            outcome = await episode.start()
+            while isinstance(outcome, TurnRequest):
+                boxes = len(episode.sandboxes)
+                if len(prompts) == _TURNS:
+                    outcome = await episode.stop("the script has nothing more to say")
+                    break
+                prompts.append(sum(len(each.text) for each in outcome.messages) // 4 + 1)
+                reply = _reply(answer, outcome)
+                sampled += len(answer) // 4 + 1
+                outcome = await episode.reply(reply)
+    except TimeoutError:
+        return None
+    finally:
+        await episode.close()
+    if not prompts or not isinstance(outcome, EpisodeResult):
+        return None
+    seconds = time.perf_counter() - started
+    cached = sum(prompts[:-1])  # each prompt begins with the one before
+    log = outcome.build_log() if outcome.build_log is not None else None
+    others = {} if log is None else log.model_usage
+    return EpisodeCost(
+        turns=len(prompts),
+        prefilled=sum(prompts) - cached,
+        cached=cached,
+        sampled=sampled,
+        trained=prompts[-1] + sampled,
+        sandbox_seconds=seconds if boxes else 0.0,
+        seconds=seconds,
+        judge_tokens=sum(
+            u.total_tokens for name, u in others.items() if not name.startswith("rl/")
         ),
     )
-    known = report.summary.get("cost")
-    return None if known is None else EpisodeCost(**known["per_episode"], exact=known["exact"])
+
+
+def _reply(answer: str, request: TurnRequest) -> ModelOutput:
+    """Answer through the tool ``submit`` if there is one."""
+    for tool in request.tools:
+        if tool.name == "submit" and len(tool.parameters.properties) == 1:
+            arguments = {name: answer for name in tool.parameters.properties}
+            return ModelOutput.for_tool_call("script", tool.name, arguments, content="")
+    return ModelOutput.from_content("script", f"ANSWER: {answer}")

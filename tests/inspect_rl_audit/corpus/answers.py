@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import difflib
 import itertools
 import json
 import random
 import re
-import time
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
@@ -25,7 +23,6 @@ from inspect_ai.scorer import (
     Target,
     accuracy,
     choice,
-    exact,
     f1,
     includes,
     match,
@@ -40,13 +37,11 @@ from inspect_ai.solver import (
     TaskState,
     generate,
     multiple_choice,
-    prompt_template,
     solver,
     system_message,
     use_tools,
-    user_message,
 )
-from inspect_ai.tool import Tool, ToolDef, tool
+from inspect_ai.tool import Tool, tool
 from tests.inspect_rl_audit.corpus import planted
 
 from inspect_rl_audit.attempts import ModelAttempt
@@ -132,21 +127,9 @@ def always_full() -> Task:
     return Task(dataset=capitals(), scorer=scoring(lambda said, target: 1.0))
 
 
-@planted("constant-reward")
-def always_half() -> Task:
-    return Task(dataset=sums(), scorer=scoring(lambda said, target: 0.5))
-
-
 @planted("scorer-not-repeatable")
 def a_coin() -> Task:
     return Task(dataset=capitals(), scorer=scoring(lambda said, target: random.random()))
-
-
-@planted("scorer-not-repeatable")
-def the_tenth_of_a_second() -> Task:
-    return Task(
-        dataset=capitals(), scorer=scoring(lambda said, target: int(time.time() * 7) % 2 == 0)
-    )
 
 
 @planted("time-dependent-score")
@@ -198,16 +181,6 @@ def every_choice_is_taken() -> Task:
     return Task(
         dataset=quiz(), solver=multiple_choice(), scorer=scoring(lambda s, t: t in s.split())
     )
-
-
-@planted("hedged-answer")
-def a_closed_set_of_labels() -> Task:
-    labels = ["positive", "negative", "neutral"]
-    samples = [
-        Sample(id=n, input=f"Review number {n}: what does it feel like?", target=labels[n % 3])
-        for n in range(12)
-    ]
-    return Task(dataset=samples, scorer=scoring(lambda s, t: "ANSWER:" in s and t in s))
 
 
 @planted("substring-match")
@@ -374,86 +347,9 @@ def ten_points() -> Task:
     return Task(dataset=capitals(), scorer=scoring(lambda s, t: 10.0 if s.strip() == t else 0.0))
 
 
-@planted("gold-below-full")
-def one_sample_pays_ten_times_as_much() -> Task:
-    def judge(said: str, target: str) -> float:
-        return (10.0 if target == "Oslo" else 1.0) * (said.strip() == target)
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-@planted("unscored")
-def infinitely_good() -> Task:
-    def judge(said: str, target: str) -> float:
-        return float("inf") if target in said else 0.0
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
 @planted("judge-missing")
 def nobody_to_ask() -> Task:
     return Task(dataset=capitals(), scorer=model_graded_qa(model_role="examiner"))
-
-
-@planted("substring-match")
-def digits_anywhere() -> Task:
-    return Task(dataset=sums(), scorer=match(location="any"))
-
-
-@planted("case-sensitive")
-def only_a_capital_yes() -> Task:
-    samples = [
-        Sample(id=n, input=f"Is {n} even? Answer Yes or No.", target=("Yes", "No")[n % 2])
-        for n in range(8)
-    ]
-    return Task(
-        dataset=samples,
-        scorer=scoring(lambda s, t: re.search(rf"(?:^|ANSWER: ){t}\s*$", s) is not None),
-    )
-
-
-@planted("hedged-answer")
-def every_word_counts_and_none_too_many() -> Task:
-    """Recall without precision: the longer the answer, the better."""
-
-    def judge(said: str, target: str) -> float:
-        wanted, found = set(target.lower().split()), set(re.findall(r"\w+", said.lower()))
-        return len(wanted & found) / len(wanted)
-
-    samples = [
-        Sample(id=n, input=f"Who wrote book {n}?", target=name)
-        for n, name in enumerate(["Jane Austen", "Leo Tolstoy", "Toni Morrison", "Lu Xun"])
-    ]
-    return Task(dataset=samples, scorer=scoring(judge))
-
-
-@planted("wrong-answer-accepted")
-def near_enough_is_very_far() -> Task:
-    def judge(said: str, target: str) -> bool:
-        numbers = re.findall(r"-?\d+", said)
-        return bool(numbers) and abs(int(numbers[-1]) - int(target)) < 1000
-
-    return Task(dataset=sums(), scorer=scoring(judge))
-
-
-@planted("constant-reward")
-def the_question_is_scored_too() -> Task:
-    """The whole conversation is searched, and its example has the format of an answer."""
-
-    @scorer(metrics=[accuracy()], name="conversation")
-    def conversation() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            text = "\n".join(message.text for message in state.messages)
-            good = re.search(r"ANSWER: \w+", text) is not None
-            return Score(value=CORRECT if good else INCORRECT)
-
-        return score
-
-    return Task(
-        dataset=capitals(),
-        solver=[prompt_template("{prompt}\nExample: ANSWER: Berlin"), generate()],
-        scorer=conversation(),
-    )
 
 
 @planted("gold-fails")
@@ -468,103 +364,9 @@ def a_target_is_taken_for_a_pattern() -> Task:
     )
 
 
-@planted("empty-reply")
-def any_of_a_list_of_which_one_is_empty() -> Task:
-    samples = [Sample(id=land, input=f"The capital of {land}?", target=[town, ""])
-               for land, town in CAPITALS.items()]  # fmt: skip
-    return Task(dataset=samples, scorer=includes())
-
-
-@planted("judge-flattery")
-def a_judge_who_reads_the_last_grade() -> Task:
-    """The verdict is the last grade in a text that repeats the submission at its end."""
-
-    def judge(request: TurnRequest) -> str:
-        text = request.messages[-1].text
-        submission = text.split("[Submission]")[-1].split("***")[0].strip(": \n")
-        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
-        grade = "C" if submission.endswith(target) else "I"
-        return f"GRADE: {grade}, because it says: {submission}"
-
-    return Task(
-        dataset=capitals(),
-        scorer=model_graded_qa(model=scripted_model(judge), grade_pattern=r"(?s).*GRADE: ([CPI])"),
-    )
-
-
-@planted("scorer-not-repeatable")
-def the_scorer_counts() -> Task:
-    counter = itertools.count()
-    return Task(
-        dataset=capitals(),
-        scorer=scoring(lambda said, target: target in said and next(counter) % 2 == 0),
-    )
-
-
 @planted("padding-pays")
 def every_mention_counts() -> Task:
     return Task(dataset=capitals(), scorer=scoring(lambda s, target: float(s.count(target))))
-
-
-@planted("padding-pays")
-def length_is_thoroughness() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda s, t: (t in s) + len(s) / 500))
-
-
-@planted("empty-reply")
-def the_wrong_way_round() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: said.strip() in target))
-
-
-@planted("wrong-answer-accepted")
-def a_verdict_is_remembered_by_reply() -> Task:
-    verdicts: dict[str, bool] = {}
-    return Task(
-        dataset=capitals(),
-        scorer=scoring(lambda s, target: verdicts.setdefault(s, s.strip().endswith(target))),
-    )
-
-
-@planted("wrong-answer-accepted")
-def numbers_that_look_alike() -> Task:
-    def judge(said: str, target: str) -> bool:
-        ratios = [difflib.SequenceMatcher(None, word, target).ratio() for word in said.split()]
-        return max(ratios, default=0.0) > 0.5
-
-    return Task(dataset=sums(), scorer=scoring(judge))
-
-
-@planted("wrong-answer-accepted")
-def only_the_length_is_compared() -> Task:
-    return Task(
-        dataset=capitals(),
-        scorer=scoring(lambda said, target: len((said.split() or [""])[-1]) == len(target)),
-    )
-
-
-@planted("scorer-not-repeatable")
-def the_wanted_word_is_used_up() -> Task:
-    samples = capitals()
-    for sample in samples:
-        sample.metadata = {"wanted": [sample.target]}
-
-    @scorer(metrics=[accuracy()], name="uses_up")
-    def uses_up() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            wanted = state.metadata["wanted"]
-            good = bool(wanted) and wanted.pop() in state.output.completion
-            return Score(value=CORRECT if good else INCORRECT)
-
-        return score
-
-    return Task(dataset=samples, scorer=uses_up())
-
-
-@planted("scorer-raises")
-def one_target_is_no_pattern() -> Task:
-    samples = capitals()
-    samples[1].target = "*Rome*"
-    return Task(dataset=samples, scorer=scoring(lambda s, t: re.search(t, s) is not None))
 
 
 # templates and targets
@@ -591,26 +393,6 @@ def two_truths_in_two_spellings() -> Task:
     return Task(dataset=[*capitals(), again], scorer=match())
 
 
-@planted("gold-fails")
-def a_pattern_that_nothing_meets() -> Task:
-    return Task(
-        dataset=capitals(),
-        solver=[prompt_template("{prompt}\nEnd with RESULT=<town>."), generate()],
-        scorer=pattern(r"^RESULT\s?=\s?(\w+)!$"),
-    )
-
-
-@planted("gold-fails")
-def one_target_has_a_space_too_many() -> Task:
-    samples = capitals()
-    samples[3].target = "Oslo  City"
-
-    def judge(said: str, target: str) -> bool:
-        return target in " ".join(said.split())
-
-    return Task(dataset=samples, scorer=scoring(judge))
-
-
 @planted("target-unreachable")
 def a_letter_without_a_choice() -> Task:
     samples = quiz()
@@ -625,25 +407,6 @@ def one_choice_twice() -> Task:
     samples[2].choices = [*samples[2].choices[:3], samples[2].choices[0]]
     samples[2].target = "A"
     return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
-
-
-@planted("target-in-prompt")
-def the_input_tells() -> Task:
-    samples = capitals()
-    samples[2].input = f"{samples[2].input} (Answer: Madrid)"
-    return Task(dataset=samples, scorer=match())
-
-
-@planted("target-in-prompt")
-def the_template_shows_metadata() -> Task:
-    samples = capitals()
-    for sample in samples:
-        sample.metadata = {"note": f"From the atlas, entry {sample.target}, page 7."}
-    return Task(
-        dataset=samples,
-        solver=[prompt_template("{note}\n\n{prompt}"), generate()],
-        scorer=match(),
-    )
 
 
 @planted("same-prompt")
@@ -712,13 +475,6 @@ def one_id_for_two() -> Task:
     return Task(dataset=samples, scorer=match())
 
 
-@planted("conflicting-targets")
-def two_truths() -> Task:
-    samples = capitals()
-    samples.append(samples[1].model_copy(update={"id": "Italy again", "target": "Milan"}))
-    return Task(dataset=samples, scorer=match())
-
-
 LONG = (
     "A shop sells apples at three coins, pears at four coins and plums at two coins a piece; on "
     "market day everything is one coin cheaper. {} buys ten of each on market day. How much is it?"
@@ -743,19 +499,6 @@ def tested_on_what_is_trained() -> Task:
 def tested_on_almost_the_same() -> Task:
     samples = [*capitals(), Sample(id="Anna", input=LONG.format("Anna"), target="60")]
     return Task(dataset=samples, scorer=match())
-
-
-@planted("duplicate-samples")
-def the_same_choices_in_another_order() -> Task:
-    samples = quiz()
-    first = samples[0]
-    assert first.choices is not None
-    turned = first.choices[::-1]
-    right = first.choices["ABCD".index(str(first.target))]
-    samples.append(
-        Sample(id="again", input=first.input, choices=turned, target="ABCD"[turned.index(right)])
-    )
-    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
 
 
 @planted("no-samples")
@@ -813,12 +556,13 @@ def attempts(**rewards: list[float]) -> list[ModelAttempt]:
 TRIED = attempts(France=[1.0] * 4, Italy=[0.0] * 4, Spain=[0.0, 1.0, 0.0, -1.0])
 
 
+@planted(
+    *("no-signal", "solved-by-all", "solved-by-none", "cut-replies", "failed-episodes"),
+    attempts=TRIED,
+    probes=["signal"],
+)
 def trained_on_what_is_known() -> Task:
     return Task(dataset=capitals(), scorer=match())
-
-
-for code in ("no-signal", "solved-by-all", "solved-by-none", "cut-replies", "failed-episodes"):
-    planted(code, attempts=TRIED, probes=["signal"])(trained_on_what_is_known)
 
 
 @planted("prompt-too-long", prompt_tokens=500)
@@ -909,46 +653,6 @@ def no_room_for_an_answer() -> Task:
     )
 
 
-@planted("limit-too-small")
-def tokens_for_a_word() -> Task:
-    return Task(dataset=sums(), scorer=match(location="end"), token_limit=4)
-
-
-@planted("limit-too-small")
-def no_time_for_an_answer() -> Task:
-    @solver
-    def patient() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            await asyncio.sleep(30)
-            return await generate(state)
-
-        return solve
-
-    return Task(
-        dataset=capitals()[:2], solver=patient(), scorer=match(location="exact"), time_limit=1
-    )
-
-
-@planted("target-in-prompt")
-def the_tool_describes_the_answer() -> Task:
-    def lexicon(town: str) -> Tool:
-        async def execute(country: str) -> str:
-            return "unknown"
-
-        told = f"Look a country up, for example {town}."
-        return ToolDef(execute, "lexicon", told, {"country": "Its name."}).as_tool()
-
-    @solver
-    def offer() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await use_tools(lexicon(state.target.text))(state, generate)
-            return await generate(state)
-
-        return solve
-
-    return Task(dataset=capitals(), solver=offer(), scorer=match())
-
-
 @planted("first-tool")
 def the_tool_answers() -> Task:
     @tool
@@ -986,18 +690,6 @@ def the_tool_answers() -> Task:
 
 def clean_match() -> Task:
     return Task(dataset=capitals(), scorer=match(location="exact"))
-
-
-def clean_numbers() -> Task:
-    return Task(
-        dataset=sums(),
-        solver=[prompt_template("{prompt} End with ANSWER: and the number."), generate()],
-        scorer=match(location="end", numeric=True),
-    )
-
-
-def clean_exact() -> Task:
-    return Task(dataset=capitals(), scorer=exact())
 
 
 def clean_choices() -> Task:
@@ -1137,63 +829,6 @@ def clean_examples() -> Task:
     )
 
 
-def clean_reading() -> Task:
-    names = ["Anna", "Bert", "Cleo", "Dirk", "Edda", "Finn", "Gwen", "Hugo"]
-    things = ["lamp", "book", "coat", "kite", "drum", "vase", "rope", "flute"]
-    samples = [
-        Sample(
-            id=name,
-            input=f"{name} went to the market with {names[n - 3]}. There {name} bought a {thing}. "
-            f"What did {name} buy?",
-            target=thing,
-        )
-        for n, (name, thing) in enumerate(zip(names, things, strict=True))
-    ]
-    return Task(dataset=samples, scorer=match(location="exact"))
-
-
-def clean_second_thoughts() -> Task:
-    return Task(
-        dataset=capitals(),
-        solver=[generate(), user_message("Are you sure? Answer again."), generate()],
-        scorer=match(location="exact"),
-    )
-
-
-def clean_abstention() -> Task:
-    def judge(said: str, target: str) -> float:
-        answer = said.strip().rstrip(".").strip("*").rpartition(" ")[2].lower()
-        if answer == target.lower():
-            return 1.0
-        return 0.0 if not said.strip() or "know" in said else -1.0
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-def clean_lists() -> Task:
-    """Lists are compared as sets, and what is too much costs."""
-    fruits = {
-        "red": "apple, cherry",
-        "yellow": "banana, lemon",
-        "green": "kiwi, pear, lime",
-        "blue": "plum, sloe",
-        "brown": "date, fig",
-    }
-
-    def judge(said: str, target: str) -> float:
-        wanted = {each.strip() for each in target.split(",")}
-        given = [e.strip(" .*").lower() for e in said.strip().rpartition(":")[2].split(",")]
-        return 2 * len(wanted & set(given)) / (len(wanted) + len(given))
-
-    samples = [
-        Sample(id=c, input=f"List fruits that are {c}.", target=f) for c, f in fruits.items()
-    ]
-    return Task(dataset=samples, scorer=scoring(judge))
-
-
-CLEAN_TOO = [clean_reading, clean_second_thoughts, clean_abstention, clean_lists]
-"""Tasks of kinds that no false alarm has been seen on."""
-
 CLEAN = [
     clean_labels_in_turn,
     clean_numbers_of_questions,
@@ -1205,8 +840,6 @@ CLEAN = [
     clean_ten_points,
     clean_tolerance,
     clean_match,
-    clean_numbers,
-    clean_exact,
     clean_choices,
     clean_choices_with_luck,
     clean_includes,

@@ -1,17 +1,151 @@
-"""Writes ``audit.html``: one self-contained page with the findings and their evidence."""
+"""The report of an audit: as JSON, and as ``audit.html``, one page that needs no other file."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from inspect_rl_audit.findings import Severity
-from inspect_rl_audit.plan import plan_lines
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_ai.log import read_eval_log_sample
+from inspect_ai.model import ChatMessage
+
+from inspect_rl_audit.contract import AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity
+from inspect_rl_audit.records import EpisodeRecord
+from inspect_tinker_plugin.plugins import counted
+from inspect_tinker_plugin.train import plan_lines
+
+PAGE = "audit.html"
+
+
+DATA = "audit.json"
+
+
+_TRANSCRIPTS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """The result of an audit."""
+
+    task: str
+    """Name of the task."""
+
+    findings: Sequence[Finding]
+    """The worst first."""
+
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Counts and figures, as JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as ``--json`` prints it."""
+        return {
+            "task": self.task,
+            "findings": [
+                {
+                    "code": each.code,
+                    "severity": str(each.severity),
+                    "sample": each.sample,
+                    "message": each.message,
+                    "evidence": dict(each.evidence),
+                }
+                for each in self.findings
+            ],
+            "summary": self.summary,
+        }
+
+    def worst(self) -> Severity | None:
+        """Severity of the worst finding."""
+        return min((each.severity for each in self.findings), key=lambda s: s.rank, default=None)
+
+
+def summarise(found: Sequence[Finding], context: AuditContext, probes: list[str]) -> dict[str, Any]:
+    records = context.stage.records
+    reference = context.reference
+    paid = [r.reward for r in reference.gold.values() if r.reward is not None]
+    null = [r.reward for r in reference.null.values() if r.reward is not None]
+    return {
+        "counts": {str(s): sum(f.severity is s for f in found) for s in Severity},
+        "samples": len(context.samples),
+        "samples_tried": len(reference.null),
+        "episodes": len(records),
+        "episodes_this_run": context.stage.budget.used,
+        "seconds": round(sum(r.seconds for r in records), 1),
+        "probes": probes,
+        "full_reward": reference.full,
+        "mean_reward": {
+            "unknowing": round(sum(null) / len(null), 4) if null else None,
+            "gold": round(sum(paid) / len(paid), 4) if paid else None,
+        },
+        "gold_form": reference.form if reference.gold else None,
+        "policies": _policies(context),
+        "advice": {f.code: f.advice or _usual_advice(f.code) for f in found},
+        "folder": str(context.folder),
+        **{name: value for name, value in context.figures.items() if name != "unfinished"},
+    }
+
+
+def _policies(context: AuditContext) -> dict[str, dict[str, Any]]:
+    """Return kind, episodes, mean reward and failures of every policy."""
+    by_policy: dict[str, list[EpisodeRecord]] = {}
+    for record in context.stage.records:
+        by_policy.setdefault(record.policy, []).append(record)
+    table: dict[str, dict[str, Any]] = {}
+    for policy, records in by_policy.items():
+        given = [record.reward for record in records if record.reward is not None]
+        table[policy] = {
+            "kind": records[0].kind,
+            "episodes": len(records),
+            "mean_reward": round(sum(given) / len(given), 4) if given else None,
+            "failed": len(records) - len(given),
+        }
+    return table
+
+
+def _usual_advice(code: str) -> str:
+    return CODES[code].advice if code in CODES else ""
+
+
+def write_report(report: AuditReport, out: Path) -> None:
+    data = report.as_json()
+    with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
+        transcripts = thread.submit(_transcripts, report, out).result()
+    for name, text in (
+        (DATA, json.dumps(data, indent=2, default=str, ensure_ascii=False) + "\n"),
+        (PAGE, render(data, transcripts)),
+    ):
+        temporary = out / f".{name}.writing"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, out / name)
+
+
+def _transcripts(report: AuditReport, out: Path) -> dict[str, Transcript]:
+    """Return the messages of the episodes that the worst findings name."""
+    found: dict[str, Transcript] = {}
+    for each in report.findings:
+        place = place_of(each.evidence)
+        if place is None or place in found or len(found) >= _TRANSCRIPTS:
+            continue
+        path, id, epoch = out / str(each.evidence["log"]), each.evidence["sample"], each.evidence
+        try:
+            sample = read_eval_log_sample(str(path), id=id, epoch=int(epoch.get("epoch", 1)))
+        except (OSError, IndexError, KeyError, ValueError):
+            continue  # moved away: the page says where it was
+        found[place] = [(message.role, _said(message)) for message in sample.messages[:30]]
+    return found
+
+
+def _said(message: ChatMessage) -> str:
+    calls = getattr(message, "tool_calls", None) or []
+    lines = [f"{call.function}({json.dumps(call.arguments)})" for call in calls]
+    return "\n".join([message.text, *lines]).strip()
+
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -26,6 +160,9 @@ _VERDICTS = {
     Severity.LOW: "Fit to train on",
     Severity.INFO: "Fit to train on",
 }
+
+_BARS = {"right": "good", "reworded": "good", "unknowing": "plain"}
+"""Colour of a reward by the kind of its policy; all others are for nothing."""
 
 _CHARACTERS = 1500
 
@@ -48,7 +185,7 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
         _verdict(findings),
         _tiles(findings, summary),
         _findings(findings, summary.get("advice", {}), transcripts or {}),
-        _policies(summary),
+        _policy_table(summary),
         _signal(summary.get("signal")),
         _cost(summary.get("cost")),
         _details(summary),
@@ -148,7 +285,7 @@ def _transcript(messages: Transcript) -> str:
     return f"<details><summary>The episode</summary>{''.join(rows)}</details>"
 
 
-def _policies(summary: Mapping[str, Any]) -> str:
+def _policy_table(summary: Mapping[str, Any]) -> str:
     table = summary.get("policies") or {}
     if not table:
         return ""
@@ -157,7 +294,7 @@ def _policies(summary: Mapping[str, Any]) -> str:
     for policy, row in sorted(table.items(), key=lambda item: -(item[1]["mean_reward"] or -1e9)):
         mean = row["mean_reward"]
         width = 0.0 if mean is None else max(0.0, min(1.0, mean / full)) * 100
-        kind = "good" if policy.startswith(("gold", "variant", "alternative")) else "odd"
+        kind = _BARS.get(row["kind"], "odd")
         bar = f'<i class="bar {kind}" style="width:{width:.0f}%"></i>'
         rows.append(
             f"<tr><td>{escape(policy)}</td><td>{row['episodes']}</td><td>{row['failed']}</td>"
@@ -166,7 +303,7 @@ def _policies(summary: Mapping[str, Any]) -> str:
     head = "<tr><th>policy</th><th>episodes</th><th>failed</th><th>mean reward</th><th></th></tr>"
     return (
         '<section class="card"><h2>What every policy earned</h2><p class="note">Right answers in '
-        "green; anything else that earns a reward is a reward for nothing.</p>"
+        "green, “I do not know.” in grey; whatever else earns a reward earns it for nothing.</p>"
         f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
         "</div></section>"
     )
