@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from inspect_ai.log import read_eval_log
 from tests.logs.rollouts import apart, by_word, dataset, logs_in, samples
 from tests.rl.policies import Words, plain
+from tinker_cookbook import completers
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -29,6 +31,25 @@ class Unsure(Words):
         dice = Random(len(self.prompts))
         said.maybe_logprobs = [-dice.random() for _ in said.tokens]
         return said
+
+
+@dataclass
+class Identified(TokensWithLogprobs):
+    """An action as of cookbook 0.6, with what the server says of it."""
+
+    sequence_id: str | None = None
+    prompt_cache_hit_tokens: int = 0
+
+
+class Served(Unsure):
+    """Says its lines with ids."""
+
+    async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
+        said = await super().__call__(*arguments, **options)
+        number = len(self.prompts)
+        return Identified(
+            said.tokens, said.maybe_logprobs, said.stop_reason, f"sequence {number}", number % 2
+        )
 
 
 def datums(groups: list[TrajectoryGroup]) -> Any:
@@ -51,6 +72,22 @@ def test_datums_of_a_log_are_those_of_the_training(options: dict[str, Any], tmp_
         group.get_total_rewards() for group in played
     ]
     assert datums(read) == datums(played)
+
+
+def test_actions_of_a_log_have_the_ids_that_the_server_gave_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (group,) = dataset(by_word(1), tmp_path, batch_size=1, group_size=2).get_batch(0)
+    played = asyncio.run(do_group_rollout(group, Served(["2", "no", "some", "4"])))
+    apart(assemble_pending, tmp_path)
+    monkeypatch.setattr(completers, "TokensWithLogprobs", Identified)
+    (read,) = trajectory_groups(samples(logs_in(tmp_path)[0]))
+    said, again = (
+        [[step.ac for step in each.transitions] for each in one.trajectories_G]
+        for one in (played, read)
+    )
+    assert said == again
+    assert all(vars(action)["sequence_id"] for actions in again for action in actions)
 
 
 def test_a_rollout_that_the_trainer_did_not_get_keeps_nothing(tmp_path: Path) -> None:

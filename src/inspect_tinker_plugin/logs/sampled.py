@@ -1,8 +1,8 @@
 """Keeps in a log what was sampled, so that the datums of a training can be made from its logs.
 
 A record's store has the steps of its trajectory as the trainer got it, under ``SAMPLED_KEY``: of
-each step the tokens of the prompt that the step before did not have, the sampled tokens and their
-log probabilities. Numbers are kept to the last bit.
+each step the tokens of the prompt that the step before did not have, the sampled tokens with their
+log probabilities and the id that the server gave them. Numbers are kept to the last bit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from inspect_ai.log import EvalSample
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _TOKEN = "i"
 _LOGPROB = "d"
+_OF_SERVER = ("sequence_id", "prompt_cache_hit_tokens")
+"""What the server says of an action beside its tokens (cookbook 0.6); a loss may need the id."""
 
 
 def sampled(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
@@ -49,6 +52,7 @@ def sampled(trajectory: Trajectory, reward: float) -> dict[str, Any] | None:
                     else _pack(action.maybe_logprobs, _LOGPROB)
                 ),
                 "stop_reason": action.stop_reason,
+                **{name: value for name in _OF_SERVER if (value := getattr(action, name, None))},
                 "reward": transition.reward,
                 "episode_done": transition.episode_done,
             }
@@ -68,14 +72,16 @@ def trajectory(record: EvalSample) -> Trajectory | None:
         return None
     transitions = []
     before: list[int] = []
+    known = {field.name for field in fields(TokensWithLogprobs)}
     for step in kept["steps"]:
+        said = {name: step[name] for name in _OF_SERVER if name in known and name in step}
         prompt = [*before[: step["kept"]], *_unpack(step["prompt"], _TOKEN)]
         tokens = _unpack(step["tokens"], _TOKEN)
         logprobs = None if step["logprobs"] is None else _unpack(step["logprobs"], _LOGPROB)
         transitions.append(
             Transition(
                 ob=tinker.ModelInput.from_ints(prompt),
-                ac=TokensWithLogprobs(tokens, logprobs, step["stop_reason"]),
+                ac=TokensWithLogprobs(tokens, logprobs, step["stop_reason"], **said),
                 reward=step["reward"],
                 episode_done=step["episode_done"],
             )

@@ -327,7 +327,7 @@ async def _test(config: Any, steps: int, executor: Executor | None) -> None:
     if weights is None or dataset is None:
         return
     client = tinker.ServiceClient(base_url=config.base_url)
-    sampler = await client.create_sampling_client_async(model_path=weights)
+    sampler = await client.create_sampling_client(model_path=weights)
     strategy = config.effective_rollout_strategy()
     evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
     set_rollout_executor(executor)
