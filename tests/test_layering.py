@@ -127,6 +127,10 @@ def test_packages_of_their_own_use_nothing_of_ours(package: str) -> None:
     )
 
 
+def test_no_provider_is_imported() -> None:
+    complain([found for found in IMPORTS if found.is_of("inspect_docker_pool")])
+
+
 def test_the_local_server_is_imported_late() -> None:
     complain(
         [

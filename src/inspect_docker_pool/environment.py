@@ -7,7 +7,9 @@ import logging
 import shlex
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 from inspect_ai.util import (
@@ -30,13 +32,19 @@ from inspect_docker_pool.compose import (
     sample_variables,
     used_variables,
 )
-from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.config import ContainerConfig, DockerPoolConfig
 from inspect_docker_pool.container import Container, OpenCommand
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.manager import PoolManager, pool_manager
-from inspect_docker_pool.metrics import EXEC, EXECS, measure
+from inspect_docker_pool.metrics import (
+    EXEC,
+    EXECS,
+    SandboxMetrics,
+    measure,
+    record_sandbox_metrics,
+)
 from inspect_docker_pool.pool import Pool
-from inspect_docker_pool.sharing import current_setup
+from inspect_docker_pool.sharing import SampleSetup, current_setup, sample_setup
 from inspect_docker_pool.snapshot import Tape, taped
 
 logger = logging.getLogger(__name__)
@@ -65,6 +73,23 @@ async def prewarm(
     parsed = parse_config(config, sample_variables(metadata or {}))
     pool = await manager.prepare(parsed)
     await pool.prewarm(count)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What samples of one configuration take; made before they ask for it."""
+
+    config: ContainerConfig
+    manager: PoolManager = field(compare=False, repr=False)
+
+    def make(self) -> Future[Pool] | None:
+        """Begin to build or pull the image, unless unused images fill half of the disk budget."""
+        return self.manager.make_ahead(self.config)
+
+    def expect(self, count: int) -> None:
+        """Start containers for future callers; with 0 nobody waits for them any more."""
+        if pool := self.manager.pool_of(self.config):
+            pool.expect(count)
 
 
 @sandboxenv(name="docker_pool")
@@ -99,6 +124,30 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         manager = pool_manager()
         pool = await manager.prepare(parse_config(config))
         pool.tend()
+
+    @classmethod
+    def record_metrics(cls) -> contextlib.AbstractContextManager[SandboxMetrics]:
+        return record_sandbox_metrics()
+
+    @classmethod
+    def share_setup(
+        cls, files: Mapping[str, bytes], script: bytes | None
+    ) -> contextlib.AbstractContextManager[SampleSetup]:
+        return sample_setup(files, script)
+
+    @classmethod
+    def look_ahead(
+        cls,
+        config: SandboxEnvironmentConfigType | None,
+        metadata: dict[str, Any],
+        *,
+        files: bool,
+        script: bool,
+    ) -> tuple[Ahead, bool]:
+        parsed = parse_config(config, sample_variables(metadata))
+        manager = pool_manager()
+        shared = manager.snapshots.expects(parsed, script=script, files=files)
+        return Ahead(parsed, manager), shared
 
     @classmethod
     async def task_init_environment(

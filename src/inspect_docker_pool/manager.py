@@ -85,11 +85,6 @@ class PoolManager:
         self._closed = False
         self._pid = os.getpid()
 
-    @property
-    def closed(self) -> bool:
-        """Whether these pools are gone; later calls get a new manager."""
-        return self._closed
-
     async def prepare(self, config: ContainerConfig) -> Pool:
         """Build or pull the image again, as at the start of a task, and return its pool.
 
@@ -114,27 +109,33 @@ class PoolManager:
         somebody wants them. Returns immediately.
 
         Returns:
-            The pool to come; ``None`` while images that nobody has used yet take half of the
-            disk budget.
+            The pool to come, cancelled once the pools are closed; ``None`` while images that
+            nobody has used yet take half of the disk budget.
         """
         reference = reference_of(config)
         self._budget.state(config.pool.images)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             pool = use.pool
-            if self._closed or pool is not None:
-                there: Future[Pool] = Future()
-                if pool is None or self._closed:
-                    there.set_exception(SandboxEngineError("the sandbox pools were closed"))
-                else:
-                    there.set_result(pool)
-                return there
+        if self._closed or pool is not None:
+            there: Future[Pool] = Future()
+            if pool is None or self._closed:
+                there.cancel()
+            else:
+                there.set_result(pool)
+            return there
         if not self._budget.has_room_ahead(reference):
             return None
         made = self._resolve(use, refresh=True, urgent=False)
         with self._lock:
             use.ahead = made
         return made
+
+    def pool_of(self, config: ContainerConfig) -> Pool | None:
+        """Return the pool of a configuration whose image is there."""
+        with self._lock:
+            use = self._uses.get(config)
+            return None if use is None or self._closed else use.pool
 
     async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
         """Wait for a container; first come, first served.

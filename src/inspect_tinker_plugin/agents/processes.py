@@ -2,7 +2,7 @@
 
 For such a command (``exec_remote``) Inspect copies 32 MB of tools into a sandbox, and asks every
 five seconds whether there is output or an end. In an episode, a sandbox whose provider opens
-commands itself (:class:`OpensCommands`), ``docker`` or ``local`` starts it directly, and its
+commands itself (:class:`SandboxAbilities`), ``docker`` or ``local`` starts it directly, and its
 output and end are noticed as they come. Evals are not affected, nor are other sandboxes.
 """
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from inspect_ai.util import ExecResult, SandboxEnvironmentSpec
@@ -31,11 +32,56 @@ class OpenCommand(Protocol):
         """End it with everything that it started. Safe to call again."""
 
 
-class OpensCommands(Protocol):
-    """A sandbox environment whose provider starts such commands. The method is optional.
+class SharedSetup(Protocol):
+    """A sample's set-up that is under way."""
 
-    With it, agent programs in the provider's sandboxes reach the model without polling.
+    async def finish(self) -> None:
+        """Files and set-up script are applied, and nothing else has run in the sandbox."""
+
+
+class Recorder(Protocol):
+    """Measures the sandboxes of one episode."""
+
+    def snapshot(self) -> Mapping[str, float]:
+        """Return the sums so far, by the names of their metrics (``sandbox/execs``)."""
+
+
+class SandboxAhead(Protocol, Hashable):
+    """What a sample's sandbox takes; equal for samples that can use each other's."""
+
+    def make(self) -> Future[Any] | None:
+        """Begin to build or pull its image; ``None`` where that has to wait for the next batch."""
+
+    def expect(self, count: int) -> None:
+        """Have this many started, once the image is there; none any more with 0."""
+
+
+class SandboxAbilities(Protocol):
+    """What a provider may offer: a ``SandboxEnvironment`` with any of these members.
+
+    Each is looked up by its name, and does without the others and without this class. A sandbox's
+    exceptions may have an attribute ``inside_sandbox``: true if commands inside the sandbox
+    provoked it, false if it is the fault of the sandbox, its engine or its configuration.
     """
+
+    start_is_cancellable: bool
+    """Whether a start that is cancelled leaves nothing behind."""
+
+    @classmethod
+    def record_metrics(cls) -> AbstractContextManager[Recorder]:
+        """Measure an episode's sandboxes, in this context and its tasks."""
+
+    @classmethod
+    def share_setup(
+        cls, files: Mapping[str, bytes], script: bytes | None
+    ) -> AbstractContextManager[SharedSetup]:
+        """Announce the set-up that Inspect applies meanwhile, so that a group can share it."""
+
+    @classmethod
+    def look_ahead(
+        cls, config: Any, metadata: dict[str, Any], *, files: bool, script: bool
+    ) -> tuple[SandboxAhead, bool]:
+        """Return what a sample's sandbox takes, and whether its group shares one set-up."""
 
     async def open_command(
         self,
@@ -45,7 +91,10 @@ class OpensCommands(Protocol):
         env: dict[str, str] | None = None,
         user: str | None = None,
     ) -> OpenCommand | None:
-        """Start a command; ``None`` where that is left to Inspect's own way for now."""
+        """Start a command; ``None`` where that is left to Inspect's own way for now.
+
+        With it, agent programs in the provider's sandboxes reach the model without polling.
+        """
 
 
 Work = Callable[..., Coroutine[Any, Any, Any]]

@@ -187,7 +187,7 @@ class SampleRun:
             expected_scores={named.name: named.keys for named in record.task.scorers},
             metrics=record.metrics
             | self._model.metrics
-            | (recorder.snapshot() if recorder else {}),
+            | dict(recorder.snapshot() if recorder else {}),
             build_log=(lambda: context.run(self.build_log)) if self.has_log else None,
         )
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
-from inspect_docker_pool.sharing import sample_setup
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
@@ -451,7 +450,8 @@ async def sample_sandboxes(
         operations = Operations()
         provider_like: Any = holder
         try:
-            with sample_setup(files, setup) as shared:
+            share_setup = getattr(provider, "share_setup", _share_nothing)
+            with share_setup(files, setup) as shared:
                 environments = await internals.init_sandbox_environments_sample(
                     sandboxenv_type=provider_like,
                     task_name=internals.unqualified_name(task_name),
@@ -460,12 +460,18 @@ async def sample_sandboxes(
                     setup=setup,
                     metadata={**(sample.metadata or {}), "__sample_id__": sample.id},
                 )
-            await shared.finish()
+            if shared is not None:
+                await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
             with operations.of(environments.values()):
                 yield SampleSandboxes(environments, _modules_of(environments), operations, kind)
         finally:
             await uninterrupted(lambda: _leave(holder, operations))
+
+
+def _share_nothing(*_: object) -> nullcontext[None]:
+    """Stand in for a provider that shares no set-up."""
+    return nullcontext()
 
 
 async def _leave(holder: SandboxHolder, operations: Operations) -> None:

@@ -19,11 +19,10 @@ from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
 
-from inspect_docker_pool.metrics import SandboxMetrics, record_sandbox_metrics
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES
+from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
@@ -77,7 +76,7 @@ class Preparing:
     def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
         self.doing = "reading the input"
         self.phase = Cause.SOLVER
-        self.recorder: SandboxMetrics | None = None
+        self.recorder: Recorder | None = None
         self.transcript: internals.Transcript | None = None
         self._record = record
         self._model = model
@@ -167,7 +166,9 @@ class Preparing:
         if spec is None:
             return
         self._opened = stack = AsyncExitStack()
-        self.recorder = stack.enter_context(record_sandbox_metrics())
+        provider = internals.registry_find_sandboxenv(spec.type)
+        if record_metrics := getattr(provider, "record_metrics", None):
+            self.recorder = stack.enter_context(record_metrics())
         record.sandboxes = await stack.enter_async_context(
             sample_sandboxes(
                 task.name,

@@ -11,16 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from logging import getLogger
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inspect_ai.dataset import Sample
 
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.sandboxes import SandboxAhead
 from inspect_tinker_plugin.episode.task import PreparedTask
-
-if TYPE_CHECKING:
-    from inspect_docker_pool.config import ContainerConfig
-    from inspect_docker_pool.manager import PoolManager
-    from inspect_docker_pool.pool import Pool
 
 logger = getLogger(__name__)
 
@@ -49,8 +46,8 @@ class Batches:
 class _Made:
     """An image that was made ahead, or failed to be made."""
 
-    config: ContainerConfig
-    pool: Future[Pool]
+    ahead: SandboxAhead
+    image: Future[Any]
 
 
 class Ahead:
@@ -96,29 +93,29 @@ class _Worker:
         self._prepared = prepared
         self._batches = batches
         self._messages = messages
-        self._coming: deque[tuple[int, ContainerConfig]] = deque()
-        """Batch and configuration, in the order in which they will be needed."""
+        self._coming: deque[tuple[int, SandboxAhead]] = deque()
+        """Batch and what it takes, in the order in which they will be needed."""
         self._reached = 0
         """The first batch whose samples were not examined yet."""
         self._making = 0
-        self._warm: dict[ContainerConfig, int] = {}
-        self._warmed: list[Pool] = []
-        self._manager: PoolManager | None = None
+        self._warm: dict[SandboxAhead, int] = {}
+        self._warmed: list[SandboxAhead] = []
+        self._used = False
 
     def run(self) -> None:
         try:
             while (message := self._messages.get()) is not None:
                 if isinstance(message, _Made):
-                    self._made(message)
+                    self._expect(message)
                 else:
                     self._look(message)
-                if self._manager is None:
+                if not self._used:
                     return  # none of the coming samples has a sandbox that can be made ahead
                 self._make()
         except Exception as error:
             logger.warning("task %r: sandboxes are not made ahead: %s", self._prepared.name, error)
-        for pool in self._warmed:
-            pool.expect(0)
+        for ahead in self._warmed:
+            ahead.expect(0)
 
     def _look(self, asked: int) -> None:
         """Find out what the batches after the given one need."""
@@ -130,71 +127,63 @@ class _Worker:
             while self._coming and self._coming[0][0] <= asked:
                 self._coming.popleft()  # its episodes ask for it themselves
         for batch in range(self._reached, min(asked + 1 + self._depth, self._batches.count)):
-            for sample, config in asyncio.run(self._configs(self._batches.samples_of(batch))):
+            for ahead, shared in asyncio.run(self._needs(self._batches.samples_of(batch))):
                 if asked < 0 and batch == 0:
-                    self._count(config, sample)
-                if not self._coming or self._coming[-1][1] != config:
-                    self._coming.append((batch, config))
+                    self._count(ahead, shared=shared)
+                if not self._coming or self._coming[-1][1] != ahead:
+                    self._coming.append((batch, ahead))
             self._reached = batch + 1
 
     @property
     def _depth(self) -> int:
         return max(1, IMAGES_AHEAD // self._batches.size)
 
-    async def _configs(self, samples: Sequence[Sample]) -> list[tuple[Sample, ContainerConfig]]:
-        from inspect_docker_pool.compose import parse_config, sample_variables
-        from inspect_docker_pool.manager import pool_manager
-
+    async def _needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
+        """Return what the sandboxes of samples take, and whether a group shares its set-up."""
         found = []
         for sample in samples:
             try:
                 spec = await self._prepared.sandbox_of(sample)
-                if spec is not None and spec.type == "docker_pool":
-                    self._manager = self._manager or pool_manager()
-                    variables = sample_variables(sample.metadata or {})
-                    found.append((sample, parse_config(spec.config, variables)))
+                if spec is None:
+                    continue
+                provider = internals.registry_find_sandboxenv(spec.type)
+                if look_ahead := getattr(provider, "look_ahead", None):
+                    self._used = True
+                    set_up = {"files": bool(sample.files), "script": sample.setup is not None}
+                    found.append(look_ahead(spec.config, sample.metadata or {}, **set_up))
             except Exception as error:
                 self._complain(error)
         return found
 
-    def _count(self, config: ContainerConfig, sample: Sample) -> None:
-        """Count the containers that a group of the first batch will take from its pool."""
-        assert self._manager is not None
-        shared = self._manager.snapshots.expects(
-            config, script=sample.setup is not None, files=bool(sample.files)
-        )
+    def _count(self, ahead: SandboxAhead, *, shared: bool) -> None:
+        """Count the sandboxes that a group of the first batch is going to use."""
         room = MOST - sum(self._warm.values())
         wanted = 1 if shared else self._batches.group_size
-        self._warm[config] = self._warm.get(config, 0) + min(room, wanted)
+        self._warm[ahead] = self._warm.get(ahead, 0) + min(room, wanted)
 
     def _make(self) -> None:
         while self._coming and self._making < AT_ONCE:
-            assert self._manager is not None
-            _, config = self._coming[0]
-            pool = self._manager.make_ahead(config)
-            if pool is None:
+            _, ahead = self._coming[0]
+            image = ahead.make()
+            if image is None:
                 return  # until a batch is asked for
             self._coming.popleft()
             self._making += 1
-            pool.add_done_callback(self._note(config))
+            image.add_done_callback(self._note(ahead))
 
-    def _note(self, config: ContainerConfig) -> Callable[[Future[Pool]], None]:
-        return lambda pool: self._messages.put(_Made(config, pool))
+    def _note(self, ahead: SandboxAhead) -> Callable[[Future[Any]], None]:
+        return lambda image: self._messages.put(_Made(ahead, image))
 
-    def _made(self, made: _Made) -> None:
+    def _expect(self, made: _Made) -> None:
+        """Have the first batch's sandboxes started, now that their image is there."""
         self._making -= 1
-        try:
-            pool = made.pool.result()
-        except Exception as error:
-            assert self._manager is not None
-            if self._manager.closed:
-                self._coming.clear()
-            else:
-                self._complain(error)
-            return
-        if count := self._warm.pop(made.config, 0):
-            self._warmed.append(pool)
-            pool.expect(count)
+        if made.image.cancelled():  # the provider was closed
+            self._coming.clear()
+        elif error := made.image.exception():
+            self._complain(error)
+        elif count := self._warm.pop(made.ahead, 0):
+            self._warmed.append(made.ahead)
+            made.ahead.expect(count)
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: BaseException) -> None:
         logger.warning("task %r: a sandbox could not be made ahead: %s", self._prepared.name, error)
