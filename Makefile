@@ -12,8 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Where PyTorch comes from, when the default index offers more than the CPU build, e.g.
 # `make setup TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"`.
 TORCH_ARGS ?=
-# Extras that are installed with the package; `make setup EXTRAS=dev,agents,local` adds a Tinker API server.
-EXTRAS ?= dev,agents
+# One environment for the demo, the tests and CI: the package with these extras. Without an extra
+# (`make setup EXTRAS=dev`), the tests that need it are skipped, with a reason.
+EXTRAS ?= dev,agents,local
 comma := ,
 # Set-up installs the locked releases. With LATEST=1, any target installs the newest releases that
 # pyproject.toml allows instead; PyTorch stays at its locked release.
@@ -22,7 +23,6 @@ LOCK := $(if $(LATEST),--upgrade --upgrade-strategy eager,-c constraints.txt)
 KIND := $(if $(LATEST),latest,locked)
 STAMPS := $(VENV)/.setup-done-
 STAMP := $(STAMPS)$(if $(LATEST),latest-)$(subst $(comma),-,$(EXTRAS))
-LOCAL_STAMP := $(STAMPS)$(if $(LATEST),latest-)local
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 # Nothing is built with releases that are not in the lock: the build tools are installed first.
@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent demo-program agent-programs test check format format-check lint types test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
+.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,13 +61,7 @@ FETCH_IMAGE := docker image inspect $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || \
 
 DEMO_TRAINING := --log-dir out/demo-training
 
-# Separate from the development tools, so that tests alone do not wait for it.
-$(LOCAL_STAMP): $(STAMP)
-	@echo "setup 3/3: a Tinker API server for this machine's CPU"
-	@$(INSTALL) -e '.[$(EXTRAS),local]' || echo "It cannot be installed for this Python; the demo skips training."
-	@touch $@
-
-demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
+demo: $(STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
 	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
 	@$(BIN)/inspect rl export example_tasks/word_problems.py --output out/demo --overwrite
 	@echo
@@ -75,19 +69,14 @@ demo: $(STAMP) $(LOCAL_STAMP) ## export a task, roll out an agent, train a tiny 
 	@echo "\$$ inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl"
 	@$(BIN)/inspect rl rollout example_tasks/log_search.py --script example_tasks/scripts/log_search.jsonl
 	@echo
-	@if $(BIN)/python -W ignore -c 'from tinker_local import missing; exit(missing() is not None)'; then \
-		rm -rf out/demo-training; \
-		echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"; \
-		$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING); \
-	else \
-		$(BIN)/python -W ignore -c 'from tinker_local import missing; print("no training:", missing())'; \
-	fi
+	@rm -rf out/demo-training
+	@echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"
+	@$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)
 
-demo-agent: $(STAMP) $(LOCAL_STAMP) ## teach an untrained tiny model to use a tool (offline, no key)
+demo-agent: $(STAMP) ## teach an untrained tiny model to use a tool (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_boxes out/demo-agent
 
-demo-program: $(STAMP) $(LOCAL_STAMP) ## train a program of twenty lines that uses OpenAI's API (offline, no key)
-	@$(PIP) $(LOCK) openai
+demo-program: $(STAMP) ## train a program of twenty lines that uses OpenAI's API (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_diary out/demo-program
 
 # Tests fetch nothing; tests of missing programs are skipped, with a reason.
@@ -99,11 +88,14 @@ agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyP
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-test: $(STAMP) ## run the tests, except those marked slow or long
-	$(PYTEST) -m "not slow and not long"
+# What a newcomer can wait for: nothing that needs an engine, a server, programs of others or a corpus.
+QUICK := not slow and not nightly and not long and not docker and not local and not agents and not ray
+test: $(STAMP) ## run the tests of each part: no engine, no server (five minutes)
+	@echo "About 5 minutes on two quiet cores. \`make check\` adds containers and servers, \`make test-all\` everything."
+	$(PYTEST) -m "$(QUICK)"
 
 # CI runs exactly this. `make -k check` continues after a failure and still fails at the end.
-check: format-check lint types test-all ## format, lint, strict types, tests, docs in step
+check: format-check lint types test-change ## format, lint, layers, strict types, tests, docs in step
 
 format: $(STAMP) ## format the source and fix what the linter can fix
 	$(BIN)/ruff format .
@@ -114,15 +106,21 @@ format-check: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy
 
-test-all: $(STAMP)
+# What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
+ONLY ?=
+test-change: $(STAMP)
+	$(PYTEST) -m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
+
+test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
 	$(PYTEST) -m "not long"
 
 # One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
-test-long: $(STAMP) $(LOCAL_STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
+test-long: $(STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
 	$(BIN)/python -m pytest -q -m long
 
 test-agents: agent-programs ## run agent programs in sandboxes and compare them with evals (ten minutes)

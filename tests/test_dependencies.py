@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -69,3 +70,19 @@ def test_where_the_package_lives_is_said_in_one_place() -> None:
     texts = {path: path.read_bytes() for path in files}
     assert len(texts) > 300
     assert not [str(path) for path, text in texts.items() if address.encode() in text]
+
+
+def test_there_is_one_environment() -> None:
+    """What `make setup` installs by default is what the demo, the tests and CI use."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    [extras] = [line for line in makefile.splitlines() if line.startswith("EXTRAS ?=")]
+    assert extras.partition("=")[2].strip().split(",") == ["dev", "agents", "local"]
+    for path in (ROOT / ".ci" / "run", ROOT / ".github" / "workflows" / "check.yml"):
+        text = path.read_text(encoding="utf-8")
+        assert "EXTRAS" not in text
+        assert not re.search(r"pip install .*\[", text)
+    # Each extra is tried alone, and without any, every night.
+    nightly = (ROOT / ".github" / "workflows" / "compat.yml").read_text(encoding="utf-8")
+    others = set(PROJECT["optional-dependencies"]) - {"dev"}
+    [alone] = re.findall(r"extras: \[(.*)\]", nightly)
+    assert alone == ", ".join(['"dev"', *(f'"dev,{each}"' for each in sorted(others))])
