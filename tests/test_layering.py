@@ -90,7 +90,6 @@ def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
     assert not found["inspect_ai.model.ChatMessage"].late
 
 
-@pytest.mark.parametrize("part", ["episode", "rewards", "tools", "tokens", "tasks", "export"])
 def test_episodes_know_nothing_of_tinker() -> None:
     complain([found for found in IMPORTS if part_of(found) == "episode" and found.is_of(*TINKER)])
 
