@@ -11,7 +11,7 @@ from inspect_ai.agent import BridgedToolsSpec
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
-from inspect_ai.tool import Tool, text_editor, tool
+from inspect_ai.tool import Tool, tool
 from tests.agents.sandboxed import agent, free_port, task_of
 from tests.rl.policies import Words, renderer, tool_call
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -29,7 +29,6 @@ os.system(said["choices"][0]["message"]["content"] or "")
 program.post(PORT, "/mcp/host", {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
     "params": {"name": NAME, "arguments": ARGUMENTS}})
 """
-EDIT = {"command": "create", "path": "/tmp/a", "file_text": "a"}
 
 
 @tool
@@ -68,18 +67,3 @@ async def test_a_mistake_of_a_tool_is_the_tools(
     with pytest.raises(EpisodeError, match="a mistake of the tool's") as caught:
         await do_group_rollout(dataset.get_batch(0)[0], Words([tool_call("broken", "{}")]))
     assert caught.value.cause is Cause.TOOL
-
-
-@pytest.mark.docker
-async def test_what_inspects_tool_misses_is_the_policys_once_it_has_worked(tmp_path: Path) -> None:
-    task = calling("docker_pool", tmp_path, "text_editor", text_editor(), EDIT)
-    dataset = as_rl_dataset(task, renderer())
-    removed = "rm -f /bin/tar /usr/bin/tar"
-    with pytest.raises(EpisodeError, match="SandboxInjectionError") as caught:
-        await do_group_rollout(dataset.get_batch(0)[0], Words([removed]))
-    assert caught.value.cause is Cause.TOOL
-
-    await do_group_rollout(dataset.get_batch(0)[0], Words(["true"]))
-    group = await do_group_rollout(dataset.get_batch(0)[0], Words([removed]))
-    assert group.get_total_rewards() == [0.0]
-    assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0

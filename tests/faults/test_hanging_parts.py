@@ -50,7 +50,7 @@ from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.plugins import observers
+from inspect_tinker_plugin.rl import hooks
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 LIMITS = RolloutLimits(rollout_timeout_seconds=8.0)
@@ -173,10 +173,10 @@ class Hanging:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    monkeypatch.setattr(observers, "TIMEOUT", 0.2)
+    monkeypatch.setattr(hooks, "TIMEOUT", 0.2)
 
     def watch(observer: Any) -> None:
-        found = observers.Observers([observer])
+        found = hooks.Observers([observer])
         path = "inspect_tinker_plugin.rl.hooks.episode_observers"
         monkeypatch.setattr(path, lambda *_, **__: found)
 

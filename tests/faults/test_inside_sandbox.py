@@ -17,7 +17,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, get_model
-from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import (
     SandboxEnvironment,
@@ -93,22 +93,6 @@ async def _said_without_the_reason(box: SandboxEnvironment) -> object:
         raise ValueError("there is no answer") from None
 
 
-class _Empty(FileNotFoundError):
-    """Counts as false."""
-
-    def __len__(self) -> int:
-        return 0
-
-
-async def _said_of_an_empty_one(box: SandboxEnvironment) -> object:
-    try:
-        await box.read_file("answer.txt")
-    except FileNotFoundError as error:
-        error.__class__ = _Empty
-        raise ValueError("there is no answer") from error
-    return None
-
-
 async def _said_of_a_group(box: SandboxEnvironment) -> object:
     try:
         async with anyio.create_task_group() as group:
@@ -163,10 +147,6 @@ async def _slow_and_cleaned_up_after(box: SandboxEnvironment) -> object:
         raise RuntimeError("the tests take too long") from error
 
 
-async def _no_name(box: SandboxEnvironment) -> object:
-    return await box.read_file("answer\0.txt")
-
-
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
@@ -180,16 +160,12 @@ ACTIONS = [
     _slow,
     _slow_for_the_task,
     _said_in_other_words,
-    _said_in_a_handler,
-    _said_without_the_reason,
-    _said_of_an_empty_one,
     _said_of_a_group,
     _in_a_group_of_groups,
     _slow_in_a_group,
     _slow_in_a_group_that_is_waited_for,
     _slow_among_those_that_are_waited_for,
     _slow_and_cleaned_up_after,
-    _no_name,
     _used_up,
 ]
 
@@ -459,6 +435,27 @@ async def _missing_when_the_judge_is_down(box: SandboxEnvironment) -> object:
         return await box.read_file("answer.txt")
 
 
+async def _service_down_when_it_is_missing(box: SandboxEnvironment) -> object:
+    try:
+        return await box.read_file("answer.txt")
+    except FileNotFoundError:
+        raise ConnectionError("the grading service is down")  # noqa: B904 - as tasks do
+
+
+async def _judge_down_when_it_is_missing(box: SandboxEnvironment) -> object:
+    try:
+        return await box.read_file("answer.txt")
+    except FileNotFoundError:
+        return await get_model(role="grader").generate("Was there an answer?")
+
+
+async def _time_out_of_a_service_when_it_is_missing(box: SandboxEnvironment) -> object:
+    try:
+        return await box.read_file("answer.txt")
+    except FileNotFoundError:
+        raise LibraryError("no verdict in time")  # noqa: B904 - as libraries do
+
+
 async def _missing_when_the_sandbox_has_died(box: SandboxEnvironment) -> object:
     try:
         raise SandboxDiedError("the engine restarted")
@@ -576,6 +573,11 @@ async def _host_is_late_beside_a_command(box: SandboxEnvironment) -> object:
 
 
 HONEST: dict[Action, Cause | None] = {
+    _said_in_a_handler: None,
+    _said_without_the_reason: None,
+    _service_down_when_it_is_missing: None,
+    _judge_down_when_it_is_missing: Cause.JUDGE,
+    _time_out_of_a_service_when_it_is_missing: None,
     _missing_when_the_judge_is_down: Cause.JUDGE,
     _missing_when_the_sandbox_has_died: Cause.SANDBOX,
     _died_beside_what_is_missing: Cause.SANDBOX,
@@ -600,26 +602,6 @@ async def test_a_failure_that_the_policy_has_no_part_in_is_raised(
         with pytest.raises(EpisodeError) as caught:
             await do_group_rollout(dataset.get_batch(0)[0], Words(["x"]))
         assert caught.value.cause is (HONEST[action] or Cause[place.upper()])
-
-
-async def test_what_an_earlier_episode_has_failed_with_blames_nobody() -> None:
-    shared = ValueError("the rubric is gone")
-
-    async def raises_it(box: SandboxEnvironment) -> object:
-        try:
-            await box.read_file("answer.txt")
-        except FileNotFoundError:
-            raise shared  # noqa: B904 - as tasks do
-        raise shared
-
-    solved = task(raises_it, "scorer")
-    [builder] = as_rl_dataset(solved, renderer()).get_batch(0)
-    assert (await do_group_rollout(builder, Words(["x"]))).get_total_rewards() == [0.0]
-    solved.setup = prepares(lambda box: box.write_file("answer.txt", "x"))
-    [builder] = as_rl_dataset(solved, renderer()).get_batch(0)
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    assert caught.value.cause is Cause.SCORER
 
 
 class _Odd(Exception):
@@ -683,7 +665,7 @@ async def test_before_the_first_reply_it_is_the_tasks_fault(action: Action, plac
     [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
     with pytest.raises(EpisodeError) as caught:
         await do_group_rollout(builder, Words(["done"]))
-    assert caught.value.cause is (Cause.SANDBOX if action is _used_up else Cause.SOLVER)
+    assert caught.value.cause is Cause.SOLVER
 
 
 async def test_a_scorer_that_fails_without_a_reply_is_at_fault_itself() -> None:
@@ -713,59 +695,3 @@ async def test_its_price_is_told_once_per_dataset(caplog: pytest.LogCaptureFixtu
     [told] = [each.message for each in caplog.records if "inside_sandbox" in each.message]
     assert "task 'task', sample 1" in told
     assert "read_file() of the sandbox" in told
-
-
-PROGRAM = """
-async def run(command):
-    result = await sandbox().exec(["sh", "-c", command])
-    if not result.success:
-        raise RuntimeError("the agent's program failed")
-"""
-
-
-def program(commands: dict[str, str], module: str = "inspect_swe._agent") -> Solver:
-    """Run an agent's program as packages of such agents do: a command by the policy's words."""
-    package: dict[str, Any] = {"__name__": module, "sandbox": sandbox}
-    exec(compile(PROGRAM, "agent.py", "exec"), package)
-
-    @solver
-    def runs() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await generate(state)
-            await package["run"](commands[state.output.completion])
-            return state
-
-        return solve
-
-    return runs()
-
-
-async def test_an_agents_program_that_fails_is_the_policys_once_it_has_worked() -> None:
-    asked = Task(
-        dataset=[Sample(id=1, input="Go.", target="ends")],
-        solver=program({"ends": "true", "kills it": "kill -9 $$"}),
-        scorer=includes(),
-        sandbox="local",
-    )
-    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
-    with pytest.raises(EpisodeError, match="the agent's program failed") as caught:
-        await do_group_rollout(builder, Words(["kills it"]))  # it may be what is at fault
-    assert caught.value.cause is Cause.SOLVER
-    assert (await do_group_rollout(builder, Words(["ends"]))).get_total_rewards() == [1.0]
-    group = await do_group_rollout(builder, Words(["kills it"]), RetryOnFailure(max_retries=2))
-    assert group.get_total_rewards() == [0.0]
-    assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0
-
-
-async def test_an_agents_program_that_cannot_be_fetched_is_not_the_policys() -> None:
-    asked = Task(
-        dataset=[Sample(id=1, input="Go.", target="ends")],
-        solver=program({"ends": "true", "no network": "exit 1"}, "inspect_swe._agent.agentbinary"),
-        scorer=includes(),
-        sandbox="local",
-    )
-    [builder] = as_rl_dataset(asked, renderer()).get_batch(0)
-    assert (await do_group_rollout(builder, Words(["ends"]))).get_total_rewards() == [1.0]
-    with pytest.raises(EpisodeError) as caught:
-        await do_group_rollout(builder, Words(["no network"]))
-    assert caught.value.cause is Cause.SOLVER

@@ -277,7 +277,7 @@ def asks_with_a_tool_that_nobody_described() -> Solver:
 async def test_a_call_that_inspect_refuses_before_the_policy_hears_of_it_is_no_judges() -> None:
     with pytest.raises(EpisodeError, match="escription") as raised:
         await rollout(one(asks_with_a_tool_that_nobody_described()), ["1"])
-    assert raised.value.cause is Cause.TOOL
+    assert raised.value.cause is Cause.SOLVER
 
 
 class Mute(Exception):

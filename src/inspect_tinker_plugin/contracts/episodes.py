@@ -53,6 +53,10 @@ Metrics = dict[str, float | int]
 """Numbers by name, as in ``tinker_cookbook.rl.types.Metrics``."""
 
 
+SOLVER_TIMEOUT = "limit/solver_timeout"
+"""Metric of an episode whose solver ended with a ``TimeoutError`` that nothing handled."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnRequest:
     """One call of the model under training, parked until the policy answers."""

@@ -18,11 +18,11 @@ The tree::
     ├── AggregatorError                    a reward aggregator raised or timed out (rewards)
     ├── ToolExecutorError                  a tool executor gave no result of a tool (tools)
     ├── EpisodeClosedError                 an episode was stepped after it had been closed
-    └── EpisodeError                       one episode failed; ``cause`` says whose fault
+    └── EpisodeError                       one episode failed; ``cause`` says in which part
 
-Errors of other code (solvers, scorers, tools, sandboxes) become an ``EpisodeError`` in
-``episode/causes.py``, which decides their cause. An :class:`ErrorPolicy` decides whether it is
-raised or becomes a penalty, and ``rl/ending.py`` applies that.
+Errors of other code (solvers, scorers, tools, sandboxes) become an ``EpisodeError``; their cause is
+stamped where that code is called (``episode/boundaries.py``). An :class:`ErrorPolicy` decides
+whether it is raised or becomes a penalty, and ``rl/ending.py`` applies that.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EpisodeClosedError(InspectRLError):
 
 
 class Cause(StrEnum):
-    """Whose fault a failed episode is; the key of ``on_error`` and of ``error/<cause>``."""
+    """The part that an episode failed in: the key of ``on_error`` and of ``error/<cause>``."""
 
     SOLVER = "solver"
     """The task's setup, solver, agent or cleanup raised."""
@@ -108,11 +108,11 @@ class Cause(StrEnum):
     JUDGE = "judge"
     """A model other than the policy (grader, user simulator) failed or timed out."""
     SANDBOX = "sandbox"
-    """The sandbox did not start, or died of something that nobody inside it can do."""
+    """The sandbox did not start, or an operation of it failed, other than ``inside_sandbox``."""
     INSIDE_SANDBOX = "inside_sandbox"
-    """What commands did inside the sandbox made an operation fail: a file that is missing or
-    cannot be used, a command that ran too long, a full disk, no process or memory left. Before the
-    policy's first reply nothing is: it has done nothing yet."""
+    """An operation failed for what is inside the sandbox: a file that is missing or cannot be
+    used, a command that ran too long, no process or memory left. Before the policy's first reply
+    nothing is: it has done nothing yet."""
     TOOL = "tool"
     """A tool raised an error that Inspect does not report back to the model."""
     POLICY = "policy"
@@ -125,10 +125,11 @@ class EpisodeError(InspectRLError):
     """One episode failed. Never turned into a reward unless ``on_error`` says so.
 
     Attributes:
-        cause: whose fault it is.
+        cause: the part that failed.
         task: name of the task.
         sample_id: id of the sample.
         epoch: epoch of the sample, from 1.
+        call: the call that raised it, if it was one of a sandbox, a tool or a model.
     """
 
     def __init__(
@@ -139,8 +140,10 @@ class EpisodeError(InspectRLError):
         task: str,
         sample_id: int | str | None,
         epoch: int = 1,
+        call: str = "",
     ) -> None:
         super().__init__(message)
+        self.call = call
         self.cause = cause
         self.task = task
         self.sample_id = sample_id
@@ -154,33 +157,37 @@ class EpisodeError(InspectRLError):
         """Pickle by keyword, so that a worker process can hand the error back."""
         return (
             _rebuild_episode_error,
-            (self.args[0], self.cause, self.task, self.sample_id, self.epoch),
+            (self.args[0], self.cause, self.task, self.sample_id, self.epoch, self.call),
         )
 
 
 def _rebuild_episode_error(
-    message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int
+    message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int, call: str
 ) -> EpisodeError:
-    return EpisodeError(message, cause=cause, task=task, sample_id=sample_id, epoch=epoch)
+    return EpisodeError(
+        message, cause=cause, task=task, sample_id=sample_id, epoch=epoch, call=call
+    )
 
 
 Penalty = float | Literal["raise"]
 OnError = Penalty | Mapping[str, Penalty]
 """``"raise"``, one penalty for every cause, or a penalty by cause (others raise).
 
-``inside_sandbox`` is the exception: it costs 0 unless it is named, since a policy that can raise
-it at will would otherwise have its bad episodes run again.
+``inside_sandbox`` is the exception: unless it is named, it costs what the worst episode of its
+kind would get, since a policy that can raise it at will would otherwise have its bad episodes run
+again.
 """
-
-_PROVOKED: Mapping[Cause, float] = {Cause.INSIDE_SANDBOX: 0.0}
 
 
 @dataclass(frozen=True)
 class ErrorPolicy:
     """What a failed episode becomes: an exception for the cookbook, or a stated penalty."""
 
-    penalties: Mapping[Cause, float] = field(default_factory=lambda: dict(_PROVOKED))
-    """Penalty by cause; a cause that is not listed raises."""
+    penalties: Mapping[Cause, float] = field(default_factory=dict)
+    """Penalty by cause; a cause that is not listed raises, or has the built-in price."""
+
+    built_in: frozenset[Cause] = frozenset({Cause.INSIDE_SANDBOX})
+    """Causes that have the built-in price (``rewards/price.py``)."""
 
     @classmethod
     def of(cls, on_error: OnError) -> ErrorPolicy:
@@ -191,13 +198,13 @@ class ErrorPolicy:
         """
         if isinstance(on_error, Mapping):
             given = {_cause(cause): _penalty(value) for cause, value in on_error.items()}
-            stated = {**_PROVOKED, **given}
-            return cls({cause: value for cause, value in stated.items() if value is not None})
+            penalties = {cause: value for cause, value in given.items() if value is not None}
+            return cls(penalties, cls.built_in - given.keys())
         penalty = _penalty(on_error)
-        return cls() if penalty is None else cls(dict.fromkeys(Cause, penalty))
+        return cls() if penalty is None else cls(dict.fromkeys(Cause, penalty), frozenset())
 
     def penalty(self, cause: Cause) -> float | None:
-        """Return the penalty for a cause, ``None`` when it is to be raised."""
+        """Return the stated penalty for a cause, ``None`` when there is none."""
         return self.penalties.get(cause)
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, TypeVar
 
 import anyio
-
-from inspect_tinker_plugin import inspect_internals as internals
 
 T = TypeVar("T")
 
@@ -44,11 +39,6 @@ def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
     return wrapped
 
 
-def modules_of(tb: TracebackType | None) -> list[str]:
-    """Return the modules of a traceback's frames, outermost first."""
-    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(tb)]
-
-
 async def contained(what: str, work: Awaitable[T]) -> T:
     """Await foreign code; exceptions that would end more than the episode become ordinary errors.
 
@@ -67,31 +57,6 @@ async def contained(what: str, work: Awaitable[T]) -> T:
         if closing or being_cancelled():
             raise
         raise raised_by(what, error) from error
-
-
-_worked: ContextVar[Callable[[str], None] | None] = ContextVar("inspect_rl_worked", default=None)
-
-
-def contain_tools(worked: Callable[[str], None]) -> None:
-    """Contain what tools raise that the running context calls.
-
-    Inspect runs each in a task of its own, in which ``SystemExit`` would end the event loop: a
-    policy that a tool evaluates (``eval("exit()")``) could end the training.
-
-    Args:
-        worked: Called with the name of each tool that has given a result.
-    """
-    internals.contain_tool_calls(_tool_call)
-    _worked.set(worked)
-
-
-async def _tool_call(name: str, work: Awaitable[T]) -> T:
-    worked = _worked.get()
-    if worked is None:
-        return await work
-    result = await contained("a tool", work)
-    worked(name)
-    return result
 
 
 def _is_running(task: asyncio.Task[Any] | None) -> bool:

@@ -27,7 +27,7 @@ from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.errors import EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.contracts.policy import (
     POLICY_MODEL,
     POLICY_NAME,
@@ -37,6 +37,7 @@ from inspect_tinker_plugin.contracts.policy import (
     find_side_model,
     requested_model,
 )
+from inspect_tinker_plugin.episode.boundaries import stamp
 from inspect_tinker_plugin.episode.fast_paths import FastPath, PolicyCall, is_on, model_call
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.inspect_internals import (
@@ -224,6 +225,7 @@ class PolicyAPI(ModelAPI):
         scorer = _scoring.get()
         if scorer is not None:
             self.graded = PolicyGradingError(scorer, _missing_role.get())
+            stamp(self.graded, Cause.JUDGE)
             raise self.graded
         if self._mailbox is None:
             reply: ModelOutput = await self._running().generate(input, tools, tool_choice, config)
@@ -241,6 +243,7 @@ class PolicyAPI(ModelAPI):
         self.asked += 1
         answer = await self._mailbox.ask(request)
         if isinstance(answer, Exception):
+            stamp(answer, Cause.POLICY)
             raise answer
         stop_reason = answer.stop_reason if answer.choices else None
         if stop_reason == "model_length":  # nobody has sampled it

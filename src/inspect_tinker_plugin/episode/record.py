@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from logging import getLogger
 
@@ -14,7 +13,13 @@ from inspect_ai.solver import TaskState
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
-from inspect_tinker_plugin.episode.causes import AGENT_PROGRAM, attribute, episode_error, reported
+from inspect_tinker_plugin.episode.boundaries import (
+    Boundaries,
+    Stamp,
+    episode_error,
+    first_error,
+    is_timeout,
+)
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.sandbox import NO_SANDBOXES, SampleSandboxes
 from inspect_tinker_plugin.episode.task import PreparedTask
@@ -56,22 +61,12 @@ class SampleRecord:
     metrics: Metrics = field(default_factory=dict)
     """Metrics of sandboxes and scoring."""
 
-    number: int = field(default_factory=itertools.count(1).__next__)
-    """Tells the episodes of this process apart."""
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    """What foreign code has raised, with its causes."""
 
     def catch_up(self) -> None:
         """Take the most recent state, which a solver that was cut off could not return."""
         self.state = internals.sample_state() or self.state
-
-    def note_worked(self, what: str) -> None:
-        """Note that a tool has given a result, if there is a sandbox that it may have used."""
-        if self.sandboxes.environments:
-            self.task.worked_inside.setdefault(self.sandboxes.kind, set()).add(what)
-
-    def note_end(self) -> None:
-        """Note that the solver has come to its end after replies of the policy."""
-        if self.policy.answered:
-            self.note_worked(AGENT_PROGRAM)
 
     def end_by_limit(self, kind: str, limit: float | None, reason: str) -> None:
         """Record the limit that ended the solver."""
@@ -85,46 +80,36 @@ class SampleRecord:
         error: Exception,
         phase: Cause,
         *,
-        in_sandbox: bool = False,
         whole: Exception | None = None,
+        cut_off_since: float | None = None,
     ) -> None:
         """Record a failure and its cause.
 
         Args:
             error: What was raised.
             phase: What was running.
-            in_sandbox: Whether a limit cut an operation of a sandbox off.
             whole: The group that it is the first of, if there is one; all of it tells the cause.
+            cut_off_since: When the limit was reached that it is about, if it is about one.
         """
-        whole, error = whole or error, reported(error)
+        whole, error = whole or error, first_error(error)
         internals.record_event(ErrorEvent(error=internals.error_record(error)))
         if self.error is not None:
             logger.warning("a further failure after %s: %s", self.error, internals.text_of(error))
             return
         self.catch_up()
-        cause = attribute(
-            whole,
-            phase=phase,
-            sandbox_modules=self.sandboxes.modules,
-            policy_spoke=self.policy.answered > 0,
-            worked=self.task.worked_inside.get(self.sandboxes.kind, ()),
-            episode=self.number,
-        )
-        if in_sandbox and cause is phase:
-            cause = self.cause_of_hanging(phase)
-        self.error = self.attributed(error, cause)
+        stamp = self.boundaries.attribute(whole, phase, cut_off_since=cut_off_since)
+        if stamp.cause is phase and is_timeout(whole) and self.sandboxes.operations.awaited:
+            stamp = Stamp(Cause.INSIDE_SANDBOX, "a command that goes on")
+        if stamp.cause is Cause.INSIDE_SANDBOX:
+            stamp = Stamp(self.cause_inside(phase), stamp.call)
+        self.error = self.wrap(error, stamp)
 
-    def cause_of_hanging(self, phase: Cause) -> Cause:
-        """Return whose fault an operation of a sandbox is that does not end."""
+    def cause_inside(self, phase: Cause) -> Cause:
+        """Return ``inside_sandbox``; before its first reply, a policy has done nothing inside."""
         return Cause.INSIDE_SANDBOX if self.policy.answered > 0 else phase
 
-    def attributed(self, error: Exception, cause: Cause) -> EpisodeError:
+    def wrap(self, error: Exception, stamp: Stamp) -> EpisodeError:
         """Wrap an exception with its cause and the name of this sample."""
         return episode_error(
-            error,
-            cause=cause,
-            task=self.task.name,
-            sample_id=self.sample.id,
-            epoch=self.epoch,
-            sandbox_modules=self.sandboxes.modules,
+            error, stamp, task=self.task.name, sample_id=self.sample.id, epoch=self.epoch
         )

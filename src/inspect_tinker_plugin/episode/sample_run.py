@@ -26,6 +26,7 @@ from inspect_ai.util import SandboxEnvironment
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
 from inspect_tinker_plugin.contracts.errors import Cause
+from inspect_tinker_plugin.episode.boundaries import Stamp
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
@@ -140,6 +141,7 @@ class SampleRun:
         finally:
             active.checkpointer.close()
             active.complete()
+            record.boundaries.forget()
             self._entering = _nobody  # it is the owner's, which holds this run
         return self.result()
 
@@ -165,8 +167,8 @@ class SampleRun:
         if self._begun:
             cause = self._cancelled_in or self._phase or self._setup.phase
             if cause in (Cause.SOLVER, Cause.SCORER) and record.sandboxes.operations.awaited:
-                cause = record.cause_of_hanging(cause)
-        record.error = record.error or record.attributed(StoppedError(message), cause)
+                cause = record.cause_inside(cause)
+        record.error = record.error or record.wrap(StoppedError(message), Stamp(cause))
         return self.result()
 
     def result(self) -> EpisodeResult:

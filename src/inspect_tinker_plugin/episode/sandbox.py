@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -125,12 +125,8 @@ def sandbox_lifecycle() -> SandboxLifecycle:
 
 async def prepare_provider(
     provider: type[SandboxEnvironment], spec: SandboxEnvironmentSpec, sample: Sample, run_dir: str
-) -> Hashable:
-    """Bind the process's provider state to this context; start the provider on first use.
-
-    Returns:
-        What it was started for: equal for sandboxes of the same images.
-    """
+) -> None:
+    """Bind the process's provider state to this context; start the provider on first use."""
     lifecycle = sandbox_lifecycle()
     internals._lifecycle_state.set(lifecycle.state)
     # The working directory belongs to the whole process, so it is changed only when necessary.
@@ -139,7 +135,6 @@ async def prepare_provider(
     env = await (in_surroundings(found, run_dir, {}) if relative else found)
     startup = _Startup(spec=spec, run_dir=run_dir, env=tuple(sorted(env.items())))
     await lifecycle.ensure_started(startup)
-    return startup
 
 
 def in_surroundings(work: Awaitable[T], folder: str, env: dict[str, str]) -> Awaitable[T]:
@@ -240,16 +235,13 @@ RELEASE_GRACE = 10.0
 
 @dataclass(frozen=True)
 class SampleSandboxes:
-    """The sandboxes of an episode, with what attribution of errors needs to know of them."""
+    """The sandboxes of an episode, with the operations that run in them."""
 
     environments: dict[str, SandboxEnvironment]
-    modules: frozenset[str]
     operations: Operations = field(default_factory=Operations)
-    kind: Hashable = None
-    """Equal for sandboxes of the same images, set up in the same way."""
 
 
-NO_SANDBOXES = SampleSandboxes(environments={}, modules=frozenset())
+NO_SANDBOXES = SampleSandboxes(environments={})
 
 
 class OnThisMachine:
@@ -436,7 +428,7 @@ async def sample_sandboxes(
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
     doing(f"preparing sandbox {spec.type!r}")
-    kind = await prepare_provider(provider, spec, sample, run_dir)
+    await prepare_provider(provider, spec, sample, run_dir)
     bound = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
     places = sandbox_places(spec.type)
     doing(
@@ -464,7 +456,7 @@ async def sample_sandboxes(
                 await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
             with operations.of(environments.values()):
-                yield SampleSandboxes(environments, _modules_of(environments), operations, kind)
+                yield SampleSandboxes(environments, operations)
         finally:
             await uninterrupted(lambda: _leave(holder, operations))
 
@@ -503,10 +495,3 @@ async def _sample_files(sample: Sample) -> tuple[dict[str, bytes], bytes | None]
         if not setup.decode().strip().startswith("#!"):
             setup = b"#!/usr/bin/env bash\n\n" + setup
     return files, setup
-
-
-def _modules_of(environments: dict[str, SandboxEnvironment]) -> frozenset[str]:
-    """Modules whose frames in a traceback mean that the sandbox itself failed."""
-    return frozenset(
-        type(internals.unproxied(environment)).__module__ for environment in environments.values()
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from copy import deepcopy
 from logging import getLogger
@@ -15,23 +15,24 @@ import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.dataset import Sample
 from inspect_ai.event import SampleInitEvent, SampleLimitEvent, ScoreEvent
+from inspect_ai.model import Model
 from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import LimitExceededError, span, time_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
+from inspect_tinker_plugin.episode.boundaries import enclose, first_error
 from inspect_tinker_plugin.episode.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
-    contain_tools,
     contained,
     raised_by,
     stray,
 )
-from inspect_tinker_plugin.episode.causes import has_timed_out, reported
 from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on, run_plan
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
 from inspect_tinker_plugin.episode.record import SampleRecord
@@ -110,7 +111,8 @@ class Preparing:
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
         internals.forget_tools()
-        contain_tools(record.note_worked)
+        record.boundaries.begin_part()
+        internals.enclose_calls(_enclose_tool, _enclose_model)
         self.transcript = transcript = self._make_transcript()
         internals.init_transcript(transcript)
         self._bind_state()
@@ -194,6 +196,15 @@ class Preparing:
         internals.init_subtask_store(self._record.state.store)
 
 
+def _enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
+    """Inspect runs each tool in a task of its own, in which ``SystemExit`` would end the loop."""
+    return enclose(Cause.TOOL, f"the tool {name!r}", call)
+
+
+def _enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
+    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
+
+
 class EpisodeTranscript:
     """Spans and score events, which only a log needs: they take a third of an episode's time."""
 
@@ -239,7 +250,7 @@ class Scoring:
         if record.error is not None and not record.task.score_on_error:
             self._keep(list(state.scores), state, sample)
             return
-        record.sandboxes.operations.begin_part()
+        record.boundaries.begin_part()
         started = time.monotonic()
         # As in an eval, half of the sample's time limit is available for scoring.
         budget = record.task.limits.time
@@ -251,12 +262,9 @@ class Scoring:
                 raise
             record.fail(stray("the scorer", error), Cause.SCORER)
         except Exception as error:
-            operations = record.sandboxes.operations
-            if isinstance(error, LimitExceededError):
-                cut_off = budget is not None and operations.cut_off_at >= started + budget / 2
-            else:
-                cut_off = has_timed_out(error) and operations.just_cut_off
-            record.fail(error, Cause.SCORER, in_sandbox=cut_off)
+            is_limit = budget and isinstance(error, LimitExceededError)
+            late = started + budget / 2 if budget and is_limit else None
+            record.fail(error, Cause.SCORER, cut_off_since=late)
         if record.error is None and record.policy.graded is not None:
             # Its scorer caught that, or a program that it runs was shown it; in an eval the
             # policy would have graded.
@@ -343,15 +351,7 @@ class Solving:
         except internals.SandboxTimeoutError as error:
             record.fail(error, Cause.SOLVER, whole=self._failed_with)
         except TimeoutError as error:
-            # As in an eval: a stray TimeoutError ends the solver, and its state so far is scored.
-            logger.warning(
-                "task %r, sample %r: the solver ended with a TimeoutError that nothing "
-                "handled (%s); its state so far is scored, as in an eval",
-                record.task.name,
-                record.sample.id,
-                error,
-            )
-            record.catch_up()
+            self._end_by_own_timeout(error)
         except LimitExceededError as error:
             record.end_by_limit(error.type, error.limit, error.message)
             _forget_frames(error)
@@ -363,6 +363,23 @@ class Solving:
             record.fail(error, Cause.SOLVER, whole=self._failed_with)
         finally:
             self._failed_with = None
+
+    def _end_by_own_timeout(self, error: TimeoutError) -> None:
+        """Score the state so far, as an eval does, unless a service or the sandbox was too slow."""
+        record = self._record
+        found = record.boundaries.attribute(self._failed_with or error, Cause.SOLVER)
+        if found.cause in (Cause.JUDGE, Cause.SANDBOX):
+            record.fail(error, Cause.SOLVER, whole=self._failed_with)
+            return
+        logger.warning(
+            "task %r, sample %r: the solver ended with a TimeoutError that nothing handled (%s); "
+            "its state so far is scored, as in an eval, and limit/solver_timeout counts it",
+            record.task.name,
+            record.sample.id,
+            error,
+        )
+        record.metrics[SOLVER_TIMEOUT] = 1.0
+        record.catch_up()
 
     async def _run_under_limits(self) -> None:
         record = self._record
@@ -384,7 +401,7 @@ class Solving:
                     each.__traceback__ = None  # it refers to the group's frame, which refers to it
                 raise
             except Exception as error:
-                failed, self._failed_with = reported(error), error
+                failed, self._failed_with = first_error(error), error
             except BaseExceptionGroup as error:  # of what background() has started
                 if being_cancelled():
                     raise
@@ -411,7 +428,6 @@ class Solving:
             async with self._spans.span("solvers"):
                 plan = run_plan(record.task.plan, record.state, self._generate)
                 record.state = await contained("the solver", plan)
-                record.note_end()
         except anyio.get_cancelled_exc_class() as error:
             exceeded = active.limit_exceeded_error
             if exceeded is None:

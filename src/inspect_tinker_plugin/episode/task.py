@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from logging import getLogger
@@ -58,7 +58,6 @@ class PreparedTask:
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
         reads_events: Whether an episode has read its own transcript.
-        worked_inside: Tools that have given a result in an episode, by the kind of its sandboxes.
         first_calls: Whether its episodes end at their first model call, on the fast path.
     """
 
@@ -92,7 +91,6 @@ class PreparedTask:
         if not self.first_calls:
             _load_for_episodes()
         self.reads_events = False
-        self.worked_inside: dict[Hashable, set[str]] = {}
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         check_side_roles(self.side_models, self.model_roles)

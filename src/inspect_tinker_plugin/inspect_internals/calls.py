@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import cache, wraps
 from importlib.metadata import version
-from types import FrameType
 from typing import Any
 
 from inspect_ai.agent._bridge.sandbox.service import call_tool as _inspect_host_tools
 from inspect_ai.agent._handoff import AgentTool
-from inspect_ai.model import _call_tools
+from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.tool import ToolCall, ToolDef
 from inspect_ai.util import display_type
@@ -24,8 +23,7 @@ from inspect_tinker_plugin.inspect_internals.names import optional_names
 from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 __all__ = [
-    "contain_tool_calls",
-    "host_tool_called",
+    "enclose_calls",
     "knows_model_calls",
     "parse_tool_call",
     "role_falls_back_on_active_model",
@@ -76,33 +74,45 @@ def somebody_watches_model_calls() -> bool:
 ToolRouter = Callable[[Any, ToolCall], Any]
 """Takes a tool's function and the approved call, and returns what to call instead."""
 
-Contained = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+Enclosed = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 """Awaits a call of the tool with this name, and decides what its exceptions become."""
 
+EnclosedModel = Callable[[Model, Awaitable[Any]], Awaitable[Any]]
+"""The same for a call of a model."""
+
 _inspect_call_tool = _call_tools.call_tool
-_contained: Contained | None = None
+_inspect_generate = Model.generate
+_enclosed: Enclosed | None = None
 _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 """Parameters of Inspect's dispatcher that matter here; 0.3.283 inserted one between them."""
 
 
-def contain_tool_calls(contained: Contained) -> None:
-    """Have every tool call of the process awaited by a function, which knows whose it is.
+def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel) -> None:
+    """Have every call of a tool or model of the process awaited by a function.
 
     Those that programs make through an agent bridge are among them.
     """
-    global _contained
-    _contained = contained
+    global _enclosed
+    if _enclosed is not None:
+        return
+    _enclosed = of_tool
     if _call_tools.call_tool is _inspect_call_tool:
         _call_tools.call_tool = _call_tool
     vars(sys.modules[_inspect_host_tools.__module__])["call_tool"] = _host_tools
 
+    @wraps(_inspect_generate)
+    def generate(self: Model, *args: Any, **kwargs: Any) -> Any:
+        return of_model(self, _inspect_generate(self, *args, **kwargs))
+
+    Model.generate = generate  # type: ignore[method-assign]
+
 
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
     called = _inspect_call_tool(*args, **kwargs)
-    if _contained is None:
+    if _enclosed is None:
         return await called
     calls = (given for given in (*args, *kwargs.values()) if isinstance(given, ToolCall))
-    return await _contained(next(calls).function, called)
+    return await _enclosed(next(calls).function, called)
 
 
 def _host_tools(bridge: Any) -> Callable[..., Awaitable[Any]]:
@@ -112,10 +122,10 @@ def _host_tools(bridge: Any) -> Callable[..., Awaitable[Any]]:
     @wraps(inspects)
     async def execute(server: str, tool: str, arguments: Any) -> Any:
         called = inspects(server, tool, arguments)
-        if _contained is None:
+        if _enclosed is None:
             return await called
         try:
-            return await _contained(tool, called)
+            return await _enclosed(tool, called)
         except RuntimeError as error:
             # Inspect fails the sample for exceptions only; the program is told of all.
             if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
@@ -127,12 +137,6 @@ def _host_tools(bridge: Any) -> Callable[..., Awaitable[Any]]:
 
 def _nothing(error: Exception) -> None:
     """Do nothing, in releases whose programs are told of errors, and nobody else."""
-
-
-def host_tool_called(frame: FrameType) -> str | None:
-    """Return the name of the tool that a frame calls for a program; ``None`` if it calls none."""
-    name = frame.f_locals.get("tool")
-    return name if frame.f_code in _host_tools.__code__.co_consts else None
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:

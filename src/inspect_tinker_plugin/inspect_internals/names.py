@@ -201,6 +201,7 @@ EXCHANGED: dict[str, str] = {
     "inspect_ai.agent._bridge.sandbox.service:call_tool": (
         "the same for tools of the host that programs call"
     ),
+    "inspect_ai.model._model:Model.generate": ("failures of judges are theirs, not the scorer's"),
     "inspect_ai.agent._bridge.sandbox.bridge:sandbox_with_injected_tools": (
         "agent bridges without polling"
     ),

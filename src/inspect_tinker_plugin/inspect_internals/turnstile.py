@@ -13,6 +13,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -22,6 +23,9 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 Admission = Callable[[int], bool]
 """Says whether one more may enter, given how many are inside."""
+
+waited_in_vain: ContextVar[bool] = ContextVar("inspect_rl_waited_in_vain", default=False)
+"""Whether the running task was cancelled while it waited for its turn."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Turnstile:
                 still_waiting = waiter in self._waiting
                 if still_waiting:
                     self._waiting.remove(waiter)
+                    waited_in_vain.set(True)
                     self.let_in()  # the next one in the queue may be admitted
             if not still_waiting:
                 self.leave()  # the turn had been given already

@@ -183,16 +183,34 @@ def _merged(rewards: Sequence[Reward]) -> Metrics:
 
 
 @dataclass(frozen=True)
-class _OverrunPenalty(ABC):
-    """Subtracts up to ``weight`` for what an episode spends beyond ``target``.
-
-    Nothing up to the target, all of ``weight`` from twice the target on, linear between.
-    """
+class Penalty(ABC):
+    """Subtracts something from a reward for how an episode went."""
 
     metric: ClassVar[str]
 
     reward: RewardAggregator = field(default_factory=Mean)
     """The reward to shape."""
+
+    def __post_init__(self) -> None:
+        require_parts(self.reward)
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        penalty = self.penalty(result)
+        reward = await part_reward(self.reward, result)
+        metrics = {**reward.metrics, f"reward/{self.metric}_penalty": penalty}
+        return Reward(reward.value - penalty, metrics)
+
+    @abstractmethod
+    def penalty(self, result: EpisodeResult) -> float:
+        """Return what is subtracted."""
+
+
+@dataclass(frozen=True)
+class _OverrunPenalty(Penalty):
+    """Subtracts up to ``weight`` for what an episode spends beyond ``target``.
+
+    Nothing up to the target, all of ``weight`` from twice the target on, linear between.
+    """
 
     target: float = field(kw_only=True)
     """What an episode may spend at no cost."""
@@ -201,13 +219,13 @@ class _OverrunPenalty(ABC):
     """The maximum penalty."""
 
     def __post_init__(self) -> None:
-        require_parts(self.reward)
+        super().__post_init__()
         require_number("target", self.target, above=0)
         require_number("weight", self.weight)
 
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        penalty = self.weight * _overrun(self._spent(result), self.target)
-        return _less(await part_reward(self.reward, result), self.metric, penalty)
+    def penalty(self, result: EpisodeResult) -> float:
+        """Return the penalty for what was spent."""
+        return self.weight * _overrun(self._spent(result), self.target)
 
     @abstractmethod
     def _spent(self, result: EpisodeResult) -> int: ...
@@ -237,11 +255,10 @@ class TurnPenalty(_OverrunPenalty):
 
 
 @dataclass(frozen=True)
-class FormatPenalty:
+class FormatPenalty(Penalty):
     """Subtracts ``weight`` when the final completion does not contain ``pattern``."""
 
-    reward: RewardAggregator = field(default_factory=Mean)
-    """The reward to shape."""
+    metric = "format"
 
     pattern: str = field(kw_only=True)
     r"""A Python regular expression to search for; ``.`` matches line ends, ``\A`` anchors."""
@@ -250,26 +267,24 @@ class FormatPenalty:
     """The penalty."""
 
     def __post_init__(self) -> None:
-        require_parts(self.reward)
+        super().__post_init__()
         require_number("weight", self.weight)
         try:
             re.compile(self.pattern, re.DOTALL)
         except (re.error, TypeError) as ex:
             raise RewardError(f"{self.pattern!r} is not a regular expression: {ex}") from ex
 
-    async def __call__(self, result: EpisodeResult) -> Reward:
+    def penalty(self, result: EpisodeResult) -> float:
+        """Return the weight, or nothing if the pattern is there."""
         found = re.search(self.pattern, result.state.output.completion, re.DOTALL)
-        return _less(
-            await part_reward(self.reward, result), "format", 0.0 if found else self.weight
-        )
+        return 0.0 if found else self.weight
 
 
 @dataclass(frozen=True)
-class ToolErrorPenalty:
+class ToolErrorPenalty(Penalty):
     """Subtracts ``weight`` per tool call that was answered with an error, at most ``cap``."""
 
-    reward: RewardAggregator = field(default_factory=Mean)
-    """The reward to shape."""
+    metric = "tool_errors"
 
     weight: float = field(default=0.1, kw_only=True)
     """Penalty per failed call."""
@@ -278,21 +293,17 @@ class ToolErrorPenalty:
     """The maximum penalty."""
 
     def __post_init__(self) -> None:
-        require_parts(self.reward)
+        super().__post_init__()
         require_number("weight", self.weight)
         require_number("cap", self.cap)
 
-    async def __call__(self, result: EpisodeResult) -> Reward:
+    def penalty(self, result: EpisodeResult) -> float:
+        """Return the penalty for the failed calls."""
         errors = sum(
             isinstance(message, ChatMessageTool) and message.error is not None
             for message in result.state.messages
         )
-        penalty = min(self.cap, self.weight * errors)
-        return _less(await part_reward(self.reward, result), "tool_errors", penalty)
-
-
-def _less(reward: Reward, name: str, penalty: float) -> Reward:
-    return Reward(reward.value - penalty, {**reward.metrics, f"reward/{name}_penalty": penalty})
+        return min(self.cap, self.weight * errors)
 
 
 def _overrun(amount: float, target: float) -> float:

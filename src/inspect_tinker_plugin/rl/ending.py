@@ -25,8 +25,9 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult
+from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, EpisodeResult
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, ErrorPolicy
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.rewards import (
@@ -35,6 +36,7 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     UnscoredError,
 )
+from inspect_tinker_plugin.rewards.price import least_reward
 
 
 class TurnRules:
@@ -178,6 +180,8 @@ class Ending:
     result: EpisodeResult
     reward: Reward | None
     error: EpisodeError | None
+    has_built_in_price: bool = False
+    """Whether its reward is the price of ``inside_sandbox``, which the group may lower."""
 
     def metrics(self, stop: str | None = None) -> Metrics:
         """Return the metrics of the final transition.
@@ -210,14 +214,105 @@ class Ending:
         return logs
 
 
+MOST_FAILURES = 8
+"""Failures of a sample in a row after which its group runs no further episode of it."""
+
+ALWAYS = 16
+"""First episodes of a dataset that may all fail in the same operation before that is an error."""
+
+
+class FailureCounts:
+    """Notices failures that come again and again, among the episodes of a dataset in a process."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[int | str | None, _Repeated] = {}
+        self._first_calls: list[str] | None = []
+        """Operations that the first episodes have failed in, as long as all of them have."""
+        self._has_warned = False
+
+    def note_reward(self, result: EpisodeResult, *, failed: bool = False) -> None:
+        """Note an episode that has a reward; or a price, if it has failed."""
+        self._in_a_row.pop(result.sample.id, None)
+        if not failed:
+            self._first_calls = None
+
+    def note_raised(self, error: EpisodeError) -> EpisodeError:
+        """Note an episode whose failure is raised; it may be run again."""
+        before = self._in_a_row.get(error.sample_id)
+        times = 1 if before is None else before.times + 1
+        self._in_a_row[error.sample_id] = _Repeated(times, error.cause, error.task, str(error))
+        return error
+
+    def note_priced(self, error: EpisodeError) -> EpisodeError | None:
+        """Note a failure inside a sandbox; return an error if all episodes so far failed there."""
+        calls = self._first_calls
+        if calls is None:
+            return None
+        calls.append(error.call)
+        if len(set(calls)) > 1:
+            self._first_calls = None
+        elif len(calls) > ALWAYS:
+            always = EpisodeError(
+                f"all of {counted(len(calls), 'episode')} so far have failed in "
+                f"{error.call or 'a sandbox'}, so the task may be at fault (a mistyped path, a "
+                "program that is not there). If it "
+                f'is not, state a price: on_error={{"{error.cause}": 0.0}}. The last one: {error}',
+                cause=error.cause,
+                task=error.task,
+                sample_id=error.sample_id,
+                epoch=error.epoch,
+                call=error.call,
+            )
+            always.__cause__ = error.__cause__
+            return always
+        return None
+
+    def refusal(self, sample_id: int | str | None) -> EpisodeError | None:
+        """Return the error of a sample that failed too often in a row, which is not run again."""
+        failed = self._in_a_row.get(sample_id)
+        if failed is None or failed.times < MOST_FAILURES:
+            return None
+        return EpisodeError(
+            f"{counted(failed.times, 'episode')} of this sample in a row have failed, so its "
+            "group runs no further one. If the policy can bring that about, state a price: "
+            f'on_error={{"{failed.cause}": 0.0}}. The last one: {failed.text}',
+            cause=failed.cause,
+            task=failed.task,
+            sample_id=sample_id,
+        )
+
+    def warn_once(self, error: EpisodeError, price: float) -> None:
+        """Tell, once per dataset, that a failure inside a sandbox has a price."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s. The episode gets a reward of %g instead of an error: a policy that can make "
+                "sandbox operations fail could have its bad episodes run again. If the task is at "
+                'fault, on_error={"inside_sandbox": "raise"} raises. Reported once; the metric '
+                "error/inside_sandbox counts all of them",
+                error,
+                price,
+            )
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """Failures in a row of a sample; without the exceptions, which hold what they have used."""
+
+    times: int
+    cause: Cause
+    task: str
+    text: str
+
+
 @dataclass(frozen=True)
 class RewardRules:
     """Turns results into rewards, the same way for every env of a dataset."""
 
     aggregator: Aggregator
     errors: ErrorPolicy
-    _told: list[str] = field(default_factory=list, repr=False, compare=False)
-    """Whether the warning about failures inside a sandbox was given; once per dataset."""
+    failures: FailureCounts = field(default_factory=FailureCounts, repr=False, compare=False)
+    """Failures of the dataset's episodes in this process."""
 
     @property
     def at_once(self) -> bool:
@@ -229,32 +324,38 @@ class RewardRules:
         error = result.error
         if error is None:
             try:
-                return Ending(result, await self.aggregator(result), None)
+                reward = await self.aggregator(result)
+                self.failures.note_reward(result)
+                return Ending(result, reward, None)
             except asyncio.CancelledError as cancelled:
                 if being_cancelled():
                     raise
                 error = _reward_error(result, stray("the reward", cancelled))
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
+        return self._end_failed(result, error)
+
+    def _end_failed(self, result: EpisodeResult, error: EpisodeError) -> Ending:
+        """Apply ``on_error``, or the built-in price."""
         penalty = self.errors.penalty(error.cause)
-        if error.cause is Cause.INSIDE_SANDBOX and penalty is not None and not self._told:
-            self._told.append(str(error))
-            logger.warning(
-                "%s. The episode gets a reward of %g instead of an error: a policy that can make "
-                "sandbox operations fail could have its bad episodes run again. If the task is at "
-                'fault, on_error={"inside_sandbox": "raise"} raises. Reported once; the metric '
-                "error/inside_sandbox counts all of them",
-                error,
-                penalty,
-            )
-        reward = None if penalty is None else Reward(penalty, {f"error/{error.cause}": 1.0})
-        return Ending(result, reward, error)
+        built_in = error.cause in self.errors.built_in
+        if built_in and (always := self.failures.note_priced(error)):
+            built_in, error = False, always
+        elif built_in:
+            penalty = least_reward(self.aggregator, result)
+            self.failures.warn_once(error, penalty)
+        if penalty is None:
+            return Ending(result, None, self.failures.note_raised(error))
+        self.failures.note_reward(result, failed=True)
+        return Ending(result, Reward(penalty, {f"error/{error.cause}": 1.0}), error, built_in)
 
 
 def stop_reason(result: EpisodeResult) -> str:
     """Return why an episode ended, in the cookbook's words."""
     if result.limit is not None:
         return _STOP_BY_LIMIT.get(result.limit.type, f"{result.limit.type}_limit")
+    if SOLVER_TIMEOUT in result.metrics:
+        return "solver_timeout"
     return StopReason.MAX_TOKENS if result.truncated else StopReason.COMPLETED
 
 

@@ -81,6 +81,7 @@ class InspectEnv(Env):
     Attributes:
         rollout_limits: Budgets for the cookbook's rollout runner, which reads them here.
         ending: How the episode ended, once it is scored.
+        refusal: Why it is not run at all: the error that its first step raises.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class InspectEnv(Env):
     ) -> None:
         self.rollout_limits = rollout_limits
         self.ending: Ending | None = None
+        self.refusal: EpisodeError | None = None
         self._episode = episode
         self._tokens = tokens
         self._outcomes = outcomes
@@ -129,6 +131,8 @@ class InspectEnv(Env):
             RuntimeError: It was called before; the running episode is not affected.
         """
         self._episode.require_new()
+        if self.refusal is not None:
+            raise self.refusal
         if self._entered:
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True
@@ -276,6 +280,12 @@ class InspectEnv(Env):
         if self._pays_in_steps or self._rules.flat_reward() is not None:
             return 0.0
         return self._own_reward()
+
+    def total(self, final: Reward | None) -> float | None:
+        """Return its own reward, or the group's; ``None`` if a rule for its turns has set one."""
+        if self._rules.flat_reward() is not None:
+            return None
+        return self._own_reward() if final is None else final.value
 
     def lost_replies(self, trajectory: Trajectory) -> int:
         """Count replies that the scored state holds and the trainer's trajectory does not."""

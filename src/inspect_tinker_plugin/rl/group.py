@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import weakref
 from collections.abc import Sequence
@@ -106,6 +107,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 rollout_limits=limits,
                 pays_in_steps=parts.group_reward is None,
             )
+            env.refusal = parts.outcomes.failures.refusal(self.sample.id) if made else None
             envs.append(env)
             if self._recording is not None:
                 self._recording.add(env, episode, tokens)
@@ -173,18 +175,32 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 raise outcome
         endings = [await env.settle() for env in envs]
         finals = await self._final_rewards(endings)
+        least = _least_honest(envs, endings, finals)
         result: list[tuple[float, Metrics]] = []
         for env, ending, final, trajectory in zip(
             envs, endings, finals, trajectory_group, strict=True
         ):
             value = env.unpaid(trajectory) + env.group_share(final)
-            metrics: Metrics = {}
+            metrics: Metrics = {} if result else self._count_retried(envs)
+            total = env.total(final)
+            if ending.has_built_in_price and total is not None:
+                value += min(0.0, least - total)
             if not env.reported_in(trajectory) and ending.reward is not None:
                 metrics |= ending.reward.metrics
             if lost := env.lost_replies(trajectory):
                 metrics[LOST_REPLIES] = lost
             result.append((value, metrics if final is None else {**metrics, **final.metrics}))
         return result
+
+    def _count_retried(self, envs: Sequence[InspectEnv]) -> Metrics:
+        """Count the episodes that failed and are not in the group, by cause."""
+        metrics: Metrics = {}
+        for env in self._made_by(asyncio.current_task()):
+            error = None if env.ending is None or env in envs else env.ending.error
+            if error is not None:
+                name = f"retried/{error.cause}"
+                metrics[name] = metrics.get(name, 0) + 1
+        return metrics
 
     async def _final_rewards(self, endings: Sequence[Ending]) -> Sequence[Reward | None]:
         """Ask the group aggregator, if there is one; ``None`` keeps a member's own reward."""
@@ -260,6 +276,15 @@ class InspectGroupBuilder(EnvGroupBuilder):
         run = log_run(self.handle)
         slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
         return None if run is None else GroupRecording(run, slot)
+
+
+def _least_honest(
+    envs: Sequence[InspectEnv], endings: Sequence[Ending], finals: Sequence[Reward | None]
+) -> float:
+    """Return the least reward of the members that did not fail; infinity if there is none."""
+    members = zip(envs, endings, finals, strict=True)
+    totals = [env.total(final) for env, ending, final in members if ending.error is None]
+    return min((total for total in totals if total is not None), default=math.inf)
 
 
 def _member(ending: Ending) -> GroupMember:

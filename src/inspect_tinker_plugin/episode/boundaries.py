@@ -1,0 +1,242 @@
+"""Attributes exceptions to the part of an episode that raised them, where foreign code is called.
+
+Whoever calls foreign code (a sandbox operation, a tool, a judge, the policy) stamps the cause on
+what it raises; the first stamp stays. Solver, scorer, start-up and reward are the parts that run
+the rest. The table in docs/design/episodes.md has the rules. Texts of messages are never looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from inspect_ai.util import LimitExceededError
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.episode.cancellation import contained
+
+T = TypeVar("T")
+
+_MOST_STAMPS = 64
+"""Stamps that an episode keeps; a solver that handles failures for hours leaves the oldest out."""
+
+_MOMENT = 1.0
+"""Seconds from the end of a call that a time-out has cut off to the ``TimeoutError`` itself."""
+
+_STRONGEST = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.TOOL)
+"""Causes that count wherever an exception was raised about them. ``inside_sandbox`` counts only if
+nothing else does: whoever handles a missing file can fail for reasons of its own."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The cause of an exception, and the call that raised it."""
+
+    cause: Cause
+    call: str = ""
+    """The call in words, e.g. ``read_file() of the sandbox``."""
+
+
+class Boundaries:
+    """What has crossed the boundaries of one episode.
+
+    Attributes:
+        part: Number of the part that runs. What one part leaves running is not a later one's.
+    """
+
+    def __init__(self) -> None:
+        self.part = 0
+        self._stamps: dict[int, tuple[BaseException, Stamp]] = {}
+        self._cut_off: dict[Stamp, float] = {}
+
+    def begin_part(self) -> None:
+        """Let the running context be the episode's, and a new part of it."""
+        self.part += 1
+        _running.set(Part(self, self.part))
+
+    def stamp(self, error: BaseException, stamp: Stamp) -> None:
+        """Stamp an exception, unless it or what it was raised about tells a cause already."""
+        found = self._find(error)
+        if found is not None and found.call:
+            return
+        if len(self._stamps) >= _MOST_STAMPS:
+            del self._stamps[next(iter(self._stamps))]
+        self._stamps[id(error)] = error, Stamp(found.cause if found else stamp.cause, stamp.call)
+
+    def note_cut_off(self, stamp: Stamp) -> None:
+        """Note that a call was cancelled before its end."""
+        self._cut_off[stamp] = time.monotonic()
+
+    def forget(self) -> None:
+        """Forget all exceptions, whose tracebacks hold what the episode has used."""
+        self._stamps.clear()
+
+    def attribute(
+        self, error: BaseException, phase: Cause, *, cut_off_since: float | None = None
+    ) -> Stamp:
+        """Attribute an exception that ended a part of the episode.
+
+        Args:
+            error: The exception, or the whole group that it is a member of.
+            phase: What was running; the cause of an exception that crossed no boundary.
+            cut_off_since: When the limit was reached that it is about, if it is about one.
+        """
+        if phase is Cause.SANDBOX:
+            return Stamp(phase)
+        found = self._find(error)
+        if found is None and is_timeout(error) and cut_off_since is None:
+            cut_off_since = time.monotonic() - _MOMENT
+        if found is None and cut_off_since is not None:
+            late = [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
+            found = _strongest(late) or next(iter(late), None)
+        return found or Stamp(phase)
+
+    def _find(self, error: BaseException, seen: set[int] | None = None) -> Stamp | None:
+        """Return the stamp of an exception, or of what it was raised from or about."""
+        seen = set() if seen is None else seen  # a member may be raised about its own group
+        found = []
+        for link, is_source in _walk_chain(error, seen):
+            stamp = self._of_link(link, seen)
+            if stamp is not None and (is_source or stamp.cause is not Cause.INSIDE_SANDBOX):
+                found.append(stamp)
+        return _strongest(found) or next(iter(found), None)
+
+    def _of_link(self, error: BaseException, seen: set[int]) -> Stamp | None:
+        known, stamp = self._stamps.get(id(error), (None, None))
+        if known is error:
+            return stamp
+        if isinstance(error, BaseExceptionGroup):
+            found = [self._find(member, seen) for member in error.exceptions]
+            # A member that tells nothing is a failure of what was running, and no price is paid.
+            return _strongest(found) or (None if None in found else found[0])
+        return _find_stated(error)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an episode, in whose context foreign code is called."""
+
+    boundaries: Boundaries
+    number: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the part that the episode has come to."""
+        return self.number == self.boundaries.part
+
+
+_running: ContextVar[Part | None] = ContextVar("inspect_rl_boundaries", default=None)
+
+
+def running_part() -> Part | None:
+    """Return the part of an episode that the caller belongs to, if it belongs to any."""
+    return _running.get()
+
+
+def stamp(error: BaseException, cause: Cause, call: str = "") -> None:
+    """Stamp an exception in the running episode, if there is one."""
+    part = _running.get()
+    if part is not None:
+        part.boundaries.stamp(error, Stamp(cause, call))
+
+
+def enclose(cause: Cause, call: str, work: Awaitable[T]) -> Awaitable[T]:
+    """Return what awaits foreign code and stamps what it raises; the work itself without episode.
+
+    Args:
+        cause: The cause of what it raises.
+        call: The call in words.
+        work: The call.
+    """
+    part = _running.get()
+    return work if part is None else _enclosed(part, Stamp(cause, call), work)
+
+
+async def _enclosed(part: Part, stamp: Stamp, work: Awaitable[T]) -> T:
+    try:
+        return await contained(stamp.call, work)
+    except asyncio.CancelledError:
+        if stamp.cause is Cause.JUDGE and part.is_current:
+            part.boundaries.note_cut_off(stamp)
+        raise
+    except Exception as error:
+        part.boundaries.stamp(error, stamp)
+        raise
+
+
+def _strongest(found: Sequence[Stamp | None]) -> Stamp | None:
+    ranked = (each for cause in _STRONGEST for each in found if each and each.cause is cause)
+    return next(ranked, None)
+
+
+def _find_stated(error: BaseException) -> Stamp | None:
+    """Return the cause that an exception states itself: its attribute ``inside_sandbox``."""
+    try:
+        stated = getattr(error, "inside_sandbox", None)
+    except Exception:  # a property of its class
+        return None
+    if not isinstance(stated, bool):
+        return None
+    return Stamp(Cause.INSIDE_SANDBOX if stated else Cause.SANDBOX)
+
+
+def _walk_chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
+    """Yield an exception and those that it was raised about; true if only by ``raise … from``."""
+    left: list[tuple[BaseException | None, bool]] = [(error, True)]
+    while left:
+        current, is_source = left.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current, is_source
+        try:
+            left += [(current.__cause__, is_source), (current.__context__, False)]
+        except Exception:  # properties of its class
+            continue
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether an exception is a ``TimeoutError`` or was raised from one.
+
+    In a group, that of a member is what ends those beside it, and not the other way round.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        [error] = error.exceptions
+    return any(
+        is_source and isinstance(link, TimeoutError)
+        for link, is_source in _walk_chain(error, set())
+    )
+
+
+def first_error(error: Exception) -> Exception:
+    """Return the exception that is reported of a group: the first one in it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def episode_error(
+    error: BaseException, stamp: Stamp, *, task: str, sample_id: int | str | None, epoch: int
+) -> EpisodeError:
+    """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
+    error = first_error(error) if isinstance(error, Exception) else error
+    text: Any = internals.text_of(error)
+    if isinstance(error, LimitExceededError):
+        text = f"{error.message} while scoring"
+    if stamp.call and stamp.cause in (Cause.SANDBOX, Cause.INSIDE_SANDBOX):
+        text = f"{text} (in {stamp.call})"
+    wrapped = EpisodeError(
+        f"{type(error).__name__}: {text}",
+        cause=stamp.cause,
+        task=task,
+        sample_id=sample_id,
+        epoch=epoch,
+        call=stamp.call,
+    )
+    wrapped.__cause__ = error
+    return wrapped
