@@ -164,6 +164,7 @@ def as_rl_dataset(
     Raises:
         ConfigError: The task, the renderer or an option cannot be used.
     """
-    from inspect_tinker_plugin.rl.dataset import as_rl_dataset as build
+    from inspect_tinker_plugin.options import DatasetOptions, read_keywords
+    from inspect_tinker_plugin.rl.dataset import build_dataset
 
-    return build(self, renderer, **options)
+    return build_dataset(self, renderer, DatasetOptions(**read_keywords(options)))

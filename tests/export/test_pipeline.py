@@ -23,8 +23,8 @@ from inspect_tinker_plugin.export import parts
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
 from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
-from inspect_tinker_plugin.tasks.selection import Selection
 
 
 class Seen(list[Any]):

@@ -19,8 +19,8 @@ from inspect_tinker_plugin.export import parts
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport, export_task
 from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.tasks.selection import Selection
 
 TASKS = """
 import asyncio, multiprocessing, os, random, signal

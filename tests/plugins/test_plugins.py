@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, overload
 
@@ -42,8 +43,8 @@ from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, defaul
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, plugin_scorers
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
-from inspect_tinker_plugin.tasks.samples import StagedSamples, plugin_samples
-from inspect_tinker_plugin.tasks.sandboxes import resolve_sandbox
+from inspect_tinker_plugin.tasks.samples import StagedSamples, sample_stages
+from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.testing import call, say
 from inspect_tinker_plugin.tools import resolve_tool_executor
 
@@ -124,7 +125,7 @@ async def test_inspect_rl_tool_executors(tmp_path: Path) -> None:
     "sandbox", ["on_this_machine", {"docker": "on_this_machine"}, {"docker": "local"}], ids=str
 )
 def test_inspect_rl_sandbox_providers(sandbox: Any) -> None:
-    mapping = resolve_sandbox(sandbox)
+    mapping = choose_sandbox(sandbox).mapping
     assert mapping is not None
     assert mapping(SandboxEnvironmentSpec("docker", None)) == SandboxEnvironmentSpec("local", None)
     other = SandboxEnvironmentSpec("k8s", "values.yaml")
@@ -132,7 +133,7 @@ def test_inspect_rl_sandbox_providers(sandbox: Any) -> None:
 
 
 def test_inspect_rl_samples() -> None:
-    samples = plugin_samples(task(acme_max_words=2), task().dataset)
+    samples = StagedSamples(task().dataset, sample_stages(task(acme_max_words=2)))
     assert [(sample.id, sample.input) for sample in samples] == [(2, "ONE TWO")]
 
 
@@ -333,7 +334,7 @@ def test_a_hook_that_exits_ends_no_command(site: Path) -> None:
         """,
     )
     with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised SystemExit: 4"):
-        plugin_samples(task(), [], plugins=Plugins())
+        sample_stages(task(), Plugins())
 
 
 def test_a_hook_that_raises_names_its_package(site: Path) -> None:
@@ -358,7 +359,7 @@ def test_a_hook_that_raises_names_its_package(site: Path) -> None:
     )
     plugins = Plugins()
     with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised ValueError: no samples"):
-        plugin_samples(task(), [], plugins=plugins)
+        sample_stages(task(), plugins)
     with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave \['match'\]"):
         plugin_scorers(task(), plugins=plugins)
     with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave .*EpisodeObserver"):
@@ -436,19 +437,18 @@ def test_a_filter_that_fails_names_package_and_sample() -> None:
 
 
 def test_without_a_plugin_for_the_task_the_samples_are_the_tasks_own() -> None:
-    dataset = task().dataset
-    assert plugin_samples(task(), dataset) is dataset
+    assert sample_stages(task()) == ()
 
 
 @pytest.mark.parametrize("sandbox", [None, "docker", "local", ("docker", "compose.yaml")])
 def test_what_inspect_knows_is_left_to_inspect(sandbox: Any) -> None:
-    assert resolve_sandbox(sandbox) is None
+    assert choose_sandbox(sandbox).mapping is None
 
 
 @pytest.mark.parametrize("sandbox", ["nowhere", {"docker": "nowhere"}], ids=str)
 def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
     with pytest.raises(ConfigError, match=r"'nowhere'.*given: on_this_machine"):
-        resolve_sandbox(sandbox)
+        choose_sandbox(sandbox)
 
 
 class Meddler(EpisodeObserver):
@@ -528,6 +528,20 @@ def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     assert f"({tmp_path / 'broken_rewards.py'}:1)" in listed
     assert "sandbox providers    docker_pool" in listed
     assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
+
+
+def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "later_hook.py").write_text(
+        "from inspect_tinker_plugin.plugins import hookimpl\n\n\n"
+        "@hookimpl\ndef inspect_rl_reward_aggregators():\n    return {}\n\n\n"
+        "@hookimpl\ndef inspect_rl_samples(tsk):\n    return None\n"
+    )
+    [_, broken] = Plugins([EntryPoint("later", "later_hook", "inspect_tinker_plugin")]).plugins
+    assert broken.error is not None
+    assert broken.error.endswith(f"({tmp_path / 'later_hook.py'}:9)")
 
 
 def test_plugins_are_loaded_when_a_name_is_looked_up_and_not_before(tmp_path: Path) -> None:

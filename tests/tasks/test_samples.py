@@ -19,8 +19,8 @@ from tests.rl.policies import renderer
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError, TaskError
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.samples import select_samples
-from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.testing import scripted_model, tokenizer_path
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 

@@ -17,11 +17,13 @@ TASKS = """
 import os
 import random
 import time
+from datetime import datetime
 
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai import Epochs, Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes
+from inspect_ai.scorer import includes, model_graded_qa
 from inspect_ai.solver import generate, solver, use_tools
 from inspect_ai.tool import tool
 
@@ -107,6 +109,36 @@ def look():
         return at
     return execute
 
+@solver
+def noting_times():
+    async def solve(state, generate):
+        started = time.perf_counter()
+        state.store.set("at", time.time())
+        state.store.set("day", datetime.now().isoformat())
+        state.store.set("asked", str(state.model))
+        state = await generate(state)
+        state.store.set("seconds", time.perf_counter() - started)
+        return state
+    return solve
+
+@task
+def timed():
+    return Task(dataset=[Sample(input="a", target="a")], solver=noting_times(), scorer=includes())
+
+@task
+def graded():
+    return Task(dataset=[Sample(input="a", target="a")], scorer=model_graded_qa())
+
+@solver
+def refusing():
+    async def solve(state, generate):
+        raise PrerequisiteError("[bold]the judge[/bold] needs a key")
+    return solve
+
+@task
+def refused():
+    return Task(dataset=[Sample(input="a", target="a")], solver=refusing(), scorer=includes())
+
 @task
 def looking(word="a"):
     return Task(
@@ -168,8 +200,33 @@ def test_a_script_that_is_too_short_shows_nothing(tasks: Path, tmp_path: Path) -
     script.write_text('"Hm."\n')
     result = run(f"{tasks}@agent", "--limit", "1", "--script", script)
     assert result.exit_code == 1
-    assert "inconclusive" in result.output
-    assert "ran out after 1 turn" in result.output
+    assert result.output.count("inconclusive") == 2
+    assert "differs" not in result.output
+    assert result.output.count("ran out after 1 turn") == 2
+
+
+def test_a_graded_task_without_a_grader_is_one_line(tasks: Path) -> None:
+    result = run(f"{tasks}@graded", "--limit", "1")
+    assert result.exit_code == 1
+    assert result.output.splitlines() == [
+        f"sample 1, {side}: cannot be compared: the policy would be the grader; "
+        "--model-role grader=PROVIDER/MODEL"
+        for side in ("messages", "tokens")
+    ] + ["2 runs, 0 agree"]
+
+
+def test_clocks_and_the_policy_s_name_do_not_count(tasks: Path) -> None:
+    result = run(f"{tasks}@timed", "--limit", "1", "--ignore", "store.second*")
+    assert result.exit_code == 0, result.output
+    differing = run(f"{tasks}@timed", "--limit", "1", "--side", "messages")
+    assert "  store.seconds: eval " in differing.output
+    assert len(differing.output.splitlines()) == 3
+
+
+def test_inspect_s_markup_is_not_shown(tasks: Path) -> None:
+    result = run(f"{tasks}@refused", "--limit", "1")
+    assert "needs a key" in result.output
+    assert "[bold]" not in result.output
 
 
 @pytest.mark.parametrize(

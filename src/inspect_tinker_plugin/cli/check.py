@@ -62,6 +62,12 @@ SAMPLES = 3
     show_default=True,
     help="Seconds that one run of a sample may take before it is given up.",
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATH",
+    help="A place that is not compared, as a difference names it (store.seconds; * is anything).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run instead.")
 @reported
 def check(**choices: Any) -> None:
@@ -70,8 +76,9 @@ def check(**choices: Any) -> None:
     Both sides get the same scripted replies, and one epoch of the same sample; the first three
     unless --limit or --sample-id says otherwise. The comparison covers what the model saw and which
     tools it was offered at every turn, tool results, final messages, scores, the limit, the
-    error, the store. Exit codes: 0 they agree; 1 they differ, or a run shows nothing because
-    both sides failed, the script ran out or the solver did not end; 2 wrong usage.
+    error, the store; not times of the clock, nor the policy's name. Exit codes: 0 they agree; 1
+    they differ, or a run shows nothing because both sides failed, the script ran out, the solver
+    did not end or the policy would be the grader; 2 wrong usage.
     """
     runs = agreed = 0
     interrupted = False
@@ -133,6 +140,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
                 side=side,
                 overrides=Overrides(solver=make_solver, sandbox=options.sandbox),
                 timeout=choices["timeout"],
+                ignore=choices["ignore"],
             )
             yield Run(resolved.task.name, sample.id, side, report)
 
@@ -157,6 +165,12 @@ def _lines(run: Run, *, as_json: bool) -> Iterator[str]:
         return
     turns = counted(report.turns, "turn")
     failed = "" if report.both_failed is None else f": {report.both_failed}"
+    if report.missing_grader is not None:
+        yield (
+            f"{report.name}, {run.side}: cannot be compared: the policy would be the grader; "
+            f"--model-role {report.missing_grader}=PROVIDER/MODEL"
+        )
+        return
     yield f"{report.name}, {run.side}: {report.verdict}{failed} ({turns})"
     yield from describe(report, failure=False)[1:]
     if report.uncalled_tools:
@@ -174,6 +188,7 @@ def _as_json(run: Run) -> dict[str, Any]:
         "agrees": report.agrees,
         "turns": report.turns,
         "both_failed": report.both_failed,
+        "missing_grader": report.missing_grader,
         "faults": list(report.faults),
         "differences": [_difference(asdict(each)) for each in report.differences],
         "uncalled_tools": report.uncalled_tools,

@@ -106,6 +106,10 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
+    if type(error).__module__.startswith("inspect_ai."):
+        from inspect_tinker_plugin.inspect_internals import in_one_line
+
+        text = in_one_line(error)
     return f"{type(error).__name__}: {text} (unexpected; --traceback shows where it comes from)"
 
 

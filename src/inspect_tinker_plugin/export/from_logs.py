@@ -23,7 +23,7 @@ from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.export.schema import Format, Row
 from inspect_tinker_plugin.rewards.logged import Entry, Index, find_logs, index_logs
-from inspect_tinker_plugin.tasks.selection import held_out_hashes, sample_hash
+from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 
 VERSION = 1
 """Version of what is written; raised when an older beginning can no longer be continued."""

@@ -21,9 +21,9 @@ from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_targe
 from inspect_tinker_plugin.export.layouts import prompt_schema
 from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.rows import ExportOptions, Rows, WorkerError, WorkerRows
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.tasks.samples import select_samples
-from inspect_tinker_plugin.tasks.selection import Selection
 
 logger = getLogger(__name__)
 

@@ -23,11 +23,10 @@ from inspect_tinker_plugin.export.first_turn import FirstTurns
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, prompt_row
 from inspect_tinker_plugin.export.parts import Failure
 from inspect_tinker_plugin.export.schema import FORMATS, Format, Row
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.options import EpisodeOptions, Selection
 from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.processes.workers import dump, worker_pool
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, task_reference
-from inspect_tinker_plugin.tasks.selection import Selection
 
 logger = getLogger(__name__)
 

@@ -61,16 +61,19 @@ __all__ = [
     "task_run_dir",
     "unique_scorer_name",
     "unqualified_name",
+    "without_markup",
 ]
 
 
 def in_one_line(error: BaseException) -> str:
     """Return the message of an error, without line breaks and without Inspect's markup."""
-    text = str(getattr(error, "message", None) or error)
-    plain = re.sub(
-        r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text
-    )
-    return " ".join(plain.split()).removeprefix("ERROR: ") or repr(error)
+    text = without_markup(str(getattr(error, "message", None) or error))
+    return " ".join(text.split()).removeprefix("ERROR: ") or repr(error)
+
+
+def without_markup(text: str) -> str:
+    """Return a message of Inspect without the markup that it gives its own display."""
+    return re.sub(r"\[/?(?:bold|italic|red|green|yellow|blue|magenta|cyan|link)\b[^]]*\]", "", text)
 
 
 @contextmanager

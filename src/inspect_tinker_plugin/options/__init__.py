@@ -14,6 +14,7 @@ from inspect_tinker_plugin.options.declared import (
     read_keywords,
     signature_of,
 )
+from inspect_tinker_plugin.options.selection import Selection
 
 __all__ = [
     "COMMANDS",
@@ -22,6 +23,7 @@ __all__ = [
     "DatasetOptions",
     "EpisodeOptions",
     "Option",
+    "Selection",
     "declared_options",
     "documented",
     "read_keywords",

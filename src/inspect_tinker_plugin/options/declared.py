@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, OnError
 from inspect_tinker_plugin.contracts.policy import read_side_models
 from inspect_tinker_plugin.contracts.wording import suggestion
+from inspect_tinker_plugin.options.selection import Selection
 
 if TYPE_CHECKING:
     from inspect_ai.model import Model
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.contracts.episodes import SolverLike
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
     from inspect_tinker_plugin.contracts.samplers import SamplerSpec
-    from inspect_tinker_plugin.tasks.selection import Selection
 
 T = TypeVar("T")
 
@@ -61,25 +61,15 @@ class EpisodeOptions:
     """How episodes of one dataset are run; plain values, shared by all of them."""
 
     max_turns: int | None = option(
-        None,
-        "Maximum model calls per episode; then its state is scored.",
-        "rollout",
-        "train",
+        None, "Maximum model calls per episode; then its state is scored.", *ROLLING
     )
     message_limit: int | None = option(None, "Maximum messages per conversation.", *RUNNING)
-    token_limit: int | None = option(
-        None,
-        "Maximum tokens per episode, over all models.",
-        *RUNNING,
-    )
+    token_limit: int | None = option(None, "Maximum tokens per episode, over all models.", *RUNNING)
     time_limit: int | None = option(
         None,
         "Maximum seconds of wall-clock time per episode, including sampling.",
-        "bench",
-        "check",
         "export",
-        "rollout",
-        "train",
+        *RUNNING,
     )
     working_limit: int | None = option(
         None,
@@ -97,10 +87,7 @@ class EpisodeOptions:
     max_sandboxes: int | None = option(
         None,
         "Maximum sandboxes in parallel (per provider and process).",
-        "audit",
-        "export",
-        "rollout",
-        "train",
+        *("audit", "export", *ROLLING),
     )
     max_subprocesses: int | None = option(
         None,
@@ -222,8 +209,6 @@ class DatasetOptions(EpisodeOptions):
         Raises:
             ConfigError: Two of the choices exclude each other, or one chooses nothing.
         """
-        from inspect_tinker_plugin.tasks.selection import Selection
-
         return Selection(
             limit=self.limit,
             sample_id=self.sample_id,
@@ -320,13 +305,14 @@ def declared_options() -> list[Option]:
 
 
 def read_keywords(
-    keywords: Mapping[str, Any], *, function: str = "as_rl_dataset"
+    keywords: Mapping[str, Any], *, function: str = "as_rl_dataset", stacklevel: int = 3
 ) -> dict[str, Any]:
     """Check the names of keywords, and replace old names with a warning.
 
     Args:
         keywords: The caller's keywords.
         function: The called function, for messages.
+        stacklevel: Of the warning; 3 is who calls the function that calls this one.
 
     Raises:
         TypeError: There is no option of this name; a close one is suggested.
@@ -338,7 +324,7 @@ def read_keywords(
             continue
         value = read.pop(old)
         warnings.warn(
-            f"{function}: {old} is now called {new}", DeprecationWarning, stacklevel=_outside()
+            f"{function}: {old} is now called {new}", DeprecationWarning, stacklevel=stacklevel
         )
         if value is not None and read.get(new) is not None:
             raise ConfigError(f"{function}: give {new} or its old name {old}, not both")
@@ -377,15 +363,6 @@ def documented(text: str) -> str:
     indent = line[: line.index("{options}")]
     lines = [f"{indent}{each.name}: {each.help}" for each in declared_options()]
     return text.replace(line, "\n".join(lines))
-
-
-def _outside() -> int:
-    """Return the stack level, for a warning, of the code that called this package."""
-    frame, level = inspect.currentframe(), 0
-    ours = str(Path(__file__).parents[1])
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ else. The error for an unknown name mentions it, since it may be what is missing
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ NAMING_HOOKS = (
 """Hooks that provide objects by name, called once when a plugin is loaded."""
 
 COMMANDS_HOOK = "inspect_rl_commands"
+
+_KNOWN = "; the hooks are "
+"""What separates an error from the names of all hooks."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_"))
 """Every hook, in the order of ``hookspecs.py``."""
@@ -257,8 +261,9 @@ def _place(error: BaseException, loaded: object) -> str:
             Path(frame.filename).parts
         ):
             return f" ({frame.filename}:{frame.lineno})"
+    told = str(error).partition(_KNOWN)[0]
     for name, value in vars(loaded).items() if hasattr(loaded, "__dict__") else ():
-        if name.startswith("inspect_rl_") and name in str(error) and hasattr(value, "__code__"):
+        if name in re.findall(r"inspect_rl_\w+", told) and hasattr(value, "__code__"):
             return f" ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
     file = getattr(loaded, "__file__", None)
     return f" ({file})" if file else ""
@@ -276,7 +281,7 @@ def _trial(loaded: object) -> pluggy.PluginManager:
         trial.register(loaded)
         trial.check_pending()
     except pluggy.PluginValidationError as ex:
-        raise PluginError(f"{' '.join(str(ex).split())}; the hooks are {', '.join(HOOKS)}") from ex
+        raise PluginError(f"{' '.join(str(ex).split())}{_KNOWN}{', '.join(HOOKS)}") from ex
     return trial
 
 
@@ -291,7 +296,7 @@ def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ..
         if name.startswith("inspect_rl_") and name not in hooks:
             raise PluginError(f"{name} is not marked with @hookimpl")
     if not hooks:
-        raise PluginError(f"it implements no hook; the hooks are {', '.join(HOOKS)}")
+        raise PluginError(f"it implements no hook{_KNOWN}{', '.join(HOOKS)}")
     return tuple(hook for hook in HOOKS if hook in hooks)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.options import Selection
+from inspect_tinker_plugin.tasks.contents import content_hash, sample_content
 from inspect_tinker_plugin.tasks.loading import describe_part
 from inspect_tinker_plugin.tasks.reference import (
     ResolvedTask,
@@ -12,7 +14,6 @@ from inspect_tinker_plugin.tasks.reference import (
 )
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
-from inspect_tinker_plugin.tasks.selection import Selection, content_hash, sample_content
 
 __all__ = [
     "ResolvedTask",

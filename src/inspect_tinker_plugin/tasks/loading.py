@@ -70,19 +70,10 @@ def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
     Raises:
         TaskError: There is no such solver, or its code failed.
     """
-    try:
-        with with_policy():
-            return internals.solver_from_spec(
-                internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
-            )
-    except internals.PrerequisiteError as error:
-        raise TaskError(f"solver {spec!r}: {internals.in_one_line(error)}") from error
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())
-        raise TaskError(
-            f"solver {spec!r} could not be created: {type(error).__name__}: {text}"
-            f"{_place_of(error)}"
-        ) from error
+    with _loading(spec, "solver"):
+        return internals.solver_from_spec(
+            internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
+        )
 
 
 def with_policy() -> AbstractContextManager[None]:
@@ -157,7 +148,7 @@ def _unknown(name: str) -> str:
 
 
 @contextmanager
-def _loading(name: str) -> Iterator[None]:
+def _loading(name: str, kind: str = "task") -> Iterator[None]:
     """Report an error in a task's own code as one line, with its place in that code."""
     try:
         with with_policy():
@@ -165,16 +156,16 @@ def _loading(name: str) -> Iterator[None]:
     except InspectRLError:
         raise
     except internals.PrerequisiteError as error:
-        raise TaskError(f"task {name!r}: {internals.in_one_line(error)}") from error
+        raise TaskError(f"{kind} {name!r}: {internals.in_one_line(error)}") from error
     except (Exception, SystemExit) as error:  # sys.exit() in a script without a main guard
-        text = str(error).strip().replace("\n", " ")
+        text = " ".join(str(error).split())
         if "__registry_info__" in text:  # Inspect tags what it takes for a Task
             raise TaskError(
                 f"task {name!r} is not a Task: its function returned something else."
             ) from error
-        place = _place_of(error)
         raise TaskError(
-            f"task {name!r} could not be created: {type(error).__name__}: {text}{place}"
+            f"{kind} {name!r} could not be created: {type(error).__name__}: {text}"
+            f"{_place_of(error)}"
         ) from error
 
 
@@ -187,6 +178,9 @@ def _place_of(error: BaseException) -> str:
         if "/lib/python" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
+
+
+_LIMITS = ("message", "token", "turn", "time", "working", "cost")
 
 
 def same_task(first: Task, second: Task) -> bool:
@@ -208,12 +202,7 @@ def _outline(task: Task) -> tuple[object, ...]:
         describe_part(task.scorer),
         str(task.sandbox),
         task.config.model_dump(exclude_none=True),
-        task.message_limit,
-        task.token_limit,
-        task.turn_limit,
-        task.time_limit,
-        task.working_limit,
-        task.cost_limit,
+        [getattr(task, f"{limit}_limit") for limit in _LIMITS],
         task.epochs,
         str(task.metadata),
         {role: str(model) for role, model in (task.model_roles or {}).items()},

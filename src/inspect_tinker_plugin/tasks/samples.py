@@ -12,7 +12,7 @@ import inspect
 import random
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -23,8 +23,8 @@ from inspect_ai.dataset import MemoryDataset, Sample
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, PluginError, TaskError
 from inspect_tinker_plugin.contracts.observers import SampleStage
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.plugins.manager import Plugin, Plugins, default_plugins
-from inspect_tinker_plugin.tasks.selection import Selection
 
 _SHOWN = 8
 """Number of ids that a message lists."""
@@ -54,9 +54,6 @@ class SelectedSamples(Sequence[Sample]):
             return SelectedSamples(self._samples, self._positions[index])
         return self._samples[self._positions[index]]
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (self._samples[position] for position in self._positions)
-
     def subset(self, indices: Iterable[int]) -> SelectedSamples:
         """Choose again among these samples, by their index in this sequence."""
         return SelectedSamples(self._samples, array("q", (self._positions[i] for i in indices)))
@@ -84,9 +81,7 @@ def select_samples(
         )
     if len(task.dataset) == 0:
         raise TaskError(f"task {task.name!r} has no samples")
-    samples = plugin_samples(task, task.dataset, plugins=plugins)
-    if not isinstance(samples, StagedSamples):
-        samples = NumberedSamples(samples)
+    samples = StagedSamples(task.dataset, sample_stages(task, plugins))
     size = len(samples)
     if size == 0:
         raise TaskError(f"plugins drop every sample of task {task.name!r}")
@@ -122,24 +117,15 @@ def with_id(sample: Sample, position: int) -> Sample:
     return sample if sample.id is not None else sample.model_copy(update={"id": position + 1})
 
 
-def plugin_samples(
-    task: Task, samples: Sequence[Sample], *, plugins: Plugins | None = None
-) -> Sequence[Sample]:
-    """Apply every plugin's filter and transformation to the samples of a task.
+Stages = tuple[tuple[Plugin, SampleStage], ...]
+"""What plugins do with the samples of a task, in their order."""
 
-    Args:
-        task: The task, as the hooks see it.
-        samples: Its samples; left as they are.
-        plugins: Where hooks are looked up; the installed plugins when not given.
 
-    Returns:
-        ``samples`` itself when no plugin has anything to do. Otherwise a sequence that works
-        on a sample when it is asked for; the first use passes over the dataset if, and only
-        if, there is a filter.
+def sample_stages(task: Task, plugins: Plugins | None = None) -> Stages:
+    """Ask every plugin for its filter and transformation of the samples of a task.
 
     Raises:
-        PluginError: A hook raised or returned something that is not a stage; later, when a sample
-            is asked for, that its filter or transformation failed.
+        PluginError: A hook raised or returned something that is not a stage.
     """
     stages: list[tuple[Plugin, SampleStage]] = []
     for plugin, stage in (plugins or default_plugins()).call("inspect_rl_samples", task=task):
@@ -156,28 +142,17 @@ def plugin_samples(
                     f"SampleStage whose {part} is {function!r:.80}, not a function"
                 )
         stages.append((plugin, stage))
-    return StagedSamples(samples, tuple(stages)) if stages else samples
-
-
-class NumberedSamples(Sequence[Sample]):
-    """The samples of a dataset, those without id numbered from 1 as an eval numbers them."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]  # no slices needed
-        return with_id(self._samples[index], index)
+    return tuple(stages)
 
 
 class StagedSamples(Sequence[Sample]):
-    """Samples seen through the stages of plugins."""
+    """Samples seen through the stages of plugins; those without id are numbered, as in an eval.
 
-    def __init__(
-        self, samples: Sequence[Sample], stages: tuple[tuple[Plugin, SampleStage], ...]
-    ) -> None:
+    It works on a sample when it is asked for; the first use passes over the dataset if, and only
+    if, there is a filter. What a plugin raises then is a ``PluginError``.
+    """
+
+    def __init__(self, samples: Sequence[Sample], stages: Stages) -> None:
         self._samples = samples
         self._stages = stages
         self._filtered = any(stage.keep is not None for _, stage in stages)
@@ -186,17 +161,13 @@ class StagedSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._indices())
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(index, slice):
-            return [self._staged(i) for i in self._indices()[index]]
-        return self._staged(self._indices()[index])
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self._staged(index) for index in self._indices())
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]  # no slices needed
+        position = self._indices()[index]
+        sample = self._apply(position)
+        if sample is None:
+            id = self._samples[position].id
+            raise PluginError(f"sample {id!r} was kept once and dropped later")
+        return sample
 
     def _indices(self) -> Sequence[int]:
         if not self._filtered:
@@ -207,16 +178,13 @@ class StagedSamples(Sequence[Sample]):
             ]
         return self._kept
 
-    def _staged(self, index: int) -> Sample:
-        sample = self._apply(index)
-        if sample is None:
-            raise PluginError(f"sample {self._samples[index].id!r} was kept once and dropped later")
-        return sample
-
     def _apply(self, index: int) -> Sample | None:
         """Run the stages in turn; ``None`` as soon as one drops the sample."""
         # Samples without an id are numbered by their position in the task, whatever is dropped.
-        sample = deepcopy(with_id(self._samples[index], index))
+        sample = with_id(self._samples[index], index)
+        if not self._stages:
+            return sample
+        sample = deepcopy(sample)
         sample_id = sample.id
         for plugin, stage in self._stages:
             who = f"plugin {plugin.name!r} ({plugin.label})"

@@ -74,31 +74,18 @@ class SandboxChoice:
 def choose_sandbox(sandbox: Any) -> SandboxChoice:
     """Interpret ``sandbox=``, for everything that runs episodes.
 
+    Args:
+        sandbox: A plugin's provider by name, a mapping of types to providers, or what Inspect
+            itself takes (a type that it knows, a specification, a tuple).
+
     Raises:
         ConfigError: The name is known neither to a plugin nor to Inspect.
     """
-    mapping = resolve_sandbox(sandbox)
-    return SandboxChoice(sandbox if mapping is None else None, mapping)
-
-
-def resolve_sandbox(sandbox: Any) -> ProviderMapping | None:
-    """Interpret ``sandbox=`` as a plugin's provider, or as a mapping from types to providers.
-
-    Args:
-        sandbox: the caller's value.
-
-    Returns:
-        The mapping to apply to the specification of the task and of each sample, or ``None``
-        when ``sandbox`` is for Inspect itself (a type it knows, a specification, a tuple).
-
-    Raises:
-        ConfigError: the name is known neither to a plugin nor to Inspect.
-    """
     if isinstance(sandbox, Mapping):
-        return ProviderMapping(dict(sandbox))
+        return SandboxChoice(None, ProviderMapping(dict(sandbox)))
     if not isinstance(sandbox, str) or _known_to_inspect(sandbox):
-        return None
-    return ProviderMapping({"*": sandbox})
+        return SandboxChoice(sandbox, None)
+    return SandboxChoice(None, ProviderMapping({"*": sandbox}))
 
 
 def _mapper(name: object) -> SandboxMapper:

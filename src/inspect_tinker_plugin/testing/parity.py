@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from inspect_ai.dataset import Sample
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing.cases import ParityCase
@@ -45,6 +46,8 @@ class ParityReport:
     """Why the run shows less than it should: a script that does not fit, an unmet expectation."""
     both_failed: str | None = None
     """The error that both sides failed with, if it was not expected: type and message."""
+    missing_grader: str | None = None
+    """A model role that has to be set first: the policy would have been the grader."""
     eval_side: Trace | None = None
     episode_side: Trace | None = None
 
@@ -56,6 +59,8 @@ class ParityReport:
     @property
     def verdict(self) -> Verdict:
         """What the run showed."""
+        if self.missing_grader is not None:
+            return "inconclusive"
         if self.differences:
             return "differs"
         if self.both_failed is not None:
@@ -93,6 +98,7 @@ async def check_parity_async(
     overrides: Overrides = NO_OVERRIDES,
     allow_errors: bool = False,
     timeout: float | None = TIMEOUT,
+    ignore: Sequence[str] = (),
 ) -> list[ParityReport]:
     """Run samples of a task on both sides with the same scripted replies and compare.
 
@@ -107,6 +113,7 @@ async def check_parity_async(
         overrides: Replacements for parts of the task, on both sides.
         allow_errors: Let samples agree that fail in the same way on both sides.
         timeout: Seconds that one run of a sample may take.
+        ignore: Paths whose values are not compared, such as ``store.started``; ``*`` is anything.
 
     Returns:
         One report per sample.
@@ -134,6 +141,7 @@ async def check_parity_async(
                 found,
                 same_tokens=side == "messages",
                 allow_errors=allow_errors,
+                ignore=ignore,
             )
         )
     return reports
@@ -162,13 +170,22 @@ def _report(
     *,
     same_tokens: bool,
     allow_errors: bool,
+    ignore: Sequence[str],
 ) -> ParityReport:
+    if isinstance(found, Trace) and found.grader is not None:
+        return ParityReport(
+            name=name,
+            differences=[],
+            missing_grader=found.grader,
+            eval_side=expected if isinstance(expected, Trace) else None,
+            episode_side=found,
+        )
     if isinstance(expected, Trace) and isinstance(found, Trace):
         failed = None if allow_errors else _failed_alike(expected, found)
         return ParityReport(
             name=name,
-            differences=compare_traces(expected, found, same_tokens=same_tokens),
-            faults=expected.script_faults,
+            differences=compare_traces(expected, found, same_tokens=same_tokens, ignore=ignore),
+            faults=expected.script_faults or (found.script_faults if found.ran_out else ()),
             both_failed=failed,
             eval_side=expected,
             episode_side=found,
@@ -200,7 +217,7 @@ def _outcome(run: Trace | Exception) -> str:
 
 
 def _failed_alike(expected: Trace, found: Trace) -> str | None:
-    if expected.error is None or found.error is None or expected.script_faults:
+    if expected.error is None or found.error is None or expected.script_faults or found.ran_out:
         return None
     kind, message = expected.error["type"], expected.error["message"]
     # most exceptions are logged as Python shows them, which names the type again
@@ -213,8 +230,7 @@ def _said_once(expected: Trace | Exception, found: Trace | Exception) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    text = " ".join(str(getattr(error, "message", error)).split())
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {internals.in_one_line(error)}"
 
 
 def check_parity(
@@ -299,4 +315,6 @@ def describe(report: ParityReport, *, failure: bool = True) -> list[str]:
     said = failure and report.both_failed is not None
     failed = [f"  both failed: {report.both_failed}"] if said else []
     faults = [f"  {fault}" for fault in report.faults]
+    if report.missing_grader is not None:
+        faults.append(f"  the policy would be the grader; set the role {report.missing_grader!r}")
     return [report.name, *failed, *faults, *shown, *more]

@@ -169,7 +169,9 @@ async def run_eval(
             _eval(task, policy_script, options, overrides), api.player, timeout=timeout
         )
     if not log.samples:
-        reason = log.error.message if log.error else f"status {log.status}"
+        reason = f"status {log.status}"
+        if log.error is not None:
+            reason = internals.without_markup(log.error.message)
         raise ParityError(f"inspect_ai.eval ran no sample of task {log.eval.task!r}: {reason}")
     return trace_of_log(log.samples[0], policy=api.player, others=others, ordered=ordered)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from inspect_ai.event import Event, ToolEvent
@@ -19,10 +21,18 @@ from inspect_ai.model import ChatMessage, ModelOutput
 from inspect_ai.scorer import Score
 from pydantic_core import to_jsonable_python
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_NAME
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.testing.replies import Player
+from inspect_tinker_plugin.episode.model import PolicyGradingError
+from inspect_tinker_plugin.testing.replies import SCRIPTED, Player
+
+_DAY = 86_400.0
+
+SCRIPTED_POLICY = f"{SCRIPTED}/{POLICY_NAME}"
+"""The policy's name in the eval."""
 
 Json = Any
 """A JSON value."""
@@ -63,6 +73,10 @@ class Trace:
     """Every tool call that was carried out: function, arguments, result, error."""
     script_faults: Sequence[str] = ()
     """Why the script does not fit this run: it ran out, or has replies left over."""
+    ran_out: bool = False
+    """Whether a script ran out, so that the rest of the run shows nothing."""
+    grader: str | None = None
+    """The model role to set, if the run failed since the policy would have been the grader."""
     log: EvalSample | None = field(default=None, compare=False)
     """The sample as logged."""
 
@@ -191,7 +205,8 @@ def dump_exception(error: BaseException | None) -> Json:
     """Return an exception's type and message, as :func:`dump_logged_error` reads a log's."""
     if error is None:
         return None
-    return {"type": type(error).__name__, "message": getattr(error, "message", repr(error))}
+    message = internals.without_markup(getattr(error, "message", repr(error)))
+    return {"type": type(error).__name__, "message": message}
 
 
 def dump_logged_error(error: EvalError | None) -> Json:
@@ -204,7 +219,7 @@ def dump_logged_error(error: EvalError | None) -> Json:
     last = error.traceback.rpartition("Traceback (most recent call last):")[2]
     shown = re.search(r"^([A-Za-z_][\w.]*)(?::|$)", last, re.MULTILINE)
     kind = shown.group(1) if shown else "unknown"
-    return {"type": kind.rsplit(".", 1)[-1], "message": error.message}
+    return {"type": kind.rsplit(".", 1)[-1], "message": internals.without_markup(error.message)}
 
 
 def dump_tool_events(events: Sequence[Event], names: Names, *, ordered: bool) -> Json:
@@ -246,7 +261,14 @@ def _of_players(
             for name, player in others.items()
         },
         "script_faults": script_faults({"policy": policy, **others}),
+        "ran_out": any(player.exhausted for player in (policy, *others.values())),
     }
+
+
+def _missing_grader(error: BaseException | None) -> str | None:
+    while error is not None and not isinstance(error, PolicyGradingError):
+        error = error.__cause__
+    return None if error is None else error.role or "grader"
 
 
 def trace_of_result(
@@ -271,6 +293,7 @@ def trace_of_result(
         scores=dump_scores({name: each.score for name, each in result.scores.items()}, names),
         limit=dump_limit(result.limit),
         error=dump_exception(None if result.error is None else result.error.__cause__),
+        grader=_missing_grader(result.error),
         store=dump_value(dict(state.store.items()), names),
         metadata=dump_value(state.metadata, names),
         tool_events=dump_tool_events(events if log is None else log.events, names, ordered=ordered),
@@ -326,7 +349,11 @@ class Difference:
 
 
 def compare_traces(
-    eval_side: Trace, episode_side: Trace, *, same_tokens: bool = True
+    eval_side: Trace,
+    episode_side: Trace,
+    *,
+    same_tokens: bool = True,
+    ignore: Sequence[str] = (),
 ) -> list[Difference]:
     """Return all differences between two traces, in the order of the run.
 
@@ -335,12 +362,22 @@ def compare_traces(
         episode_side: The run as an episode.
         same_tokens: Whether both sides count tokens alike. If not, the count in the reason
             of a token or cost limit is left out; nothing else is.
+        ignore: Paths to leave out, with everything below them; ``*`` is anything.
     """
     left, right = eval_side.comparable(), episode_side.comparable()
-    if not same_tokens:
+    if eval_side.ran_out or episode_side.ran_out:
+        # What follows is up to each side: some solvers ask again, and a rollout just ends.
+        played = min(len(eval_side.requests), len(episode_side.requests))
+        left, right = ({"requests": side["requests"][:played]} for side in (left, right))
+    elif not same_tokens:
         for side in (left, right):
             side["limit"] = _without_count(side["limit"])
-    return list(differences(left, right))
+    left_out = [re.compile(re.escape(path).replace(r"\*", ".*") + r"(?![^.\[])") for path in ignore]
+    return [
+        each
+        for each in differences(left, right)
+        if not any(path.match(each.path) for path in left_out)
+    ]
 
 
 def _without_count(limit: Json) -> Json:
@@ -367,9 +404,23 @@ def differences(left: Json, right: Json, path: str = "") -> Iterator[Difference]
 
 
 def _same(left: Json, right: Json) -> bool:
+    if _is_now(left) and _is_now(right):
+        return True
+    if isinstance(left, str) and isinstance(right, str):
+        return left.replace(SCRIPTED_POLICY, POLICY_MODEL) == right  # its name in an eval
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return type(left) is type(right) and bool(left == right)
+
+
+def _is_now(value: Json) -> bool:
+    """Whether a value is a time of today, by a clock that each side reads for itself."""
+    if isinstance(value, str) and len(value) > len("2000-01-01"):
+        try:
+            value = datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return False
+    return isinstance(value, float) and abs(time.time() - value) < _DAY
 
 
 def _short(value: Json, width: int = 160) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -13,14 +15,15 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
+from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
-from inspect_tinker_plugin.tasks.selection import Selection, check_overlap, split_samples
 
 _ONE_BATCH = 1_000_000
 """Groups in a batch of the test set, so that an evaluation is one log."""
@@ -174,3 +177,54 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
 def _all_samples(dataset: InspectRLDataset | InspectRLMixture) -> Iterator[Sample]:
     sources = dataset.sources if isinstance(dataset, InspectRLMixture) else [dataset]
     return chain(*(source.samples for source in sources))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Indices of the samples on each side, in the order in which they were given."""
+
+    train: list[int]
+    test: list[int]
+
+
+def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Split:
+    """Hold out a part of a dataset.
+
+    Which samples are held out depends on their content and the seed only, so it is the same
+    in every process and after a resume. Samples of the same content go to the same side.
+
+    Args:
+        samples: All samples.
+        share: A fraction below 1 (``"0.1"``), a percentage (``"10%"``), or a number of
+            samples (``"50"``).
+        seed: Another seed holds out other samples.
+
+    Raises:
+        ConfigError: The share is none of these, or leaves a side empty.
+    """
+    hashes = [sample_hash(sample) for sample in samples]
+    held = held_out_hashes(Counter(hashes), share, seed=seed)
+    return Split(
+        train=[index for index, each in enumerate(hashes) if each not in held],
+        test=[index for index, each in enumerate(hashes) if each in held],
+    )
+
+
+_SHOWN = 3
+
+
+def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
+    """Refuse test samples that are also trained on.
+
+    Raises:
+        ConfigError: Some are, by :func:`sample_hash`; the message names a few.
+    """
+    held = {sample_hash(sample): sample.id for sample in test}
+    shared = {held[each]: sample.id for sample in train if (each := sample_hash(sample)) in held}
+    if shared:
+        shown = ", ".join(f"{test!r} = {train!r}" for test, train in list(shared.items())[:_SHOWN])
+        more = ", …" if len(shared) > _SHOWN else ""
+        raise ConfigError(
+            f"{len(shared)} of {len(held)} test samples are also trained on (test id = train "
+            f"id: {shown}{more}); hold some out with --test-split, or say --allow-overlap"
+        )

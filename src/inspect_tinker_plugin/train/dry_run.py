@@ -16,13 +16,12 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
-from inspect_tinker_plugin.options import EpisodeOptions
+from inspect_tinker_plugin.options import EpisodeOptions, Selection
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
-from inspect_tinker_plugin.tasks.selection import Selection
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.costs import EpisodeCost, average, plan_lines, plan_of
 from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
