@@ -232,3 +232,9 @@ def test_the_wheel_brings_method_and_command(installed: Installed) -> None:
     assert name == "as_rl_dataset"
     assert file.startswith(str(installed.folder))
     assert "export" in run("-m", "inspect_ai", "rl", "--help", python=installed.python)
+
+
+def test_windows_is_refused_in_one_line() -> None:
+    windows = "import sys; sys.platform = 'win32'\n"
+    asked = "try:\n  import inspect_tinker_plugin\nexcept ImportError as e: print(e)"
+    assert "Linux and macOS" in run("-S", "-c", windows + asked, PYTHONPATH=str(ROOT / "src"))

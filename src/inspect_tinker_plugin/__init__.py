@@ -7,7 +7,13 @@ Tinker cookbook (with PyTorch) only by those that need it.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # no signals, locks of files and process groups as used throughout
+    raise ImportError(
+        "inspect-tinker-plugin runs on Linux and macOS; on Windows, install it in WSL 2"
+    )
 
 from inspect_tinker_plugin import _startup
 

@@ -11,10 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from inspect_ai.log import read_eval_log
 from inspect_ai.model import ModelOutput
+from tests.rl.policies import encode, renderer
+from tests.rl.tasks import arithmetic
 
+from inspect_tinker_plugin.cli.group_rollout import report_rollout
 from inspect_tinker_plugin.cli.policies import read_script
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing import tokenizer_path
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"
@@ -240,3 +245,30 @@ def test_terminal_codes_of_a_model_do_not_reach_the_terminal(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout
     assert "ANSWER: 155" in result.stdout
+
+
+def test_a_task_is_made_once(tmp_path: Path) -> None:
+    file = tmp_path / "warned.py"
+    file.write_text(
+        "import sys\nfrom inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
+        "from inspect_ai.scorer import includes\n\n@task\ndef warned():\n"
+        "    print('made', file=sys.stderr)\n"
+        "    return Task([Sample(input='a', target='a')], scorer=includes())\n"
+    )
+    result = run(str(file))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("made") == 1
+
+
+async def test_a_rollout_that_failed_has_the_turns_that_it_had() -> None:
+    [builder] = as_rl_dataset(arithmetic(1), renderer()).get_batch(0)
+    [env] = await builder.make_envs()
+    assert isinstance(env, InspectEnv)
+    await env.initial_observation()
+    assert env.request is not None
+    env._tokens.parse(encode("1<|im_end|>"), stop_reason=None, request=env.request)
+    await env.close()
+    report = report_rollout(env, 1, task="arithmetic", sample_id="s0")
+    assert (report.turns, report.output_tokens) == (1, len(encode("1<|im_end|>")))
+    assert report.input_tokens > 0
+    await builder.cleanup()

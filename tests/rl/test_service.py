@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.rl.renderer import make_renderer
 from inspect_tinker_plugin.rl.service import no_key, require_server
 
 
@@ -49,3 +50,16 @@ def test_a_key_comes_from_a_variable_a_command_or_a_login(monkeypatch: pytest.Mo
     monkeypatch.undo()
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo key")
     assert no_key("train on", "add --local") is None
+
+
+def test_a_hub_that_cannot_be_reached_is_found_out_before_its_client_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(name: str) -> None:
+        raise AssertionError("the client of the hub tries for a minute")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("inspect_tinker_plugin.rl.renderer.get_tokenizer", never)
+    with pytest.raises(ConfigError, match=r"tokenizer of nobody/nothing .* hub cannot be reached"):
+        make_renderer("qwen3", model="nobody/nothing")

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.workers import worker_pool
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
@@ -252,6 +253,28 @@ class Twice(Sampler):
         return [99] * count
 
 
+class Forgets(Twice):
+    def choose(self, step: int, count: int, /) -> list[int]:
+        return [0] * count
+
+    def learn(self, outcome: GroupOutcome, /) -> None:
+        raise KeyError("seen")
+
+
+class Leaves(Twice):
+    def choose(self, step: int, count: int, /) -> list[int]:
+        raise SystemExit(1)
+
+
+def test_a_plugin_s_broken_sampler_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = default_plugins().catalogue("inspect_rl_samplers").entries["by_level"]
+    monkeypatch.setattr(make, "choose", lambda self, step, count: [])
+    with pytest.raises(ConfigError, match=r"plugin 'acme_tools' of acme-tools 0.2.0\): the samp"):
+        curriculum(tmp_path, sampler="by_level")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -262,9 +285,11 @@ class Twice(Sampler):
         (lambda path: curriculum(None, sampler="curriculum"), "give log_dir"),
         (lambda path: curriculum(path, sampler=None, sampler_logs=["x"]), "needs a sampler"),
         (lambda path: curriculum(path, sampler_logs=["nowhere"]), "no log and no folder nowhere"),
-        (lambda path: curriculum(path, sampler=Twice).get_batch(0), "chose [99, 99], not 2 pos"),
+        (lambda path: curriculum(path, sampler=Twice), "chose [99, 99], not 2 pos"),
+        (lambda path: curriculum(path, sampler=Forgets), "failed: KeyError: 'seen'"),
+        (lambda path: curriculum(path, sampler=Leaves), "failed: SystemExit: 1"),
     ],
-    ids=["name", "number", "no sampler", "number as one", "log_dir", "logs", "no log", "positions"],
+    ids=str,
 )
 def test_what_cannot_be_used_is_one_clear_line(
     tmp_path: Path, make: Callable[[Path], Any], message: str

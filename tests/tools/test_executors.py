@@ -19,6 +19,7 @@ from inspect_tinker_plugin.tools import (
     InspectExecutor,
     LimitedExecutor,
     ScriptedExecutor,
+    ToolExecutorError,
     ToolInvocation,
     resolve_tool_executor,
 )
@@ -241,3 +242,12 @@ async def test_executors_travel_to_worker_processes(spec: Any) -> None:
     executor = pickle.loads(pickle.dumps(resolve_tool_executor(spec)))
     result = await run(looping(add()), adding((1, 2)), executor)
     assert tool_texts(result) == ["3"]
+
+
+async def test_an_executor_that_exits_is_named() -> None:
+    async def leaves(invocation: ToolInvocation) -> ToolResult:
+        raise SystemExit(2)
+
+    script: Script = [say("", call("add", x=1, y=2)), say("3")]
+    with pytest.raises(ToolExecutorError, match=r"leaves' raised SystemExit\(2\) for a call of"):
+        await run(looping(add()), script, executor=leaves)

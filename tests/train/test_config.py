@@ -13,6 +13,7 @@ from inspect_tinker_plugin.rl.recording import training_id
 from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 from inspect_tinker_plugin.train.run import _rollout_command
+from tinker_local import settings as local_settings
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
 
@@ -202,7 +203,11 @@ def test_options_that_are_none_are_refused_with_a_suggestion() -> None:
         config(renderer="qwen99")
 
 
-def test_a_local_run_needs_a_model_folder() -> None:
+@pytest.mark.parametrize("extra", [None, "packages are missing"], ids=["installed", "missing"])
+def test_a_local_run_needs_a_model_folder(
+    extra: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_settings, "missing", lambda: extra)
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-8B is no folder here; leave --model out"):
         check_request(dataclasses.replace(REQUEST, model="Qwen/Qwen3-8B"))
 

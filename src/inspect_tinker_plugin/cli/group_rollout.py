@@ -77,7 +77,16 @@ def report_rollout(
     env: InspectEnv, number: int, *, task: str, sample_id: int | str | None
 ) -> RolloutReport:
     """Describe how an env's episode ended, before the group's rewards are known."""
-    report = RolloutReport(task=task, sample_id=sample_id, number=number, scores={}, metrics={})
+    report = RolloutReport(
+        task=task,
+        sample_id=sample_id,
+        number=number,
+        scores={},
+        metrics={},
+        turns=len(env.turns),
+        input_tokens=sum(turn.length for turn in env.turns),
+        output_tokens=sum(len(turn.sampled) for turn in env.turns),
+    )
     if env.ending is None:
         return report
     result = env.ending.result

@@ -272,7 +272,7 @@ def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     if options["context_window"] is None:
         options["context_window"] = _context_window(choices)
     resolved = load_task(choices)
-    dataset = as_rl_dataset(resolved.ref or resolved.task, renderer, **options)
+    dataset = as_rl_dataset(resolved, renderer, **options)
     freeze_memory_once()
     return dataset
 

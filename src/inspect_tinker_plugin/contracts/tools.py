@@ -78,7 +78,10 @@ class ToolInvocation:
 
     async def run(self) -> ToolResult:
         """Let Inspect carry the call out: call the tool's own function."""
-        result = await self.inspect(**self.arguments)
+        try:
+            result = await self.inspect(**self.arguments)
+        except SystemExit as error:  # the tool's own, not its executor's
+            raise RuntimeError(f"a tool raised {error!r}") from error
         self.given.append(type(result))
         return result
 
@@ -134,15 +137,23 @@ async def carry_out(
         origin: the plugin that it comes from, for the message.
 
     Raises:
-        ToolExecutorError: it returned no tool result. Results of the tool itself are accepted.
+        ToolExecutorError: it returned no tool result, or would have ended the process. Results of
+            the tool itself are accepted.
     """
-    answer: Any = executor(invocation)
-    result: Any = await answer if inspect.isawaitable(answer) else answer
+    name = name or executor_name(executor)
+    try:
+        answer: Any = executor(invocation)
+        result: Any = await answer if inspect.isawaitable(answer) else answer
+    except SystemExit as error:
+        raise ToolExecutorError(
+            f"tool executor {name!r}{origin} raised {error!r} for a call of {invocation.tool!r}",
+            executor=name,
+            tool=invocation.tool,
+        ) from error
     if _is_result(result) or type(result) in invocation.given:
         return cast(ToolResult, result)
     if inspect.iscoroutine(result):
         result.close()
-    name = name or executor_name(executor)
     raise ToolExecutorError(
         f"tool executor {name!r}{origin} gave {result!r:.80} for a call of {invocation.tool!r}, "
         "not a result of a tool: text, a number, content or a list of content",

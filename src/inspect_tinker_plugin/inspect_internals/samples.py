@@ -53,6 +53,7 @@ from inspect_ai.util._limit import (
 from inspect_ai.util._store import init_subtask_store
 
 from inspect_tinker_plugin.contracts.surrogates import spelt_out
+from inspect_tinker_plugin.inspect_internals.tasks import PrerequisiteError, without_markup
 
 __all__ = [
     "PRIVATE_ATTRIBUTES",
@@ -314,6 +315,8 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
+    if isinstance(error, PrerequisiteError):
+        text = without_markup(text)
     return spelt_out(text) or type(error).__name__
 
 

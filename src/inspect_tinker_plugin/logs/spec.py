@@ -74,7 +74,7 @@ def eval_spec(
             max_subprocesses=prepared.options.max_subprocesses,
         ),
         packages=_versions(),
-        tags=["rollouts"],
+        tags=["rollouts", "train" if metadata.get("asked_every") is None else "test"],
         metadata={
             **(task.metadata or {}),
             **metadata,

@@ -29,13 +29,13 @@ from inspect_tinker_plugin.rl.order import Order, Passes, Sampled
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
 from inspect_tinker_plugin.rl.recording import log_folder, open_logs
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
-from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
+from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler, try_sampler
 from inspect_tinker_plugin.samplers.state import FOLDER, SamplerState
 from inspect_tinker_plugin.tasks.loading import with_roles
-from inspect_tinker_plugin.tasks.reference import TaskRef, resolve_task
+from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
 
-TaskLike = Task | Callable[..., Task] | str | TaskRef
+TaskLike = Task | Callable[..., Task] | str | TaskRef | ResolvedTask
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
 
 
@@ -210,19 +210,19 @@ def _sampler_state(handle: TaskHandle, samples: SelectedSamples, first_step: int
     assert options.sampler is not None
     assert options.log_dir is not None
     name = re.sub(r"[^\w.-]+", "-", handle.name)
-    pool = SamplePool(
-        task=handle.name,
-        samples=samples,
-        group_size=options.group_size,
-        seed=options.seed or 0,
-    )
     return SamplerState(
         log_folder(options.log_dir) / FOLDER / name,
         resolve_sampler(options.sampler),
-        pool,
+        _pool(handle, samples),
         first_step=first_step,
         logged=lambda: _logged(handle, samples),
     )
+
+
+def _pool(handle: TaskHandle, samples: SelectedSamples) -> SamplePool:
+    options = handle.options
+    seed = options.seed or 0
+    return SamplePool(task=handle.name, samples=samples, group_size=options.group_size, seed=seed)
 
 
 def _logged(handle: TaskHandle, samples: SelectedSamples) -> list[GroupOutcome]:
@@ -296,7 +296,7 @@ def prepare_task(
         group = parts.group_reward.aggregator
         require_scores("group_reward", options.group_reward, group, scorers)
     if options.sampler is not None:
-        resolve_sampler(options.sampler)
+        try_sampler(options.sampler, _pool(handle, samples), count=options.batch_size)
         if options.log_dir is None:
             raise ConfigError(
                 "a sampler keeps what it learns in the folder of the logs; give log_dir"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_registered
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import suggestion
+from inspect_tinker_plugin.rl.service import why_unreachable
 
 
 def make_renderer(
@@ -42,6 +43,7 @@ def make_renderer(
     else:
         require_renderer(name, option=option)
     source = tokenizer or str(model)
+    _require_hub(source)
     try:
         loaded = get_tokenizer(source)
     except Exception as error:  # each hub and format raises its own errors
@@ -115,13 +117,38 @@ def _built_in_names() -> frozenset[str]:
     return frozenset(str(each.value) for each in compared if isinstance(each, ast.Constant))
 
 
+def _require_hub(source: str) -> None:
+    """Refuse a tokenizer that can only come from the hub when that does not answer.
+
+    The hub's own client would try for a minute, and report every attempt.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or Path(source).exists() or is_tokenizer_registered(source):
+        return
+    if source.startswith(("meta-llama/", "thinkingmachines/")):
+        return  # the cookbook has other tokenizers for them
+    try:
+        cached = try_to_load_from_cache(source.partition(":")[0], "tokenizer_config.json")
+    except ValueError:  # no name of the hub: the loader says so
+        return
+    if cached is None and why_unreachable(constants.ENDPOINT) is not None:
+        raise ConfigError(_NO_HUB.format(source))
+
+
+_NO_HUB = (
+    "the tokenizer of {} is not on this machine, and the Hugging Face hub cannot be reached; check "
+    "the connection, or name a folder that holds the tokenizer"
+)
+
+
 def _why_no_tokenizer(source: str, error: Exception) -> str:
     text = _one_line(error)
     if "connect" in text.lower() or "offline" in text.lower():
-        return (
-            f"the tokenizer of {source} is not on this machine, and the Hugging Face hub cannot "
-            "be reached; check the connection, or name a folder that holds the tokenizer"
-        )
+        return _NO_HUB.format(source)
     return f"the tokenizer of {source} cannot be loaded: {text}"
 
 

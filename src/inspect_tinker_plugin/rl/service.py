@@ -60,15 +60,15 @@ def require_server(base_url: str | None) -> None:
     except ImportError:  # another release: the SDK will say it, later
         return
     address = resolve_base_url(base_url)
-    if (problem := _why_unreachable(f"{address}/api/v1/healthz")) is not None:
+    if (problem := why_unreachable(f"{address}/api/v1/healthz")) is not None:
         raise ConfigError(
             f"no Tinker API server can be reached at {address} ({problem}); check the connection, "
             "and the address in --base-url or TINKER_BASE_URL"
         )
 
 
-def _why_unreachable(address: str) -> str | None:
-    """Return why nobody answers; whatever else goes wrong is left to the SDK."""
+def why_unreachable(address: str) -> str | None:
+    """Return why an address does not answer; what else goes wrong is left to its client."""
     if not address.startswith(("http://", "https://")):
         return "the address does not begin with http:// or https://"
     try:

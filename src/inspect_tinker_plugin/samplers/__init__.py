@@ -7,6 +7,7 @@ from inspect_tinker_plugin.samplers.builtin import Curriculum
 from inspect_tinker_plugin.samplers.resolve import (
     SamplerExpressionError,
     resolve_sampler,
+    try_sampler,
 )
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "SamplerExpressionError",
     "SamplerSpec",
     "resolve_sampler",
+    "try_sampler",
 ]

@@ -27,6 +27,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.journal import Journal
+from inspect_tinker_plugin.samplers.resolve import choose
 
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""
@@ -123,12 +124,7 @@ class SamplerState:
             return self._chosen[step]
         learned = [each for each in self._waiting() if each[:2] not in self._known]
         self._learn(learned)
-        chosen = [int(position) for position in self.sampler.choose(step, count)]
-        if len(chosen) != count or not all(0 <= each < self._size for each in chosen):
-            raise ConfigError(
-                f"the sampler {type(self.sampler).__name__} chose {chosen!r:.80}, not {count} "
-                f"positions below {self._size}"
-            )
+        chosen = choose(self.sampler, step, count, self._size)
         line = {"step": step, "learned": learned, "chosen": chosen}
         self._journal.write({**line, "figures": dict(self.sampler.figures())})
         for number, index, *_ in learned:

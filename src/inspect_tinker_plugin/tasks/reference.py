@@ -84,15 +84,15 @@ class ResolvedTask:
 
 
 def resolve_task(
-    task: Task | Callable[..., Task] | str | TaskRef,
+    task: Task | Callable[..., Task] | str | TaskRef | ResolvedTask,
     task_args: Mapping[str, Any] | None = None,
 ) -> ResolvedTask:
     """Turn a task, or anything that names one, into a live task.
 
     Args:
         task: A Task, a function that returns one, a registered name, a file
-            specification or a reference.
-        task_args: Arguments of the task function; not for a Task or a TaskRef.
+            specification or a reference; or what was resolved before, which stays as it is.
+        task_args: Arguments of the task function; not for what has its arguments already.
 
     Raises:
         TaskNotFoundError: There is no such task; close matches are listed.
@@ -102,12 +102,14 @@ def resolve_task(
 
     from inspect_tinker_plugin.tasks.loading import call_task_function
 
-    if isinstance(task, Task | TaskRef):
+    if isinstance(task, Task | TaskRef | ResolvedTask):
         if task_args:
             raise TaskError(
                 f"task_args ({', '.join(task_args)}) belong to a task function or a name; "
                 f"a {type(task).__name__} has its arguments already."
             )
+        if isinstance(task, ResolvedTask):
+            return task
         if isinstance(task, TaskRef):
             return ResolvedTask(task.resolve(), task, named=True)
         return ResolvedTask(task, task_reference(task))

@@ -170,13 +170,13 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
 
         if request.base_url is not None:
             raise ConfigError("--local starts its own server; leave --base-url out")
-        if reason := local.missing():
-            raise ConfigError(reason)
         if request.model is not None and not Path(request.model).expanduser().is_dir():
             raise ConfigError(
                 f"--local trains a model of this machine, and {request.model} is no folder here; "
                 "leave --model out for the tiny model, or --local to train on the Tinker service"
             )
+        if reason := local.missing():  # last: what cannot work anywhere is refused first
+            raise ConfigError(reason)
         return
     if key and (problem := missing_key(request)):
         raise ConfigError(problem)
