@@ -289,7 +289,7 @@ def test_a_plugin_s_broken_sampler_is_named_before_anything_runs(
         (lambda path: curriculum(path, sampler=Forgets), "failed: KeyError: 'seen'"),
         (lambda path: curriculum(path, sampler=Leaves), "failed: SystemExit: 1"),
     ],
-    ids=str,
+    ids=["name", "number", "none", "digit", "log_dir", "logs", "no log", "place", "learn", "exit"],
 )
 def test_what_cannot_be_used_is_one_clear_line(
     tmp_path: Path, make: Callable[[Path], Any], message: str
