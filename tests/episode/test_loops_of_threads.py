@@ -24,7 +24,7 @@ from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 
 T = TypeVar("T")
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def ask(question: str) -> str:

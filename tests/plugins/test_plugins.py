@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, overload
 
@@ -530,18 +529,16 @@ def test_a_broken_plugin_does_not_take_inspect_down(tmp_path: Path) -> None:
     assert "version" in python("-m", "inspect_ai", "info", "version", path=tmp_path)
 
 
-def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "later_hook.py").write_text(
+def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(site: Path) -> None:
+    code = (
         "from inspect_tinker_plugin.plugins import hookimpl\n\n\n"
         "@hookimpl\ndef inspect_rl_reward_aggregators():\n    return {}\n\n\n"
         "@hookimpl\ndef inspect_rl_samples(tsk):\n    return None\n"
     )
-    [_, broken] = Plugins([EntryPoint("later", "later_hook", "inspect_tinker_plugin")]).plugins
-    assert broken.error is not None
-    assert broken.error.endswith(f"({tmp_path / 'later_hook.py'}:9)")
+    install(site, "later_hook", code)
+    error = plugin(Plugins(), "later_hook").error
+    assert error is not None
+    assert error.endswith("later_hook.py:9)")
 
 
 def test_plugins_are_loaded_when_a_name_is_looked_up_and_not_before(tmp_path: Path) -> None:
