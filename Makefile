@@ -27,7 +27,7 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 # Nothing is built with releases that are not in the lock: the build tools are installed first.
 INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
-BUILD_TOOLS := hatchling hatch-autorun hatch-vcs editables
+BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean

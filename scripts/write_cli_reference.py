@@ -1,6 +1,6 @@
 """Writes what pages say about options, from their declarations; ``--check`` only compares.
 
-``docs/cli.md`` is made from the commands, the table of options in ``README.md`` from
+``docs/cli.md`` is made from the commands, the table of ``docs/options.md`` from
 ``inspect_tinker_plugin.options``, and ``docs/results.md`` from the classes that it lists.
 """
 
@@ -20,7 +20,7 @@ from inspect_tinker_plugin.options import declared_options
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "cli.md"
-README = ROOT / "README.md"
+OPTIONS = ROOT / "docs" / "options.md"
 
 RESULTS = ROOT / "docs" / "results.md"
 
@@ -105,9 +105,9 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
-def readme() -> str:
-    """Return the README with the current table."""
-    text = README.read_text(encoding="utf-8")
+def options() -> str:
+    """Return the page of options with the current table."""
+    text = OPTIONS.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
     return f"{before}{BEGIN}\n{options_table()}\n{after}"
 
@@ -135,7 +135,7 @@ def _class_section(module: str, name: str, met: str) -> str:
 
 def write_pages() -> int:
     """Write the pages, or compare them."""
-    pages = {PAGE: reference(), README: readme(), RESULTS: results()}
+    pages = {PAGE: reference(), OPTIONS: options(), RESULTS: results()}
     stale = [page for page, text in pages.items() if _read(page) != text]
     if "--check" in sys.argv[1:]:
         for page in stale:

@@ -108,8 +108,8 @@ def test_train_has_every_option_that_a_rollout_has() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_the_readme_has_a_row_for_every_option(name: str) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_options_has_a_row_for_every_option(name: str) -> None:
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| `{name}` \|", text, re.MULTILINE)
 
 
