@@ -18,7 +18,7 @@ from inspect_ai.util import LimitExceededError
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
-from inspect_tinker_plugin.episode.cancellation import contained
+from inspect_tinker_plugin.processes.cancellation import contained
 
 T = TypeVar("T")
 

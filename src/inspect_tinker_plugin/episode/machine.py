@@ -22,10 +22,10 @@ from inspect_tinker_plugin.contracts.episodes import (
     TurnRequest,
 )
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
-from inspect_tinker_plugin.episode.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.processes.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.processes.loops import run_in, settle, wait_for_end
 
 logger = getLogger(__name__)

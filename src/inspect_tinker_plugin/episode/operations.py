@@ -22,9 +22,9 @@ from inspect_tinker_plugin.episode.boundaries import (
     Stamp,
     running_part,
 )
-from inspect_tinker_plugin.episode.cancellation import bounded, contained
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 from inspect_tinker_plugin.inspect_internals.turnstile import waited_in_vain
+from inspect_tinker_plugin.processes.cancellation import bounded, contained
 
 Work = Callable[..., Coroutine[Any, Any, Any]]
 

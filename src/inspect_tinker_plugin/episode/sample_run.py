@@ -27,7 +27,6 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.episode.boundaries import Stamp
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained, stray
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import policy_model
 from inspect_tinker_plugin.episode.record import SampleRecord
@@ -39,6 +38,7 @@ from inspect_tinker_plugin.episode.stages import (
     new_state,
 )
 from inspect_tinker_plugin.episode.task import PreparedTask
+from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained, stray
 
 logger = getLogger(__name__)
 

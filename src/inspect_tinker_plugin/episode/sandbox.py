@@ -25,13 +25,13 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.cancellation import (
+from inspect_tinker_plugin.episode.operations import Operations
+from inspect_tinker_plugin.inspect_internals.turnstile import Admission, Turnstile
+from inspect_tinker_plugin.processes.cancellation import (
     GivenUpError,
     bounded,
     uninterrupted,
 )
-from inspect_tinker_plugin.episode.operations import Operations
-from inspect_tinker_plugin.inspect_internals.turnstile import Admission, Turnstile
 
 logger = getLogger(__name__)
 

@@ -26,18 +26,18 @@ from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
 from inspect_tinker_plugin.episode.boundaries import enclose, first_error
-from inspect_tinker_plugin.episode.cancellation import (
+from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on, run_plan
+from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
+from inspect_tinker_plugin.episode.record import SampleRecord
+from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
+from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
+from inspect_tinker_plugin.processes.cancellation import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
     contained,
     raised_by,
     stray,
 )
-from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on, run_plan
-from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
-from inspect_tinker_plugin.episode.record import SampleRecord
-from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
-from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:

@@ -18,9 +18,9 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.episode.cancellation import contained
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, figures, own_metadata
 from inspect_tinker_plugin.logs.spec import EXPECTED_SCORES
+from inspect_tinker_plugin.processes.cancellation import contained
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import ScorePath
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from inspect_tinker_plugin.contracts.errors import RewardError
-from inspect_tinker_plugin.episode.cancellation import (
+from inspect_tinker_plugin.processes.cancellation import (
     being_cancelled,
     bounded,
     contained,

@@ -28,8 +28,8 @@ from tinker_cookbook.rl.types import (
 from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, EpisodeResult
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.episode.runner import Episode
+from inspect_tinker_plugin.processes.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     ResolvedReward,

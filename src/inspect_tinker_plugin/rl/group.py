@@ -16,9 +16,9 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
-from inspect_tinker_plugin.episode.cancellation import uninterrupted
 from inspect_tinker_plugin.logs import GroupSlot
 from inspect_tinker_plugin.options import DatasetOptions
+from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending
 from inspect_tinker_plugin.rl.env import InspectEnv

@@ -26,9 +26,9 @@ from inspect_tinker_plugin.contracts.observers import (
     TurnTaken,
 )
 from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
-from inspect_tinker_plugin.episode.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
+from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
 from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
 
