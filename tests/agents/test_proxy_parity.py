@@ -31,7 +31,6 @@ import inspect_ai
 import pytest
 
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, CallFailedError, ModelApi, Request
-from inspect_tinker_plugin.agents.bridge import LocalClient
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "")
 BINARIES = sorted((Path(inspect_ai.__file__).parent / "binaries").glob(f"*-{ARCHITECTURE}-v*"))
@@ -156,7 +155,7 @@ def ours() -> Iterator[Side]:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=side.port)
         async with listener:
             task_status.started()
-            await listener.serve(lambda stream: ModelApi(call).serve(LocalClient(stream)))
+            await listener.serve(ModelApi(call).serve)
 
     with anyio.from_thread.start_blocking_portal() as portal:
         serving, _ = portal.start_task(listen)
@@ -197,7 +196,6 @@ def chat_reply(message: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 CHAT_REPLIES = {
     "text": chat_reply({"content": LONG}),
-    "empty": chat_reply({"content": ""}),
     "none": chat_reply({"content": None}),
     "call": chat_reply({"content": LONG, "tool_calls": [CHAT_CALL]}),
     "two calls": chat_reply({"content": None, "tool_calls": [CHAT_CALL, CHAT_CALL]}),
@@ -205,9 +203,7 @@ CHAT_REPLIES = {
         {"tool_calls": [{**CHAT_CALL, "function": {"name": "f", "arguments": ""}}]}
     ),
     "custom call": chat_reply({"tool_calls": [{"id": "c", "type": "custom"}]}),
-    "function call": chat_reply({"function_call": {"name": "f", "arguments": LONG}}),
     "fingerprint": chat_reply({"content": "a"}, system_fingerprint="fp"),
-    "no usage": chat_reply({"content": "a"}, usage=None),
     "two choices": chat_reply({}, choices=chat_reply({"content": "b"})["choices"] * 2),
 }
 RESPONSE_ITEMS: dict[str, dict[str, Any]] = {
@@ -239,15 +235,6 @@ RESPONSE_ITEMS: dict[str, dict[str, Any]] = {
     },
     "custom tool call": {"type": "custom_tool_call", "id": "c", "input": LONG},
     "computer call": {"type": "computer_call", "id": "c"},
-    "web search": {"type": "web_search_call", "id": "w", "status": "completed"},
-    "file search": {"type": "file_search_call", "id": "w"},
-    "image": {"type": "image_generation_call", "id": "w"},
-    "code": {"type": "code_interpreter_call", "id": "w", "code": LONG},
-    "no code": {"type": "code_interpreter_call", "id": "w"},
-    "mcp": {"type": "mcp_call", "id": "w", "arguments": LONG},
-    "mcp failed": {"type": "mcp_call", "id": "w", "arguments": "", "error": "no"},
-    "mcp list": {"type": "mcp_list_tools", "id": "w"},
-    "mcp list failed": {"type": "mcp_list_tools", "id": "w", "error": "no"},
     "unknown": {"type": "local_shell_call", "id": "w"},
 }
 
@@ -312,7 +299,7 @@ def cases() -> Iterator[Any]:
     yield case("usage", CHAT, BODIES[CHAT] | {"reply": CHAT_REPLIES["text"]} | with_usage)
 
     for path in PATHS:
-        for status in (None, 400, 401, 403, 404, 413, 418, 429, 500, 503, 529):
+        for status in (None, 401, 413, 418, 429, 500, 529):
             error = {"status": status, "message": "No — really", "body": {"message": "a", "x": 1}}
             yield case(
                 f"{path} error {status}", path, BODIES[path] | {"reply": {PROVIDER_ERROR: error}}
@@ -326,19 +313,14 @@ def cases() -> Iterator[Any]:
             yield case(f"{path} model {model}", path, BODIES[path] | {"model": model, "reply": {}})
         yield case(f"{path} headers", path, BODIES[path] | {"reply": {}}, x_own="1", accept="a")
         yield case(f"{path} text", path, BODIES[path] | {"reply": {}}, content_type="text/plain")
-        yield case(
-            f"{path} charset",
-            path,
-            BODIES[path] | {"reply": {}},
-            content_type="Application/JSON; charset=utf-8",
-        )
+        kind = "Application/JSON; charset=utf-8"
+        yield case(f"{path} charset", path, BODIES[path] | {"reply": {}}, content_type=kind)
         for name, text in {"empty": "", "broken": "{", "list": "[1]", "null": "null"}.items():
             yield case(f"{path} {name}", path, text)
-        for method in ("GET", "PUT", "OPTIONS", "DELETE"):
+        for method in ("GET", "OPTIONS"):
             yield case(f"{path} {method}", path, "", method)
-    for path in ("/", "/v1/models", "/v1/embeddings", "/chat/completions", f"{CHAT}/", "/mcp"):
+    for path in ("/", "/v1/models", f"{CHAT}/", "/mcp"):
         yield case(f"no {path}", path, {})
-        yield case(f"no {path} GET", path, "", "GET")
     yield case("query", f"{CHAT}?beta=true", BODIES[CHAT] | {"reply": {"a": 1}})
     yield case("encoded", "/v1/chat%2Fcompletions", BODIES[CHAT] | {"reply": {"a": 1}})
     yield case("short google", "/models/g:generateContent", {"reply": {"a": 1}})
@@ -464,9 +446,9 @@ async def test_a_program_that_leaves_while_its_stream_waits_is_nobodys_fault(
 
         async def send(self, data: bytes) -> None:
             if b"ping" in data:
-                raise ConnectionError("it has left")
+                raise anyio.BrokenResourceError
 
-        async def close(self) -> None:
+        async def aclose(self) -> None:
             pass
 
     async def call(method: str, params: dict[str, Any]) -> Any:

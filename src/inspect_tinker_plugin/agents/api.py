@@ -13,6 +13,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -23,7 +24,6 @@ import anyio
 import h11
 
 from inspect_tinker_plugin.agents import dialects
-from inspect_tinker_plugin.inspect_internals import inner_exception
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +56,15 @@ class CallFailedError(Exception):
 
 
 class Client(Protocol):
-    """A connection of a program."""
+    """A connection of a program, as anyio's streams are; with their exceptions."""
 
     async def receive(self) -> bytes:
-        """Return what was received; nothing at the end."""
+        """Wait for some bytes."""
 
     async def send(self, data: bytes) -> None:
-        """Send; raises ``ConnectionError`` when the client is gone."""
+        """Send some bytes."""
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connection once all is sent. Safe to call again."""
 
 
@@ -117,19 +117,18 @@ class ModelApi:
                 await _refuse(client, wire, request)
             elif request is not None:
                 await _respond(client, wire, request.method, await self.answer(request))
-        except ConnectionError:
-            return
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # the client left
         except CallFailedError:
             raise
         except Exception as ex:
-            fault = inner_exception(ex)
-            if not isinstance(fault, ConnectionError):
-                self._report(ex)
-                await _refuse(client, wire, _failure(fault))
+            self._report(ex)
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await _refuse(client, wire, _failure(ex))
         finally:
             self._held -= len(body)
             with anyio.CancelScope(shield=True):
-                await client.close()
+                await client.aclose()
 
     async def _read(
         self, client: Client, wire: h11.Connection, body: bytearray
@@ -153,7 +152,10 @@ class ModelApi:
                 if wire.they_are_waiting_for_100_continue:
                     go_on = h11.InformationalResponse(status_code=100, headers=[])
                     await client.send(wire.send(go_on) or b"")
-                wire.receive_data(await client.receive())
+                try:
+                    wire.receive_data(await client.receive())
+                except anyio.EndOfStream:
+                    wire.receive_data(b"")
             elif isinstance(event, h11.Request):
                 head = event
             elif isinstance(event, h11.Data):

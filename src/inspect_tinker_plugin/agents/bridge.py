@@ -8,17 +8,18 @@ are not affected, nor are sandboxes that cannot run the relay.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from inspect import signature
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import anyio
-from anyio.abc import SocketStream, TaskGroup
+from anyio.abc import TaskGroup
 from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -83,7 +84,10 @@ async def _serve(stand_in: BridgeSandbox, name: str, methods: dict[str, Any], st
 
 
 class BridgeSandbox:
-    """What Inspect's bridge takes for its sandbox: its port leads to this process."""
+    """What Inspect's bridge takes for its sandbox, whose port leads to this process.
+
+    It is the proxy's process, too, which lives as long as the bridge.
+    """
 
     _tools_user = None
 
@@ -92,17 +96,29 @@ class BridgeSandbox:
         self._port = 0
         self._asked = anyio.Event()
         self._listening = anyio.Event()
+        self._killed = anyio.Event()
 
     def default_polling_interval(self) -> float:
         """Do nothing: nothing is polled."""
         return 0.0
 
-    async def exec_remote(self, cmd: list[str], options: Any) -> _Proxy:
+    async def exec_remote(self, cmd: list[str], options: Any) -> BridgeSandbox:
         """Open the bridge's port instead of starting a proxy; return when it is open."""
         self._port = int(options.env[f"{internals.MODEL_SERVICE.upper()}_PORT"])
         self._asked.set()
         await self._listening.wait()
-        return _Proxy()
+        return self
+
+    def __aiter__(self) -> BridgeSandbox:
+        return self
+
+    async def __anext__(self) -> object:
+        await self._killed.wait()
+        raise StopAsyncIteration
+
+    async def kill(self) -> None:
+        """End the iteration; the port is served until the bridge ends."""
+        self._killed.set()
 
     async def serve(self, calls: Calls) -> None:
         """Serve programs until cancelled.
@@ -125,88 +141,38 @@ class BridgeSandbox:
                     await anyio.sleep(_GRACE_SECONDS)
                     raise AgentBridgeError(f"a model call could not be carried out: {reason}")
 
-                if self._relay is None:
-                    await self._serve_here(serve)
-                else:
-                    await self._serve_there(self._relay, serve, tasks)
+                try:
+                    await self._listen(serve, tasks)
+                except RelayError as ex:
+                    reason = str(ex)
+                # Outside of the handler: Inspect's bridge raises the innermost error it finds.
+                state = "went away" if self._listening.is_set() else "did not come up"
+                where = f"the model API on port {self._port} of the sandbox"
+                raise AgentBridgeError(f"{where} {state}: {reason}")
         except ExceptionGroup as ex:
             raise internals.inner_exception(ex) from None
         finally:
             if self._relay is not None:
                 await self._relay.close()
 
-    async def _serve_there(self, relay: Relay, serve: Serve, tasks: TaskGroup) -> None:
-        try:
-            await relay.listen(self._port)
+    async def _listen(self, serve: Serve, tasks: TaskGroup) -> NoReturn:
+        if self._relay is not None:
+            await self._relay.listen(self._port)
             self._listening.set()
-            await relay.run(serve, tasks)
-        except RelayError as ex:
-            reason = str(ex)
-        # Outside of the handler: Inspect's bridge raises the innermost error that it finds.
-        state = "went away" if self._listening.is_set() else "did not come up"
-        raise AgentBridgeError(
-            f"the model API on port {self._port} of the sandbox {state}: {reason}"
-        )
-
-    async def _serve_here(self, serve: Serve) -> None:
+            await self._relay.run(serve, tasks)
         try:
             listener = await anyio.create_tcp_listener(
                 local_host="127.0.0.1", local_port=self._port, reuse_port=False
             )
         except OSError as ex:
-            reason = ex.strerror or str(ex)
-        else:
-            async with listener:
-                self._listening.set()
-                return await listener.serve(lambda stream: serve(LocalClient(stream)))
-        raise AgentBridgeError(
-            f"the model API on port {self._port} of the sandbox did not come up: {reason}. The "
-            "local sandbox shares the ports of this machine: give each episode its own port, or "
-            "use docker_pool"
-        )
-
-
-class _Proxy:
-    """What Inspect's bridge takes for the proxy's process: it lives as long as the bridge."""
-
-    def __init__(self) -> None:
-        self._killed = anyio.Event()
-
-    def __aiter__(self) -> _Proxy:
-        return self
-
-    async def __anext__(self) -> object:
-        await self._killed.wait()
-        raise StopAsyncIteration
-
-    async def kill(self) -> None:
-        """End the iteration; the port is served until the bridge ends."""
-        self._killed.set()
-
-
-class LocalClient:
-    """A connection to a port of this machine."""
-
-    def __init__(self, stream: SocketStream) -> None:
-        self._stream = stream
-
-    async def receive(self) -> bytes:
-        try:
-            return await self._stream.receive()
-        except anyio.EndOfStream:
-            return b""
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as ex:
-            raise ConnectionError(str(ex)) from ex
-
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._stream.send(data)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as ex:
-            raise ConnectionError(str(ex)) from ex
-
-    async def close(self) -> None:
-        with suppress(Exception):
-            await self._stream.aclose()
+            raise RelayError(
+                f"{ex.strerror or ex}. The local sandbox shares the ports of this machine: give "
+                "each episode its own port, or use docker_pool"
+            ) from None
+        async with listener:
+            self._listening.set()
+            await listener.serve(serve)
+        raise RelayError("it was closed")
 
 
 class Calls(internals.SandboxService):
@@ -220,7 +186,8 @@ class Calls(internals.SandboxService):
     def __init__(self, name: str, methods: dict[str, Any]) -> None:
         super().__init__(name, cast(SandboxEnvironment, None))  # all that used it is replaced
         self._requests_dir = self._queue
-        self._calls: dict[str, _Call] = {}
+        self._requests: dict[str, str] = {}
+        self._answers: dict[str, asyncio.Future[Any]] = {}
         self._tasks: TaskGroup | None = None
         for method, function in methods.items():
             self.add_method(method, function)
@@ -241,46 +208,38 @@ class Calls(internals.SandboxService):
         assert self._tasks is not None
         id = str(uuid.uuid4())
         params = {k: value for k, value in params.items() if k in self._parameters[method]}
-        call = self._calls[id] = _Call({"id": id, "method": method, "params": params})
+        self._requests[id] = json.dumps({"id": id, "method": method, "params": params})
+        self._answers[id] = asyncio.get_running_loop().create_future()
         model = params.get("json_data", {}).get("model")
         requested_model.set(model if isinstance(model, str) else None)  # of this connection's task
-        self._tasks.start_soon(self._carry_out, id, call)
+        self._tasks.start_soon(self._handle_request_tracked, f"{self._queue}/{id}.json", id)
         try:
-            await call.answered.wait()
+            return await self._answers[id]
         finally:
-            del self._calls[id]
-        if call.error is not None:
-            raise call.error
-        return call.result
+            del self._answers[id], self._requests[id]
 
-    async def _carry_out(self, id: str, call: _Call) -> None:
-        await self._handle_request_tracked(f"{self._queue}/{id}.json", id)
-        if not call.answered.is_set():  # Inspect logs what is wrong with a request, no more
-            call.answer(None, ValueError("the request cannot be read"))
+    async def _handle_request_tracked(self, request_file: str, request_id: str) -> None:
+        await super()._handle_request_tracked(request_file, request_id)
+        # Inspect logs what is wrong with a request that it cannot read, no more.
+        self._answer(request_id, error=ValueError("the request cannot be read"))
 
     async def _exec(self, cmd: list[str], input: str | bytes | None = None) -> ExecResult[str]:
         """Read a request, which takes the place of its file; there is nothing else to run."""
         id = cmd[-1].removeprefix(f"{self._queue}/").removesuffix(".json")
-        call = self._calls.get(id)
-        text = call.request if call is not None else "null"
-        return ExecResult(True, 0, text if cmd[0] == "cat" else "", "")
+        text = self._requests.get(id, "null") if cmd[0] == "cat" else ""
+        return ExecResult(True, 0, text, "")
 
     async def _write_response(
         self, request_file: str, request_id: str, result: Any, error: str | None = None
     ) -> None:
-        if call := self._calls.get(request_id):
-            call.answer(result, None if error is None else CallFailedError(error))
+        failure = None if error is None else CallFailedError(error)
+        self._answer(request_id, result, failure)
 
-
-class _Call:
-    """A call in progress."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.request = json.dumps(request)
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.answered = anyio.Event()
-
-    def answer(self, result: Any, error: Exception | None) -> None:
-        self.result, self.error = result, error
-        self.answered.set()
+    def _answer(self, id: str, result: Any = None, error: Exception | None = None) -> None:
+        answer = self._answers.get(id)
+        if answer is None or answer.done():  # the program has left, or has its answer
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)

@@ -132,11 +132,6 @@ def _deltas(message: Event) -> Iterator[Event]:
     if isinstance(content, str):
         for piece in _pieces(content):
             yield {"content": piece}
-    called = message.get("function_call")
-    if called:
-        yield {"function_call": {"name": called.get("name", "")}}
-        for piece in _pieces(called.get("arguments", "")):
-            yield {"function_call": {"arguments": piece}}
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function") or {}
         head = {"index": index, "id": call.get("id"), "type": call.get("type")}
@@ -147,12 +142,6 @@ def _deltas(message: Event) -> Iterator[Event]:
 
 
 # Responses
-
-_STAGES = {
-    "file_search_call": ("in_progress", "searching", "completed"),
-    "web_search_call": ("in_progress", "searching", "completed"),
-    "image_generation_call": ("in_progress", "generating", "completed"),
-}
 
 
 def response_events(response: Event) -> Iterator[Event]:
@@ -188,65 +177,45 @@ def _item_events(item: Event) -> Iterator[tuple[str, Event]]:
     elif kind == "reasoning":
         yield from _reasoning_events(item)
     elif kind == "function_call":
-        yield from _stream_text("function_call_arguments", "arguments", item.get("arguments", ""))
+        text = item.get("arguments", "")
+        yield from _stream_text("function_call_arguments", "arguments", text, size=_ARGUMENTS)
     elif kind == "custom_tool_call":
-        yield from _stream_text("custom_tool_call_input", "input", item.get("input", ""))
-    elif kind in _STAGES:
-        for stage in _STAGES[kind]:
-            yield f"{kind}.{stage}", {}
-    elif kind == "code_interpreter_call":
-        yield f"{kind}.in_progress", {}
-        if code := item.get("code", ""):
-            yield from _stream_text("code_interpreter_call_code", "code", code, _TEXT)
-        yield f"{kind}.interpreting", {}
-        yield f"{kind}.completed", {}
-    elif kind in ("mcp_call", "mcp_list_tools"):
-        yield f"{kind}.in_progress", {}
-        if kind == "mcp_call":
-            yield from _stream_text("mcp_call_arguments", "arguments", item.get("arguments", ""))
-        yield f"{kind}.{'failed' if item.get('error') else 'completed'}", {}
+        text = item.get("input", "")
+        yield from _stream_text("custom_tool_call_input", "input", text, size=_ARGUMENTS)
+    # Items of a provider's own tools, which no policy makes, are sent whole.
 
 
 def _stream_text(
-    kind: str, field: str, text: str, size: int = _ARGUMENTS
+    kind: str, field: str, text: str, *, size: int = _TEXT, **more: Any
 ) -> Iterator[tuple[str, Event]]:
     for piece in _pieces(text, size):
-        yield f"{kind}.delta", {"delta": piece}
-    yield f"{kind}.done", {field: text}
+        yield f"{kind}.delta", {**more, "delta": piece}
+    yield f"{kind}.done", {**more, field: text}
 
 
 def _content_events(content: Event, index: int) -> Iterator[tuple[str, Event]]:
-    place = {"content_index": index}
-    field = {"output_text": "text", "refusal": "refusal"}.get(content.get("type", ""))
-    empty = {**content, field: ""} if field else content
-    yield "content_part.added", {**place, "part": empty}
+    kind, field = content.get("type", ""), ""
+    more: Event = {"content_index": index}
+    if kind in ("output_text", "refusal"):
+        field = "text" if kind == "output_text" else "refusal"
+    yield "content_part.added", {**more, "part": {**content, field: ""} if field else content}
     if field:
-        kind = "output_text" if field == "text" else "refusal"
-        more: Event = {"logprobs": []} if field == "text" else {}
-        text = content.get(field, "")
-        for piece in _pieces(text):
-            yield f"{kind}.delta", {**place, "delta": piece, **more}
-        yield f"{kind}.done", {**place, field: text, **more}
-    yield "content_part.done", {**place, "part": content}
+        shown = {**more, "logprobs": []} if field == "text" else more
+        yield from _stream_text(kind, field, content.get(field, ""), **shown)
+    yield "content_part.done", {**more, "part": content}
 
 
 def _reasoning_events(item: Event) -> Iterator[tuple[str, Event]]:
     for index, content in enumerate(item.get("content") or ()):
         if content.get("type") == "reasoning_text":
-            yield from _reasoning_text("reasoning_text", {"content_index": index}, content)
+            text = content.get("text", "")
+            yield from _stream_text("reasoning_text", "text", text, content_index=index)
     for index, part in enumerate(item.get("summary") or ()):
-        place = {"summary_index": index}
-        yield "reasoning_summary_part.added", {**place, "part": part}
+        yield "reasoning_summary_part.added", {"summary_index": index, "part": part}
         if part.get("type") == "summary_text":
-            yield from _reasoning_text("reasoning_summary_text", place, part)
-        yield "reasoning_summary_part.done", {**place, "part": part}
-
-
-def _reasoning_text(kind: str, place: Event, content: Event) -> Iterator[tuple[str, Event]]:
-    text = content.get("text", "")
-    for piece in _pieces(text):
-        yield f"{kind}.delta", {**place, "delta": piece}
-    yield f"{kind}.done", {**place, "text": text}
+            text = part.get("text", "")
+            yield from _stream_text("reasoning_summary_text", "text", text, summary_index=index)
+        yield "reasoning_summary_part.done", {"summary_index": index, "part": part}
 
 
 # Anthropic

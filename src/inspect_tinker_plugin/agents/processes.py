@@ -71,39 +71,29 @@ async def use_processes(watch: Watch) -> AsyncIterator[None]:
         yield
     finally:
         _commands.reset(token)
-        for command in commands.started:
+        for command in commands.local:
             await command.close()
             command.end_children()
 
 
 async def open_command(
-    environment: SandboxEnvironment,
-    cmd: list[str],
-    *,
-    cwd: str | None = None,
-    env: dict[str, str] | None = None,
-    user: str | None = None,
+    environment: SandboxEnvironment, cmd: list[str], **options: Any
 ) -> OpenCommand | None:
     """Start a command in a sandbox; ``None`` where its provider has no way to do so.
 
     Args:
         environment: The provider's own object.
         cmd: The command.
-        cwd: Its folder, relative to the sandbox's own.
-        env: Its environment, beside the sandbox's.
-        user: Who runs it; the sandbox's own user if not given.
+        options: ``cwd``, ``env`` and ``user``, as ``OpensCommands`` has them.
     """
     open_there = getattr(environment, "open_command", None)
     if open_there is not None:
-        opened: OpenCommand | None = await open_there(cmd, cwd=cwd, env=env, user=user)
+        opened: OpenCommand | None = await open_there(cmd, **options)
         return opened
-    if os.name == "posix" and _is_docker(environment):
-        return await DockerCommand.start_in(environment, cmd, cwd=cwd, env=env, user=user)
-    if os.name == "posix" and is_local(environment) and user is None:
-        directory: Any = vars(environment)["directory"]
-        folder = Path(directory.name, cwd or "")
-        variables = {**os.environ, **(env or {})}
-        return LocalCommand(await _start_process(cmd, cwd=folder, env=variables))
+    if os.name == "posix" and type(environment).__name__ == "DockerSandboxEnvironment":
+        return await DockerCommand.start_in(environment, cmd, **options)
+    if os.name == "posix" and is_local(environment) and options.get("user") is None:
+        return await LocalCommand.start_in(environment, cmd, **options)
     return None
 
 
@@ -112,23 +102,18 @@ def is_local(environment: object) -> bool:
     return type(environment).__name__ == "LocalSandboxEnvironment"
 
 
-def _is_docker(environment: object) -> bool:
-    return type(environment).__name__ == "DockerSandboxEnvironment"
-
-
 async def _start(
     environment: SandboxEnvironment, cmd: list[str], options: Options | None, stream: bool
 ) -> Any:
     """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
     commands = _commands.get()
-    if commands is None:
-        return None
     given = options or ExecRemoteAwaitableOptions()
-    command = await commands.open(internals.unproxied(environment), cmd, given)
-    if command is None:
+    process = commands and await commands.start(internals.unproxied(environment), cmd, given)
+    if not process:
         return None
-    _record(cmd, given)
-    process = Process(command, commands.watch)
+    shown: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
+    shown = {name: value for name, value in shown.items() if value}
+    internals.record_event(SandboxEvent(action="exec", cmd=shlex.join(cmd), options=shown))
     try:
         await process.start_input(given)
         if stream:
@@ -138,7 +123,7 @@ async def _start(
             return await process.result()
     except BaseException:
         with anyio.CancelScope(shield=True):
-            await command.close()
+            await process.kill()
         raise
 
 
@@ -146,43 +131,28 @@ class _Commands:
     """The commands of an episode.
 
     Attributes:
-        started: Those that the end of a sandbox may not end.
+        local: Those that the end of a sandbox may not end.
     """
 
     def __init__(self, watch: Watch) -> None:
-        self.started: list[LocalCommand] = []
-        self.watch = watch
+        self.local: list[LocalCommand] = []
+        self._watch = watch
 
-    async def open(
+    async def start(
         self, environment: SandboxEnvironment, cmd: list[str], options: Options
-    ) -> OpenCommand | None:
+    ) -> Process | None:
         """Start a command; ``None`` where that is left to Inspect."""
 
         async def open_noted() -> OpenCommand | None:
-            command = await open_command(
-                environment,
-                ["/bin/sh", "-c", shlex.join(cmd)],  # as Inspect's own server in the sandbox
-                cwd=options.cwd,
-                env=options.env,
-                user=options.user,
-            )
+            shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
+            where: dict[str, Any] = {"cwd": options.cwd, "env": options.env, "user": options.user}
+            command = await open_command(environment, shell, **where)
             if isinstance(command, LocalCommand):
-                self.started.append(command)
+                self.local.append(command)
             return command
 
-        opened: OpenCommand | None = await self.watch(open_noted)()
-        return opened
-
-
-def _record(cmd: list[str], options: Options) -> None:
-    shown: dict[str, Any] = {"cwd": options.cwd, "env": options.env, "user": options.user}
-    internals.record_event(
-        SandboxEvent(
-            action="exec",
-            cmd=shlex.join(cmd),
-            options={name: value for name, value in shown.items() if value},
-        )
-    )
+        command = await self._watch(open_noted)()
+        return None if command is None else Process(command, self._watch)
 
 
 class Process:
@@ -263,22 +233,14 @@ class Process:
             await self._end_input()
 
     async def write_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input.
-
-        Raises:
-            RuntimeError: it was started without one, or has ended.
-        """
+        """Write to its standard input, if it was started with one and has not ended."""
         self._check_input()
         if self._ended or self._killed:
             raise RuntimeError("Cannot write to stdin: process has terminated")
         await self._send(_encode(data))
 
     async def close_stdin(self) -> None:
-        """End its standard input. Safe to call again.
-
-        Raises:
-            RuntimeError: it was started without one.
-        """
+        """End its standard input. Safe to call again."""
         self._check_input()
         if not (self._ended or self._killed):
             await self._end_input()
@@ -312,6 +274,14 @@ class LocalCommand:
         streams = zip((process.stdout, process.stderr), self._output, strict=True)
         self._readers = [asyncio.create_task(self._read(*each)) for each in streams]
         self._over = asyncio.create_task(self._wait())
+
+    @classmethod
+    async def start_in(
+        cls, environment: Any, cmd: list[str], *, cwd: Any = None, env: Any = None, user: Any = None
+    ) -> LocalCommand | None:
+        """Start a command in the sandbox's folder; its user is the harness's own."""
+        folder = Path(vars(environment)["directory"].name, cwd or "")
+        return cls(await _start_process(cmd, cwd=folder, env={**os.environ, **(env or {})}))
 
     async def _read(self, stream: asyncio.StreamReader, output: bytearray) -> None:
         while data := await stream.read(_CHUNK):
@@ -381,13 +351,7 @@ class DockerCommand(LocalCommand):
 
     @classmethod
     async def start_in(
-        cls,
-        environment: SandboxEnvironment,
-        cmd: list[str],
-        *,
-        cwd: str | None,
-        env: dict[str, str] | None,
-        user: str | None,
+        cls, environment: Any, cmd: list[str], *, cwd: Any = None, env: Any = None, user: Any = None
     ) -> DockerCommand | None:
         """Start a command; ``None`` where the container cannot run it."""
         try:

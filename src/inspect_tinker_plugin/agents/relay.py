@@ -243,7 +243,9 @@ class RelayedClient:
         self._changed = anyio.Event()
 
     async def receive(self) -> bytes:
-        while not self._arrived and not self._over:
+        while not self._arrived:
+            if self._over:
+                raise anyio.EndOfStream
             await self._changed.wait()
         return self._take_arrived()
 
@@ -251,7 +253,7 @@ class RelayedClient:
         rest = memoryview(data)
         while rest:
             if self._lost or self._closed:
-                raise ConnectionError("the program closed the connection")
+                raise anyio.BrokenResourceError
             if not self._credit:
                 await self._changed.wait()
                 continue
@@ -259,7 +261,7 @@ class RelayedClient:
             rest, self._credit = rest[len(piece) :], self._credit - len(piece)
             await self._relay.send(_Order.SEND, self._id, bytes(piece))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
