@@ -148,7 +148,7 @@ async def test_a_program_that_ends_the_relay_gets_an_error_laid_to_it(tmp_path: 
     assert "13131" in str(result.error)
 
 
-async def test_a_port_that_is_taken_is_told_before_the_program_starts(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -162,7 +162,7 @@ async def test_a_port_that_is_taken_is_told_before_the_program_starts(tmp_path: 
 
 
 @pytest.mark.docker
-async def test_a_port_that_is_taken_in_a_container_is_told(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_in_a_container_is_an_error(tmp_path: Path) -> None:
     @solver
     def twice() -> Solver:
         async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -227,32 +227,6 @@ async def test_a_program_that_fails_is_an_error_of_the_solver(failure: str, tmp_
     assert result.error.cause is Cause.SOLVER
     assert said in str(result.error)
     assert not result.scores
-
-
-REFUSED = """
-import sys
-sys.path.insert(0, "agent")
-import program
-chat = "/v1/chat/completions"
-for body in ({"model": "m"}, {"model": "m", "messages": [{"role": "nobody"}]}):
-    try:
-        program.post(PORT, chat, body)
-    except RuntimeError as ex:
-        assert " 400 " in str(ex), ex
-    else:
-        raise AssertionError("not refused")
-program.post(PORT, chat, {"model": "m", "messages": [{"role": "user", "content": "Well?"}]})
-"""
-
-
-async def test_a_refused_request_is_shown_to_the_program_which_goes_on(tmp_path: Path) -> None:
-    port = free_port()
-    text = f"PORT = {port}" + REFUSED
-    run = agent(["python3", "-c", text], port=port)
-    result = await play(task_of("local", tmp_path, run), plum)
-    assert result.error is None, result.error.__cause__
-    assert result.turns == 1
-    assert result.scores["includes"].score.value == "C"
 
 
 IN_A_FRESH_PROCESS = """

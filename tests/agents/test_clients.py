@@ -21,14 +21,13 @@ from tests.packages import require_agent_clients
 from tests.tokens.conversations import assert_trained
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.testing import say
 
 require_agent_clients()
 pytestmark = [pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(900)]
 
 BEGIN = """
-import anthropic, concurrent.futures, openai, os, signal, threading, time
+import anthropic, openai
 
 openai_client = openai.OpenAI(max_retries=10)
 anthropic_client = anthropic.Anthropic(max_retries=10)
@@ -100,17 +99,6 @@ def numbered(request: TurnRequest) -> ModelOutput:
     return say(f" Reply {turn_of(request)}. \n")
 
 
-async def test_conversations_at_once_are_a_sequence_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = """
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            for done in [pool.submit(talk, f"Do {n // 2}.", 3) for n in range(4)]:
-                done.result()
-    """
-    ours = await rolled(task(source), numbered, monkeypatch)
-    assert len(ours.data) == 4
-    assert_trained(ours.sampled, ours.data)
-
-
 STREAMS = {
     "chat": """
         def ask(messages):
@@ -158,21 +146,3 @@ async def test_a_call_that_timed_out_and_is_made_again(monkeypatch: pytest.Monke
     ours = await rolled(task(source), script, monkeypatch)
     assert_trained(ours.sampled, ours.data)
     assert len(ours.data) == len(ours.sampled) - 2
-    print(len(ours.data), ours.metrics)
-
-
-async def test_a_program_that_is_killed_within_a_call_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    source = """
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        talk("Do it.", 3)
-    """
-
-    async def late(request: TurnRequest) -> ModelOutput:
-        await asyncio.sleep(4)
-        return numbered(request)
-
-    script: Any = late
-    with pytest.raises(EpisodeError, match="ended with -9"):
-        await rolled(task(source), script, monkeypatch)

@@ -42,23 +42,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     "two replies": PLAIN | {"n": 2},
 }
 HALF = "\ud800"
+HALF_TOOL = {
+    "name": f"a{HALF}",
+    "description": HALF,
+    "parameters": {"type": "object", "properties": {HALF: {"type": "string", "description": HALF}}},
+}
+HALF_CALL = {"name": HALF, "arguments": '{"\\ud800": "\\ud800"}'}
 READ: dict[str, dict[str, Any]] = {
-    "half a pair in a tool": PLAIN
-    | {
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": f"a{HALF}",
-                    "description": HALF,
-                    "parameters": {
-                        "type": "object",
-                        "properties": {HALF: {"type": "string", "description": HALF}},
-                    },
-                },
-            }
-        ]
-    },
+    "half a pair in a tool": PLAIN | {"tools": [{"type": "function", "function": HALF_TOOL}]},
     "half a pair in a stop sequence": PLAIN | {"stop": [HALF]},
     "half a pair in a conversation": {
         "messages": [
@@ -66,13 +57,7 @@ READ: dict[str, dict[str, Any]] = {
             {
                 "role": "assistant",
                 "content": None,
-                "tool_calls": [
-                    {
-                        "id": HALF,
-                        "type": "function",
-                        "function": {"name": HALF, "arguments": '{"\\ud800": "\\ud800"}'},
-                    }
-                ],
+                "tool_calls": [{"id": HALF, "type": "function", "function": HALF_CALL}],
             },
             {"role": "tool", "tool_call_id": HALF, "content": HALF},
         ]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from inspect_ai.agent import agent_bridge
-from inspect_ai.agent._bridge.sandbox import service  # private: what a sandbox's proxy calls
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tests.packages import require_agent_clients
 
@@ -54,17 +53,10 @@ class Program(ABC):
     """What the program makes of an item of a reply before it stores it."""
 
     with_tools: bool = True
-    sandbox: Any = None
-    """The bridge, to go the way of a program in a sandbox; the client library's otherwise."""
 
     async def call(self) -> list[Call]:
         """Ask the model, store its reply, and return its tool calls."""
-        items = copy.deepcopy(self.items)
-        if self.sandbox is None:
-            reply = await self.by_client(items)
-        else:
-            reply = await self.by_sandbox({"model": "inspect", **self.body(items)})
-        stored, calls = self.read(reply)
+        stored, calls = self.read(await self.ask(copy.deepcopy(self.items)))
         self.items += [self.keeps(item) for item in stored]
         return calls
 
@@ -73,16 +65,8 @@ class Program(ABC):
         self.items.append({"role": "user", "content": text})
 
     @abstractmethod
-    def body(self, items: list[Item]) -> dict[str, Any]:
-        """Return the request without its model."""
-
-    @abstractmethod
-    async def by_client(self, items: list[Item]) -> Any:
+    async def ask(self, items: list[Item]) -> Any:
         """Ask with the client library."""
-
-    @abstractmethod
-    async def by_sandbox(self, body: dict[str, Any]) -> Any:
-        """Ask as the proxy in a sandbox does."""
 
     @abstractmethod
     def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
@@ -96,19 +80,13 @@ class Program(ABC):
 class Chat(Program):
     """OpenAI's Chat Completions."""
 
-    def body(self, items: list[Item]) -> dict[str, Any]:
+    async def ask(self, items: list[Item]) -> Any:
         function = {"name": "bash", "description": DESCRIPTION, "parameters": PARAMETERS}
-        tools = [{"type": "function", "function": function}] if self.with_tools else []
-        return {"messages": items, **({"tools": tools} if tools else {})}
-
-    async def by_client(self, items: list[Item]) -> Any:
+        tools = {"tools": [{"type": "function", "function": function}]} if self.with_tools else {}
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.chat.completions.create)
-            reply = await create(model="inspect", **self.body(items))
+            reply = await create(model="inspect", messages=items, **tools)
         return reply.model_dump(mode="json", exclude_none=True)
-
-    async def by_sandbox(self, body: dict[str, Any]) -> Any:
-        return await service.generate_completions(self.sandbox)(body)
 
     def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
         message = {k: v for k, v in reply["choices"][0]["message"].items() if v is not None}
@@ -125,19 +103,13 @@ class Chat(Program):
 class Responses(Program):
     """OpenAI's Responses."""
 
-    def body(self, items: list[Item]) -> dict[str, Any]:
+    async def ask(self, items: list[Item]) -> Any:
         tool = {"type": "function", "name": "bash", "description": DESCRIPTION, "strict": False}
-        tools = [{**tool, "parameters": PARAMETERS}] if self.with_tools else []
-        return {"input": items, **({"tools": tools} if tools else {})}
-
-    async def by_client(self, items: list[Item]) -> Any:
+        tools = {"tools": [{**tool, "parameters": PARAMETERS}]} if self.with_tools else {}
         async with AsyncOpenAI(**cast(Any, NOWHERE)) as client:
             create = cast(Any, client.responses.create)
-            reply = await create(model="inspect", **self.body(items))
+            reply = await create(model="inspect", input=items, **tools)
         return reply.model_dump(mode="json", exclude_none=True)
-
-    async def by_sandbox(self, body: dict[str, Any]) -> Any:
-        return await service.generate_responses(None, None, self.sandbox)(body)
 
     def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
         items = [{k: v for k, v in item.items() if v is not None} for item in reply["output"]]
@@ -156,18 +128,13 @@ class Responses(Program):
 class Anthropic(Program):
     """Anthropic's Messages."""
 
-    def body(self, items: list[Item]) -> dict[str, Any]:
+    async def ask(self, items: list[Item]) -> Any:
         tool = {"name": "bash", "description": DESCRIPTION, "input_schema": PARAMETERS}
-        tools = [tool] if self.with_tools else []
-        return {"messages": items, "max_tokens": 1000, **({"tools": tools} if tools else {})}
-
-    async def by_client(self, items: list[Item]) -> Any:
+        tools = {"tools": [tool]} if self.with_tools else {}
         async with AsyncAnthropic(**cast(Any, NOWHERE)) as client:
-            reply = await cast(Any, client.messages.create)(model="inspect", **self.body(items))
+            create = cast(Any, client.messages.create)
+            reply = await create(model="inspect", messages=items, max_tokens=1000, **tools)
         return {"content": [block.model_dump(mode="json") for block in reply.content]}
-
-    async def by_sandbox(self, body: dict[str, Any]) -> Any:
-        return await service.generate_anthropic(None, None, self.sandbox)(body)
 
     def read(self, reply: Any) -> tuple[list[Item], list[Call]]:
         blocks = [{k: v for k, v in block.items() if v is not None} for block in reply["content"]]
@@ -191,13 +158,12 @@ DIALECTS: dict[str, type[Program]] = {
 
 
 @solver
-def bridged(run: Callable[[Any], Awaitable[None]]) -> Solver:
-    """Run a program under Inspect's agent bridge, which it is given."""
+def bridged(run: Callable[[], Awaitable[None]]) -> Solver:
+    """Run a program under Inspect's agent bridge."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with agent_bridge() as bridge:
-            bridge.forward_client_headers = {}  # type: ignore[attr-defined]  # a sandbox's has it
-            await run(bridge)
+            await run()
             state.output = bridge.state.output
         return state
 

@@ -14,7 +14,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from tests.tokens.bridged import DIALECTS, Chat, Item, Program, bridged, converse, unchanged
+from tests.tokens.bridged import DIALECTS, Item, Program, bridged, converse, unchanged
 from tests.tokens.conversations import Rollout, assert_trained
 from tests.tokens.formats import renderer
 
@@ -28,7 +28,7 @@ CONTEXTS: dict[str, DatasetRenderer] = {}
 
 
 async def play(
-    run: Callable[[Any], Awaitable[None]],
+    run: Callable[[], Awaitable[None]],
     says: Callable[[TurnRequest], str | tuple[str, bool]],
     name: str = "qwen3_keep_thinking",
 ) -> Rollout:
@@ -117,10 +117,6 @@ CORPUS: dict[str, str | tuple[str, bool]] = {
 }
 
 
-def test_the_corpus_is_as_large_as_it_claims() -> None:
-    assert len(CORPUS) >= 40
-
-
 def trimmed(item: Item) -> Item:
     """Store replies as a program that trims text and leaves out empty parts."""
     content = item.get("content")
@@ -168,12 +164,9 @@ def assert_exact(rollout: Rollout) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("habit", HABITS)
-@pytest.mark.parametrize("sandbox", [False, True], ids=["client", "sandbox"])
-async def test_an_episode_of_every_reply_is_one_datum(
-    dialect: str, habit: str, sandbox: bool
-) -> None:
-    async def run(bridge: Any) -> None:
-        program = DIALECTS[dialect](keeps=HABITS[habit], sandbox=bridge if sandbox else None)
+async def test_an_episode_of_every_reply_is_one_datum(dialect: str, habit: str) -> None:
+    async def run() -> None:
+        program = DIALECTS[dialect](keeps=HABITS[habit])
         program.user("Do it.")
         await converse(program, len(CORPUS))
 
@@ -188,7 +181,7 @@ async def test_an_episode_of_every_reply_is_one_datum(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_each_reply_alone_is_continued(dialect: str) -> None:
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         program = DIALECTS[dialect]()
         program.user("Do it.")
         await converse(program, 3)
@@ -212,23 +205,18 @@ def replaced(old: str, new: str) -> Callable[[list[Item]], list[Item]]:
 REPLIES = ["Reply zero.", "Reply  one.", "Reply two."]
 EDITS: dict[str, Callable[[list[Item]], list[Item]]] = {
     "a word": replaced("Reply zero", "Reply null"),
-    "a letter's case": replaced("Reply zero", "reply zero"),
     "inner white space": replaced("Reply  one", "Reply one"),
     "a reply's end": replaced("Reply zero.", "Reply zero"),
     "an addition": replaced("Reply zero.", "Reply zero. And more."),
-    "a reply emptied": replaced("Reply zero.", ""),
     "a reply to no content": replaced("Reply zero.", "(no content)"),
     "the question": replaced("Do it.", "Do that."),
-    "a later question": replaced("And 1?", "And 7?"),
     "a reply dropped": lambda items: [items[0], *items[2:]],
     "a turn dropped": lambda items: [items[0], *items[3:]],
     "the first dropped": lambda items: items[1:],
     "an insertion": lambda items: [items[0], {"role": "user", "content": "P.S."}, *items[1:]],
     "a system message": lambda items: [{"role": "user", "content": "Rules."}, *items],
     "replies swapped": lambda items: [items[0], items[3], items[2], items[1], *items[4:]],
-    "questions swapped": lambda items: [items[2], items[1], items[0], *items[3:]],
     "a reply twice": lambda items: [*items[:3], items[1], items[2], *items[3:]],
-    "another's words": lambda items: [items[0], items[5], *items[2:]],
     "a role": lambda items: [items[0], {"role": "user", "content": "Reply zero."}, *items[2:]],
 }
 
@@ -246,7 +234,7 @@ async def edited(
     edit: Callable[[list[Item]], list[Item]],
     name: str = "qwen3_keep_thinking",
 ) -> Rollout:
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         program = DIALECTS[dialect]()
         program.user("Do it.")
         await converse(program, len(replies))
@@ -272,65 +260,29 @@ async def test_an_edited_history_is_never_continued(dialect: str, edit: str) -> 
     assert_exact(rollout)
 
 
-ARGUMENTS = [
-    ("424242", "424242.0"),
-    ("424242", "424243"),
-    ("true", "1"),
-    ("true", "false"),
-    ("null", "false"),
-    ("0.5", "5e-1 "),
-    ("-0.0", "0.0"),
-    ("[1, 2]", "[2, 1]"),
-    ("[1, 2]", "[1, 2, 3]"),
-    ("é", "e\u0301"),
-    ("inner", "outer"),
-    ("bash", "dash"),
-]
+def blocks_of(items: list[Item]) -> list[Item]:
+    nested = [
+        item["content"] if isinstance(item.get("content"), list) else [item] for item in items
+    ]
+    return [block for blocks in nested for block in blocks]
 
 
-@pytest.mark.parametrize(("old", "new"), ARGUMENTS)
-@pytest.mark.parametrize("dialect", DIALECTS)
-async def test_an_edited_argument_is_never_continued(dialect: str, old: str, new: str) -> None:
-    arguments = '{"a": 424242, "b": true, "c": null, "d": 0.5, "e": -0.0, "f": [1, 2], '
-    arguments += '"g": {"inner": "é"}}'
-
-    def edit(items: list[Item]) -> list[Item]:
-        text = json.dumps(items, ensure_ascii=False).replace("\\\\u00e9", "é")
-        assert old in text
-        changed: list[Item] = json.loads(text.replace(old, new, 1))
-        return changed
-
-    rollout = await edited(dialect, [call(arguments)], edit)
-    if old in ("424242", "0.5", "-0.0") and float(old) == float(new):  # written in another way
-        assert begins_with(rollout, 1, 0)
-    else:
-        assert not begins_with(rollout, 1, 0)
-        assert rollout.tokens.metrics["tokens/rerendered"] == 1
-
-
-def results_of(items: list[Item]) -> list[tuple[Item, str]]:
-    """The results of tool calls among items, each with the name of the field that has its text."""
-    found = []
-    for item in items:
-        blocks = item["content"] if isinstance(item.get("content"), list) else [item]
-        for block in blocks:
-            for name, field in {"tool_call_id": "content", "tool_use_id": "content"}.items():
-                if name in block:
-                    found.append((block, field))
-            if block.get("type") == "function_call_output":
-                found.append((block, "output"))
-    return found
+def results_of(items: list[Item]) -> list[tuple[Item, str, str]]:
+    """The results of tool calls among items, each with the names of its id and its text."""
+    names = {"tool_call_id": "content", "tool_use_id": "content"}
+    found = [(each, id, names[id]) for each in blocks_of(items) for id in names if id in each]
+    outputs = [each for each in blocks_of(items) if each.get("type") == "function_call_output"]
+    return [*found, *((each, "call_id", "output") for each in outputs)]
 
 
 def calls_of(items: list[Item]) -> list[tuple[Item, str]]:
     """The tool calls among items, each with the name of the field that has its id."""
-    found = []
-    for item in items:
-        blocks = item["content"] if isinstance(item.get("content"), list) else [item]
-        found += [(call, "id") for block in blocks for call in block.get("tool_calls", [])]
-        found += [(block, "id") for block in blocks if block.get("type") == "tool_use"]
-        found += [(block, "call_id") for block in blocks if block.get("type") == "function_call"]
-    return found
+    blocks = blocks_of(items)
+    return [
+        *((call, "id") for block in blocks for call in block.get("tool_calls", [])),
+        *((block, "id") for block in blocks if block.get("type") == "tool_use"),
+        *((block, "call_id") for block in blocks if block.get("type") == "function_call"),
+    ]
 
 
 def swap(one: tuple[Item, str], other: tuple[Item, str]) -> None:
@@ -338,18 +290,14 @@ def swap(one: tuple[Item, str], other: tuple[Item, str]) -> None:
     first[name], second[name_too] = second[name_too], first[name]
 
 
-def id_field(block: Item) -> str:
-    return next(name for name in ("tool_call_id", "tool_use_id", "call_id") if name in block)
-
-
 def swap_results(items: list[Item]) -> None:
-    one, other = results_of(items)[:2]
-    swap(one, other)
+    (one, _, text), (other, _, _) = results_of(items)[:2]
+    swap((one, text), (other, text))
 
 
 def swap_result_ids(items: list[Item]) -> None:
-    (one, _), (other, _) = results_of(items)[:2]
-    swap((one, id_field(one)), (other, id_field(other)))
+    (one, id, _), (other, _, _) = results_of(items)[:2]
+    swap((one, id), (other, id))
 
 
 def swap_call_ids(items: list[Item]) -> None:
@@ -361,28 +309,25 @@ def reuse_a_call_id(items: list[Item]) -> None:
     """Give the second turn's call and result the ids of the first's."""
     calls, results = calls_of(items), results_of(items)
     calls[2][0][calls[2][1]] = calls[0][0][calls[0][1]]
-    results[2][0][id_field(results[2][0])] = results[0][0][id_field(results[0][0])]
+    results[2][0][results[2][1]] = results[0][0][results[0][1]]
 
 
-def result_case(items: list[Item]) -> None:
-    block, field = results_of(items)[0]
-    block[field] = block[field].upper()
+def rename_the_tool(items: list[Item]) -> None:
+    call = calls_of(items)[0][0]
+    call.get("function", call)["name"] = "dash"
 
 
-def result_space(items: list[Item]) -> None:
-    block, field = results_of(items)[0]
-    block[field] += " "
+def take_anothers_result(items: list[Item]) -> None:
+    (one, _, text), (other, _, _) = results_of(items)[:2]
+    one[text] = other[text]
 
 
-def result_form(items: list[Item]) -> None:
-    block, field = results_of(items)[0]
-    assert block[field] != unicodedata.normalize("NFD", block[field])
-    block[field] = unicodedata.normalize("NFD", block[field])
+def in_result(change: Callable[[str], str]) -> Callable[[list[Item]], None]:
+    def edit(items: list[Item]) -> None:
+        block, _, text = results_of(items)[0]
+        block[text] = change(block[text])
 
-
-def result_taken_from_another(items: list[Item]) -> None:
-    (one, field), (other, _) = results_of(items)[:2]
-    one[field] = other[field]
+    return edit
 
 
 SUBTLE: dict[str, Callable[[list[Item]], None]] = {
@@ -390,10 +335,11 @@ SUBTLE: dict[str, Callable[[list[Item]], None]] = {
     "ids of results swapped": swap_result_ids,
     "ids of calls swapped": swap_call_ids,
     "the id of an earlier call": reuse_a_call_id,
-    "a result's case": result_case,
-    "a result's end": result_space,
-    "a result's Unicode form": result_form,
-    "another call's result": result_taken_from_another,
+    "a tool's name": rename_the_tool,
+    "a result's case": in_result(str.upper),
+    "a result's end": in_result(lambda text: text + " "),
+    "a result's Unicode form": in_result(lambda text: unicodedata.normalize("NFD", text)),
+    "another call's result": take_anothers_result,
 }
 
 
@@ -402,7 +348,7 @@ SUBTLE: dict[str, Callable[[list[Item]], None]] = {
 async def test_subtle_edits_of_calls_and_results_are_never_continued(
     dialect: str, edit: str
 ) -> None:
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         program = DIALECTS[dialect]()
         program.user("Do it.")
         for turn in range(2):  # results that look alike
@@ -427,30 +373,20 @@ FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
     "NFD to NFC": ("Un cafe\u0301.", lambda text: unicodedata.normalize("NFC", text)),
     "compatible letters": ("A \ufb01nal \u2460.", lambda text: unicodedata.normalize("NFKC", text)),
     "case": ("The Answer.", lambda text: text.swapcase()),
-    "folded": ("Straße.", lambda text: text.casefold()),
-    "dashes": ("One \u2013 two.", lambda text: text.replace("\u2013", "-")),
     "quotes": ("\u201cSo\u201d.", lambda text: text.replace("\u201c", '"').replace("\u201d", '"')),
-    "a blank": ("One\u00a0two.", lambda text: text.replace("\u00a0", " ")),
     "no width": ("One\u200btwo.", lambda text: text.replace("\u200b", "")),
     "lines": ("One\r\ntwo.", lambda text: text.replace("\r\n", "\n")),
     "an invisible end": ("The end.\u200b", lambda text: text.replace("\u200b", "")),
-    "an invisible beginning": ("\ufeffThe end.", lambda text: text.replace("\ufeff", "")),
 }
 
 
-def with_texts(items: Any, change: Callable[[str], str]) -> Any:
+def with_texts(items: list[Item], change: Callable[[str], str]) -> list[Item]:
     """Change the texts of replies."""
-    if isinstance(items, list):
-        return [with_texts(item, change) for item in items]
-    if not isinstance(items, dict):
-        return items
-    fields = {"text", "content"} if items.get("role") != "user" else set()
-    return {
-        name: change(value)
-        if name in fields and isinstance(value, str)
-        else (value if items.get("role") == "user" else with_texts(value, change))
-        for name, value in items.items()
-    }
+    edited = copy.deepcopy(items)
+    for block in blocks_of([item for item in edited if item.get("role") != "user"]):
+        for name in {"text", "content"} & block.keys():
+            block[name] = change(block[name])
+    return edited
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -467,7 +403,7 @@ async def test_texts_that_only_look_equal_are_never_continued(dialect: str, form
 async def test_equal_replies_in_two_branches_are_not_confused(dialect: str) -> None:
     """A program that goes on with the one, behind a history of the other."""
 
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         one, other = DIALECTS[dialect](), DIALECTS[dialect]()
         one.user("Do this.")
         other.user("Do that.")
@@ -486,24 +422,33 @@ async def test_equal_replies_in_two_branches_are_not_confused(dialect: str) -> N
     assert_exact(rollout)
 
 
-@pytest.mark.parametrize(
-    ("said", "sent"),
-    [
-        ('{"cmd": 1}', '{"cmd": true}'),
-        ('{"cmd": 0.0}', '{"cmd": false}'),
-        ('{"cmd": [true]}', '{"cmd": [1.0]}'),
-        ('{"cmd": 1}', '{"cmd": 1.0000000000000002}'),
-        ('{"cmd": 9007199254740993}', '{"cmd": 9007199254740992}'),
-        ('{"cmd": "1"}', '{"cmd": 1}'),
-        ('{"cmd": null}', "{}"),
-        ('{"cmd": []}', '{"cmd": {}}'),
-        ('{"cmd": ""}', '{"cmd": null}'),
-        ('{"cmd": "\u00e9"}', '{"cmd": "e\u0301"}'),
-        ('{"cmd": "a"}', '{"cmd": "A"}'),
-        ('{"cmd": "a"}', '{"CMD": "a"}'),
-        ('{"cmd": "a", "cmd": "b"}', '{"cmd": "a"}'),
-    ],
-)
+ARGUMENTS = [
+    ('{"cmd": 1}', '{"cmd": true}'),
+    ('{"cmd": 0.0}', '{"cmd": false}'),
+    ('{"cmd": [true]}', '{"cmd": [1.0]}'),
+    ('{"cmd": 1}', '{"cmd": 1.0000000000000002}'),
+    ('{"cmd": 9007199254740993}', '{"cmd": 9007199254740992}'),
+    ('{"cmd": "1"}', '{"cmd": 1}'),
+    ('{"cmd": null}', "{}"),
+    ('{"cmd": null}', '{"cmd": false}'),
+    ('{"cmd": []}', '{"cmd": {}}'),
+    ('{"cmd": [1, 2]}', '{"cmd": [2, 1]}'),
+    ('{"cmd": ""}', '{"cmd": null}'),
+    ('{"cmd": "\u00e9"}', '{"cmd": "e\u0301"}'),
+    ('{"cmd": "a"}', '{"cmd": "A"}'),
+    ('{"cmd": {"a": 1}}', '{"cmd": {"b": 1}}'),
+    ('{"cmd": "a", "cmd": "b"}', '{"cmd": "a"}'),
+]
+SAME = [
+    ('{"cmd": 1}', '{"cmd": 1.0}'),
+    ('{"cmd": -0.0}', '{"cmd": 0.0}'),
+    ('{"cmd": 0.5}', '{"cmd": 5e-1 }'),
+    ('{"cmd": "ls"}', '{"cmd": "x", "cmd": "ls"}'),
+]
+"""Numbers written in another way; a name twice, of which the last counts, as the API reads it."""
+
+
+@pytest.mark.parametrize(("said", "sent"), [*ARGUMENTS, *SAME])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_arguments_that_only_look_equal_are_never_continued(
     dialect: str, said: str, sent: str
@@ -517,21 +462,8 @@ async def test_arguments_that_only_look_equal_are_never_continued(
         return items
 
     rollout = await edited(dialect, [call(said)], edit)
-    assert not begins_with(rollout, 1, 0)
+    assert begins_with(rollout, 1, 0) is ((said, sent) in SAME)
     assert_exact(rollout)
-
-
-@pytest.mark.parametrize("dialect", ["chat", "responses"])
-async def test_a_name_twice_in_arguments_counts_as_the_api_reads_it(dialect: str) -> None:
-    """The last one is the value, as for the program; so nothing that anybody saw has changed."""
-
-    def edit(items: list[Item]) -> list[Item]:
-        for block, _ in calls_of(items):
-            block.get("function", block)["arguments"] = '{"cmd": "x", "cmd": "ls"}'
-        return items
-
-    rollout = await edited(dialect, [LS], edit)
-    assert begins_with(rollout, 1, 0)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -568,17 +500,13 @@ async def test_tags_that_are_text_are_not_lost_with_reasoning() -> None:
     text = "Write <think>your thoughts</think> first."
     rollout = await edited("chat", [text], without_thought, "qwen3_instruct")
     assert not begins_with(rollout, 1, 0)
-    rollout = await edited("chat", [text], unchanged_items, "qwen3_instruct")
+    rollout = await edited("chat", [text], lambda items: items, "qwen3_instruct")
     assert begins_with(rollout, 1, 0)
-
-
-def unchanged_items(items: list[Item]) -> list[Item]:
-    return items
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_side_question_does_not_split_the_main_line(dialect: str) -> None:
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         main = DIALECTS[dialect]()
         main.user("Do it.")
         for turn in range(3):
@@ -594,7 +522,7 @@ async def test_a_side_question_does_not_split_the_main_line(dialect: str) -> Non
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_compaction_adds_one_datum(dialect: str) -> None:
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         program = DIALECTS[dialect]()
         program.user("Do it.")
         await converse(program, 4)
@@ -606,37 +534,27 @@ async def test_a_compaction_adds_one_datum(dialect: str) -> None:
     assert_exact(rollout)
 
 
+@pytest.mark.parametrize("with_tools", [True, False])
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_sub_agents_at_once_are_a_datum_each(dialect: str) -> None:
-    async def run(bridge: Any) -> None:
-        agents = [DIALECTS[dialect]() for _ in range(8)]
+async def test_sub_agents_at_once_are_a_datum_each(dialect: str, with_tools: bool) -> None:
+    async def run() -> None:
+        agents = [DIALECTS[dialect](with_tools=with_tools) for _ in range(8)]
         for number, agent in enumerate(agents):
             agent.user("Do it." if number < 4 else f"Do {number}.")
         await asyncio.gather(*[converse(agent, 4) for agent in agents])
 
-    # four agents ask and get the same, so that only call ids distinguish them
-    rollout = await play(run, lambda request: f"Turn {len(request.messages)}. \n{LS} ")
+    # four agents ask and get the same, so that only call ids distinguish them, if there are calls
+    call = LS if with_tools else ""
+    rollout = await play(run, lambda request: f"Turn {len(request.messages)}. \n{call} ")
     assert len(rollout.data()) == 8
     assert rollout.tokens.metrics["tokens/segments"] == 8
     assert_exact(rollout)
 
 
-async def test_agents_that_say_the_same_without_calls_are_a_datum_each() -> None:
-    async def run(bridge: Any) -> None:
-        agents = [Chat(with_tools=False) for _ in range(4)]
-        for agent in agents:
-            agent.user("Do it.")
-        await asyncio.gather(*[converse(agent, 4) for agent in agents])
-
-    rollout = await play(run, lambda request: f"Turn {len(request.messages)}. ")
-    assert len(rollout.data()) == 4
-    assert_exact(rollout)
-
-
-def random_program(rng: random.Random, dialect: str) -> Callable[[Any], Awaitable[None]]:
+def random_program(rng: random.Random, dialect: str) -> Callable[[], Awaitable[None]]:
     """Conversations that grow, branch and are edited at random, some of them at once."""
 
-    async def run(bridge: Any) -> None:
+    async def run() -> None:
         programs: list[Program] = []
         for number in range(rng.randint(1, 3)):
             program = DIALECTS[dialect](keeps=rng.choice(list(HABITS.values())))
@@ -654,7 +572,7 @@ def random_program(rng: random.Random, dialect: str) -> Callable[[Any], Awaitabl
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 async def test_whatever_a_program_does_the_datums_are_exact(dialect: str, seed: int) -> None:
     rng = random.Random(seed)
     replies = [reply for reply in CORPUS.values() if len(str(reply)) < 200]
