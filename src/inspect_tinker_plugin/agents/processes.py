@@ -84,7 +84,7 @@ async def open_command(
     Args:
         environment: The provider's own object.
         cmd: The command.
-        options: ``cwd``, ``env`` and ``user``, as ``OpensCommands`` has them.
+        options: ``cwd``, ``env`` and ``user``, as ``SandboxAbilities`` has them.
     """
     open_there = getattr(environment, "open_command", None)
     if open_there is not None:
