@@ -315,15 +315,12 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
         LocalSettings,
         check_reply_length,
         make_tiny_model,
-        missing,
     )
 
     model = choices["model"] or str(
         make_tiny_model(folder / "tiny-model", tokenizer=tokenizer_path())
     )
     check_reply_length(model, choices["max_tokens"])
-    if reason := missing():  # last: what cannot work anywhere is refused first
-        raise ConfigError(reason)
     size = min(64, max(8, 4 * choices["episodes"]))
     settings = LocalSettings(sample_batch=size, train_batch=size)
     state = folder / SERVER_FOLDER

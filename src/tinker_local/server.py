@@ -65,10 +65,10 @@ class LocalServer:
         state_dir: str | Path | None = None,
         settings: LocalSettings | None = None,
     ) -> None:
-        check_installation()
         self.model = Path(model).expanduser().absolute()
         if not (self.model / "config.json").is_file():
             raise LocalConfigError(f"{self.model} is not a model folder: it has no config.json")
+        check_installation()  # last: what cannot work anywhere is refused first
         self.settings = settings or LocalSettings()
         self._wanted_state_dir = state_dir
         self._state_dir: Path | None = None

@@ -314,7 +314,9 @@ def test_options_that_cannot_work_are_refused(
     options: list[str], says: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    monkeypatch.setattr("tinker_local.missing", lambda: "the extra is not installed")  # asked last
+    monkeypatch.setattr(
+        "tinker_local.settings.missing", lambda: "the extra is not installed"
+    )  # asked last
     done = invoke("audit", task, "--out", tmp_path / "out", *options)
     assert done.exit_code != 0
     assert says in done.output
