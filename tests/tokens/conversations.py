@@ -22,6 +22,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.testing import say
+from inspect_tinker_plugin.testing.policy import reply_tokens
 from inspect_tinker_plugin.tokens.datums import in_branch_order
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
@@ -108,6 +110,9 @@ class Rollout:
         """Return the tokens of a sampled text, with the renderer's end of turn."""
         tokenizer = self.context.tokenizer
         first = self.context.stops[0]
+        if type(self.context.renderer).__name__ == "TmlV0Renderer":  # a reply begins with a header
+            said = say(text, stop_reason="stop" if stop else "max_tokens")
+            return reply_tokens(self.context.renderer, said)
         if isinstance(first, str):
             return list(tokenizer.encode(text + (first if stop else ""), add_special_tokens=False))
         return [*tokenizer.encode(text, add_special_tokens=False), *([first] if stop else [])]

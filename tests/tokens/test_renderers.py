@@ -16,6 +16,7 @@ from inspect_ai.model import ChatMessage, ChatMessageUser
 from tests.tokens.conversations import Rollout
 from tests.tokens.formats import DEEPSEEK, GLM, LLAMA3, tokenizer
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer, keeping_alternative
 
@@ -30,11 +31,13 @@ NAMES = re.findall(r'name == "([^"]+)"', inspect.getsource(get_renderer))
 
 
 def made(name: str) -> Renderer | None:
-    """Make a renderer on the shipped tokenizer; ``None`` when it needs one of its own."""
+    """Make a renderer on the shipped tokenizer; ``None`` when it needs one that is not here."""
     special = [*LLAMA3, *DEEPSEEK, *GLM, *(f"<|{token}|>" for token in HARMONY)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            if name == "tml_v0":
+                return get_renderer(name, get_tokenizer("thinkingmachines/Inkling"))
             return get_renderer(name, tokenizer(*special))
         except (AssertionError, TypeError):
             return None

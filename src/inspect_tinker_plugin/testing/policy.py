@@ -174,11 +174,17 @@ def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:
     asked = Message(role="user", content="")
     context = RenderContext(idx=1, is_last=True, prev_message=asked, last_user_index=0)
     message = renderer_message(output.message, images=False)
-    rendered = renderer.render_message(message, context)
-    chunks = list(rendered.output)
-    if rendered.stop_overlap is not None:
-        chunks.append(rendered.stop_overlap)
-    tokens = [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
+    try:
+        rendered = renderer.render_message(message, context)
+    except (NotImplementedError, AttributeError):  # it renders whole conversations only
+        prompt = renderer.build_generation_prompt([asked]).to_ints()
+        whole, _ = renderer.build_supervised_example([asked, message])
+        tokens = whole.to_ints()[len(prompt) :]
+    else:
+        chunks = list(rendered.output)
+        if rendered.stop_overlap is not None:
+            chunks.append(rendered.stop_overlap)
+        tokens = [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
     if output.stop_reason == "max_tokens":
         stops = set(renderer.get_stop_sequences())
         while tokens and tokens[-1] in stops:

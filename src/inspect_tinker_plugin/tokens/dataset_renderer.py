@@ -12,7 +12,9 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from typing import Any
 
+import tinker
 from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -48,6 +50,19 @@ SAMPLER_OPTIONS = (
 at ``max_tokens``."""
 
 
+EFFORTS = {
+    "none": 0.0,
+    "minimal": 0.01,
+    "low": 0.3,
+    "medium": 0.6,
+    "high": 0.9,
+    "xhigh": 0.99,
+    "max": 0.99,
+}
+"""Inspect's names of a reasoning effort as the numbers that a renderer may take
+(https://tinker-docs.thinkingmachines.ai/cookbook/inkling/thinking-effort/)."""
+
+
 def stop_condition(
     context: DatasetRenderer, request: TurnRequest, task: str
 ) -> list[str] | list[int]:
@@ -77,7 +92,12 @@ def stop_condition(
 def warn_of_ignored(context: DatasetRenderer, request: TurnRequest, task: str) -> None:
     """Warn, once per dataset, about options that have no effect in training."""
     config = vars(request.config)
-    ignored = [name for name in SAMPLER_OPTIONS if config.get(name) is not None]
+    ignored = [
+        name
+        for name in SAMPLER_OPTIONS
+        if config.get(name) is not None
+        and not (name == "reasoning_effort" and context.effort(config[name]) is not None)
+    ]
     if ignored:
         context.warn_once(
             f"config:{','.join(ignored)}",
@@ -145,6 +165,8 @@ class DatasetRenderer:
         )
         self.extension = Extension(self.renderer, self.tokenizer, self.stops)
         self.extends = bool(self.renderer.has_extension_property)
+        build = inspect.signature(self.renderer.build_generation_prompt)
+        self._takes_effort = "effort" in build.parameters
         self._tails: dict[tuple[str, ...], int] = {}
         self._warned: set[str] = set()
 
@@ -195,13 +217,24 @@ class DatasetRenderer:
         self._tails[roles] = count
         return count & (count - 1) == 0
 
-    def verify(self, tail: PromptTail, conversation: list[Message]) -> bool:
+    def effort(self, name: str | None) -> float | None:
+        """Return the reasoning effort of a request for the renderer, if it takes one."""
+        return None if name is None or not self._takes_effort else EFFORTS.get(name)
+
+    def build(
+        self, conversation: list[Message], effort: float | None
+    ) -> list[tinker.ModelInputChunk]:
+        """Render a whole conversation, with the opening of the next reply."""
+        options: dict[str, Any] = {} if effort is None else {"effort": effort}
+        return self.renderer.build_generation_prompt(conversation, **options).chunks
+
+    def verify(self, tail: PromptTail, conversation: list[Message], effort: float | None) -> bool:
         """Check that the rendered conversation ends like a tail.
 
         A custom renderer may claim the extension property and still render a message by
         its place in the conversation. Then prompts of this dataset are no longer extended.
         """
-        whole = flatten(self.renderer.build_generation_prompt(conversation).chunks)
+        whole = flatten(self.build(conversation, effort))
         expected = flatten(tail.chunks)
         if whole[len(whole) - len(expected) :] == expected:
             return True

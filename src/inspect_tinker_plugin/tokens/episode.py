@@ -13,10 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import tinker
 from inspect_ai.model import (
@@ -57,7 +57,6 @@ from inspect_tinker_plugin.tokens.messages import (
 )
 from inspect_tinker_plugin.tokens.prompts import (
     PromptCache,
-    PromptTail,
     flatten,
     merged,
 )
@@ -99,6 +98,21 @@ class _Asked:
 
     resampled: int = 0
     """Sampled tokens of the replies among them."""
+
+
+class _Request(NamedTuple):
+    """A request, and its place among the turns."""
+
+    messages: list[ChatMessage]
+    tools: Sequence[ToolInfo]
+    effort: float | None
+    """The reasoning effort that it asks for, where the renderer takes one."""
+
+    offer: ToolsKey
+    """Key of the tools and the effort."""
+
+    dialect: Dialect | None
+    match: Match
 
 
 class EpisodeTokens:
@@ -149,31 +163,28 @@ class EpisodeTokens:
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
-        asked, match, messages = self._rendered(lambda: self._found(request))
+        asked, found = self._rendered(lambda: self._found(request))
         length = asked.turn.length
         if self._window is not None and self._window - length < LEAST_ROOM:
             raise self._over_window(length, self._window)
-        self._adopt(asked, match, messages)
+        self._adopt(asked, found)
         return asked.turn.prompt
 
-    def _found(self, request: TurnRequest) -> tuple[_Asked, Match, list[ChatMessage]]:
+    def _found(self, request: TurnRequest) -> tuple[_Asked, _Request]:
         """Find the place of a request among the turns, and its prompt."""
         tools = _offered(request)
-        offer = tools_key(tools)
+        effort = self._context.effort(request.config.reasoning_effort)
+        offer = tools_key(tools) if effort is None else (*tools_key(tools), str(effort))
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
         messages = self._turns.restored(list(request.messages), dialect)
         match = self._turns.find(offer, messages, dialect)
-        asked = (
-            self._repeated(match, messages)
-            or self._continued(match, messages, tools, dialect)
-            or self._fresh(match, messages, tools, dialect)
-        )
-        return asked, match, messages
+        found = _Request(messages, tools, effort, offer, dialect, match)
+        return self._repeated(found) or self._continued(found) or self._fresh(found), found
 
-    def _adopt(self, asked: _Asked, match: Match, messages: Sequence[ChatMessage]) -> None:
+    def _adopt(self, asked: _Asked, request: _Request) -> None:
         """Make a prompt's turn the one that waits for its reply."""
-        self._turns.add(asked.turn, match, messages)
-        self._count_control_tokens(asked.turn, match)
+        self._turns.add(asked.turn, request.match, request.messages)
+        self._count_control_tokens(asked.turn, request.match)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
             # An identical turn, which gave the same reply, may still have no continuation.
@@ -329,27 +340,22 @@ class EpisodeTokens:
         """Forget what only further prompts would need; :attr:`turns` and :attr:`metrics` stay."""
         self._turns.forget()
 
-    def _repeated(self, match: Match, messages: Sequence[ChatMessage]) -> _Asked | None:
+    def _repeated(self, request: _Request) -> _Asked | None:
         """Return the prompt of an equal request, if there was one."""
-        if match.known < len(messages) or not match.place.asked:
+        match = request.match
+        if match.known < len(request.messages) or not match.place.asked:
             return None
         first = match.place.asked[-1]
         turn = replace(first, sampled=(), kept=0, reply=None, behind=Place(), continued=False)
         return _Asked(turn)
 
-    def _continued(
-        self,
-        match: Match,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolInfo],
-        dialect: Dialect | None,
-    ) -> _Asked | None:
+    def _continued(self, request: _Request) -> _Asked | None:
         """Return the prompt that continues an earlier reply, if there can be one."""
-        base = match.turn
+        base = request.match.turn
         if base is None or base.reply is None or not self._context.extends:
             return None
-        new = messages[match.position :]
-        again = self._turns.replies_among(new, dialect)
+        new = request.messages[request.match.position :]
+        again = self._turns.replies_among(new, request.dialect)
         calls = [
             call_name(call, self._call_ids, self._context.write)
             for call in base.reply.message.tool_calls or []
@@ -357,77 +363,54 @@ class EpisodeTokens:
         tail = self._context.extension.after_reply(
             calls=calls,
             follows_user=base.has_user,
-            new=self._converted(new, again, dialect),
+            new=self._converted(new, again, request.dialect),
         )
-        if tail is None or not self._verified(tail, calls, match, messages, tools, dialect):
+        if tail is None:
+            return None
+        roles = ("calls" if calls else "text", *dict.fromkeys(message.role for message in new))
+        if self._context.check_is_due(roles) and not self._context.verify(
+            tail, self._whole(request), request.effort
+        ):
             return None
         spoken = self._context.extension.spoken(base.spoken, tail)
         added = merged([*spoken, *tail.chunks])
         length = base.length + sum(chunk.length for chunk in added)
-        chunks = [*base.prompt.chunks, *added]
-        turn = self._turn(match, messages, base.offer, chunks, length)
+        turn = self._turn(request, [*base.prompt.chunks, *added], length)
         turn.parent = base
-        return _Asked(
-            turn,
-            lossy=match.lossy,
-            rendered=bool(again) or match.departs(messages),
-            resampled=_sampled(again.values()),
-        )
+        return self._with_replies(turn, request, again)
 
-    def _verified(
-        self,
-        tail: PromptTail,
-        calls: Sequence[object],
-        match: Match,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolInfo],
-        dialect: Dialect | None,
-    ) -> bool:
-        new_roles = dict.fromkeys(message.role for message in messages[match.position :])
-        roles = ("calls" if calls else "text", *new_roles)
-        if not self._context.check_is_due(roles):
-            return True
-        return self._context.verify(tail, self._whole(messages, tools, dialect))
-
-    def _fresh(
-        self,
-        match: Match,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolInfo],
-        dialect: Dialect | None,
-    ) -> _Asked:
+    def _fresh(self, request: _Request) -> _Asked:
         """Return the prompt of a conversation that is rendered as a whole."""
-        offer = tools_key(tools)
         shared = None if self._ledger.answered else self._shared
-        key = (offer, tuple(map(message_key, messages))) if shared is not None else ((), ())
-        chunks = shared.get(key) if shared is not None else None
+        key = (
+            request.offer,
+            tuple(map(message_key, request.messages if shared is not None else ())),
+        )
+        chunks = None if shared is None else shared.get(key)
         if chunks is None:
-            whole = self._whole(messages, tools, dialect)
-            chunks = merged(self._context.renderer.build_generation_prompt(whole).chunks)
+            chunks = merged(self._context.build(self._whole(request), request.effort))
             if shared is not None:
                 shared.put(key, chunks)
-        length = sum(chunk.length for chunk in chunks)
-        turn = self._turn(match, messages, offer, chunks, length)
+        turn = self._turn(request, chunks, sum(chunk.length for chunk in chunks))
         if self._ledger.answered:
             turn.parent = self._ledger.branch_before(flatten(chunks))
         if turn.parent is not None:
             return _Asked(turn)
-        again = self._turns.replies_among(messages, dialect)
+        again = self._turns.replies_among(request.messages, request.dialect)
+        return self._with_replies(turn, request, again)
+
+    def _with_replies(self, turn: Turn, request: _Request, again: Mapping[int, Turn]) -> _Asked:
+        """Say of a prompt which earlier replies it holds as text."""
         return _Asked(
             turn,
-            rendered=bool(again) or match.departs(messages),
-            resampled=_sampled(again.values()),
+            lossy=turn.parent is not None and request.match.lossy,
+            rendered=bool(again) or request.match.departs(request.messages),
+            resampled=sum(len(each.sampled) for each in again.values()),
         )
 
-    def _turn(
-        self,
-        match: Match,
-        messages: Sequence[ChatMessage],
-        offer: ToolsKey,
-        chunks: list[tinker.ModelInputChunk],
-        length: int,
-    ) -> Turn:
+    def _turn(self, request: _Request, chunks: list[tinker.ModelInputChunk], length: int) -> Turn:
         """Make a turn, which shares what it has seen with the turn that it follows."""
+        match, messages = request.match, request.messages
         base = match.turn
         if base is None:
             seen = Seen()
@@ -441,7 +424,7 @@ class EpisodeTokens:
             known = base.reply.key if match.position - 1 == len(seen.keys) else None
         seen.add(new, known)
         return Turn(
-            offer=offer,
+            offer=request.offer,
             seen=seen,
             count=len(messages),
             has_user=(base is not None and base.has_user)
@@ -450,17 +433,14 @@ class EpisodeTokens:
             length=length,
         )
 
-    def _whole(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolInfo],
-        dialect: Dialect | None,
-    ) -> list[Message]:
+    def _whole(self, request: _Request) -> list[Message]:
         context = self._context
-        prefix, consumed = conversation_prefix(context.renderer, messages, tools, context.write)
-        rest = messages[consumed:]
-        again = self._turns.replies_among(rest, dialect)
-        return [*prefix, *self._converted(rest, again, dialect)]
+        prefix, consumed = conversation_prefix(
+            context.renderer, request.messages, request.tools, context.write
+        )
+        rest = request.messages[consumed:]
+        again = self._turns.replies_among(rest, request.dialect)
+        return [*prefix, *self._converted(rest, again, request.dialect)]
 
     def _converted(
         self,
@@ -545,8 +525,3 @@ def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:
     return () if request.tool_choice == "none" else request.tools
-
-
-def _sampled(turns: Iterable[Turn]) -> int:
-    """Return how many tokens were sampled for the replies of turns."""
-    return sum(len(turn.sampled) for turn in turns)

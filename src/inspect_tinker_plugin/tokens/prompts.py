@@ -11,22 +11,18 @@ once and kept (:class:`PromptCache`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import tinker
 from tinker_cookbook.renderers import (
     ContentPart,
     Message,
-    RenderContext,
     Renderer,
     TextPart,
     ThinkingPart,
 )
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
-from tinker_cookbook.renderers.base import RenderedMessage
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.tokens.message_keys import MessageKey, ToolsKey
@@ -84,7 +80,6 @@ class Extension:
         self, renderer: Renderer, tokenizer: Tokenizer, stops: list[str] | list[int]
     ) -> None:
         self._renderer = renderer
-        self._stubbed = _StubbedRenderer(renderer)
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop for stop in stops if isinstance(stop, int))
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
@@ -125,7 +120,7 @@ class Extension:
         new: Sequence[Message],
     ) -> PromptTail | None:
         try:
-            chunks = self._stubbed.prompt(anchor, stub, new).chunks
+            chunks = self._renderer.build_generation_prompt([anchor, stub, *new]).chunks
             head = self._head(anchor)
             if flatten(chunks)[: len(head)] != head:
                 return None
@@ -212,89 +207,6 @@ class Extension:
             if len(text) > len(_STUB) + max(map(len, self._stop_texts)):
                 return None
         return None
-
-
-class _Stub:
-    """What is known of the prompts that have one stub, and new messages of the same roles."""
-
-    __slots__ = ("opening", "rendered")
-
-    def __init__(self) -> None:
-        self.rendered: list[RenderedMessage] = []
-        """The stub's messages."""
-        self.opening: dict[str, list[int]] = {}
-        """What opens the next reply, by its role."""
-
-
-class _StubbedRenderer:
-    """Renders prompts that begin with a stub: its own messages, and what follows all, only once.
-
-    The stub is removed from the prompt again, so it need not know the texts that follow. What opens
-    the next reply depends on the roles before it. Only for renderers of the cookbook, which keep
-    no state between messages: a copy of one renders the prompt, and others see nothing of it.
-    """
-
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
-        self._known: dict[Any, _Stub] = {}
-
-    def prompt(self, anchor: Message, stub: Message, new: Sequence[Message]) -> tinker.ModelInput:
-        """Render a stub of two messages, and the new messages behind it."""
-        messages = [anchor, stub, *new]
-        names = tuple(call.function.name for call in stub.get("tool_calls", ()))
-        if not self._has_no_state() or sum(map(len, names)) > _LONG_NAMES:
-            return self._renderer.build_generation_prompt(messages)
-        structure = (anchor["role"], str(stub["content"]), names, *(each["role"] for each in new))
-        known = self._known.get(structure)
-        if known is None:
-            if len(self._known) >= _STRUCTURES:
-                self._known.clear()
-            known = self._known[structure] = _Stub()
-        own = object.__new__(type(self._renderer))
-        vars(own).update(
-            vars(self._renderer),
-            render_message=self._once(messages[:2], known.rendered),
-            _get_generation_suffix=partial(self._opening, known.opening),
-        )
-        return own.build_generation_prompt(messages)
-
-    def _opening(self, known: dict[str, list[int]], role: str, ctx: RenderContext) -> list[int]:
-        tokens = known.get(role)
-        if tokens is None:
-            tokens = known[role] = [*self._renderer._get_generation_suffix(role, ctx)]
-        return [*tokens]
-
-    def _has_no_state(self) -> bool:
-        renderer = self._renderer
-        return type(renderer).__module__.startswith(_COOKBOOK) and "render_message" not in vars(
-            renderer
-        )
-
-    def _once(
-        self, stub: Sequence[Message], known: list[RenderedMessage]
-    ) -> Callable[[Message, RenderContext], RenderedMessage]:
-        """Return what renders a message for a prompt, from what is known of the stub's."""
-        render = self._renderer.render_message
-
-        def render_message(message: Message, ctx: RenderContext) -> RenderedMessage:
-            place = next((i for i, of_stub in enumerate(stub) if message is of_stub), len(stub))
-            if place < len(known):
-                return known[place]
-            rendered = render(message, ctx)
-            if place == len(known) < len(stub):
-                known.append(rendered)
-            return rendered
-
-        return render_message
-
-
-_COOKBOOK = "tinker_cookbook.renderers."
-
-_STRUCTURES = 256
-"""Structures of stubs that are remembered; a policy may invent names of tools."""
-
-_LONG_NAMES = 1000
-"""Characters of the names in a stub beyond which it is not remembered."""
 
 
 def _stub_reply(content: str | list[ContentPart], calls: Sequence[CallName]) -> Message:

@@ -6,7 +6,6 @@ A renderer's tool calls, parsed or not, are converted as Inspect's own providers
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -166,7 +165,7 @@ class ReplyParser:
         model: str,
     ) -> None:
         self._control = control
-        self._renderer = _knowing_its_end(renderer)
+        self._renderer = renderer
         self._tokenizer = tokenizer
         self._stop_ids = [stop for stop in stops if isinstance(stop, int)]
         self._stop_texts = [stop for stop in stops if isinstance(stop, str)]
@@ -381,27 +380,6 @@ def _raised_by_json(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("json")
-
-
-def _knowing_its_end(renderer: Renderer) -> Renderer:
-    """Return a renderer that parses as the given one, and looks its end token up only once.
-
-    Those of the cookbook encode its text again for every reply.
-    """
-    kind = type(renderer)
-    if not isinstance(inspect.getattr_static(kind, _END, None), property):
-        return renderer
-    try:
-        end = getattr(renderer, _END)
-        known: Renderer = object.__new__(type(kind.__name__, (kind,), {_END: end}))
-        known.__dict__.update(renderer.__dict__)
-    except Exception:  # it has none, or is made in another way
-        return renderer
-    return known
-
-
-_END = "_end_message_token"
-"""Property of the cookbook's renderers."""
 
 
 def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:

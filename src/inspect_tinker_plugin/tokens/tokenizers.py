@@ -167,8 +167,6 @@ class ControlTokens:
     Attributes:
         renderer: A copy of the renderer that knows marks; the renderer itself where none is needed.
         ids: The control tokens.
-        encoded_as_text: Whether broken control tokens are encoded as the same text. Otherwise a
-            space is put into them: the renderer does not encode with its ``tokenizer``.
     """
 
     def __init__(self, renderer: Renderer, stops: Sequence[str] | Sequence[int]) -> None:
@@ -182,13 +180,22 @@ class ControlTokens:
         self._break = _MARK
         self.renderer = _copy_with(renderer, _MarkedTexts(renderer.tokenizer))
         probe = min(texts, key=lambda text: texts[text] not in stops, default=None)
-        self.encoded_as_text = probe is None or self._is_text(probe)
-        if not self.encoded_as_text:
-            self._break, self.renderer = " ", renderer
+        if probe is not None and not self._is_text(self.broken(probe)):
+            self.renderer = renderer
+            self._break = "" if self._is_text(probe) else " "
+
+    @property
+    def encoded_as_text(self) -> bool:
+        """Whether the policy gets the same text, and not one with a space in the control token.
+
+        A space is all that is left where a renderer does not encode with its ``tokenizer``, unless
+        what it encodes with keeps texts and control tokens apart by itself.
+        """
+        return self._break != " "
 
     def broken(self, text: str) -> str:
         """Return a text for the renderer, in which no control token is spelled."""
-        while self.spelled(text):
+        while self._break and self.spelled(text):
             text = self._spelt.sub(self._broken, text)
         return text
 
@@ -210,11 +217,11 @@ class ControlTokens:
         return text[:at] + self._break + text[at:]
 
     def _is_text(self, token: str) -> bool:
-        """Return whether our copy of the renderer writes a broken control token as text."""
+        """Return whether our renderer writes a control token, as spelled here, as text."""
         try:
             plain, broken = (
                 self.renderer.build_generation_prompt([{"role": "user", "content": content}])
-                for content in ("x", f"x {self.broken(token)} x")
+                for content in ("x", f"x {token} x")
             )
             seen = [
                 [each for each in prompt.to_ints() if each in self.ids]
