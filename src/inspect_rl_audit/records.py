@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inspect_tinker_plugin import ConfigError
+from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.tasks import describe_part
 
 JOURNAL = "journal.jsonl"
@@ -126,53 +127,34 @@ class AuditJournal:
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        self._path = folder / JOURNAL
-        self._identity = json.loads(json.dumps(identity, default=str))
+        self._journal = Journal(folder / JOURNAL)
         self.records: dict[str, EpisodeRecord] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._read_or_start()
+            self._read_or_start(json.loads(json.dumps(identity, default=str)))
         except OSError as error:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
 
     def finish(self) -> None:
         """Record that nothing is left to do: the next audit in this folder starts again."""
-        os.replace(self._path, self._path.with_name(FINISHED))
+        os.replace(self._journal.path, self._journal.path.with_name(FINISHED))
 
-    def _read_or_start(self) -> None:
-        lines = self._path.read_text(encoding="utf-8").split("\n") if self._path.exists() else []
-        if not lines or not lines[0]:
-            self._write_lines([])
-            return
-        try:
-            identity = json.loads(lines[0])["audit"]
-        except (ValueError, KeyError, TypeError):
-            identity = None
-        if identity != self._identity:
+    def _read_or_start(self, identity: object) -> None:
+        lines = self._journal.load()
+        if not lines:
+            self._journal.replace([{"audit": identity}])
+        elif lines[0].get("audit") != identity:
             raise ConfigError(
-                f"{self._path.parent} holds another audit (of another task, or with other "
+                f"{self._journal.path.parent} holds another audit (of another task, or with other "
                 "options): give another folder with --out, or start again with --overwrite"
             )
-        for line in lines[1:]:
-            try:
-                fields = json.loads(line)
-                record = EpisodeRecord(**{**fields, "tools": tuple(fields["tools"])})
-            except (ValueError, TypeError, KeyError):
-                continue  # cut off when the process was killed
+        for fields in lines[1:]:
+            record = EpisodeRecord(**{**fields, "tools": tuple(fields["tools"])})
             self.records[record.key] = record
-        if lines[-1]:
-            self._write_lines(list(self.records.values()))
-
-    def _write_lines(self, records: list[EpisodeRecord]) -> None:
-        lines = [json.dumps({"audit": self._identity}), *map(_line, records)]
-        temporary = self._path.with_suffix(".writing")
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(temporary, self._path)
 
     def add(self, records: list[EpisodeRecord]) -> None:
         """Record episodes whose log is on disk."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(record) + "\n" for record in records)
+        self._journal.write(*map(asdict, records))
         self.records.update({record.key: record for record in records})
 
 
@@ -180,10 +162,6 @@ def start_again(folder: Path) -> None:
     """Forget the audit in a folder and a model's attempts; logs of scripted episodes stay."""
     (folder / JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
-
-
-def _line(record: EpisodeRecord) -> str:
-    return json.dumps(asdict(record), default=str)
 
 
 def named(value: object) -> str:

@@ -25,8 +25,7 @@ from inspect_ai.solver import generate, multiple_choice, prompt_template, system
 from inspect_ai.tool import ToolCall, bash
 from pydantic import BaseModel
 
-from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
-from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 PIXEL = (
@@ -151,24 +150,19 @@ def few_shot() -> list[ChatMessage]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("files", "in_file", "in_memory"), [(4, 2, 9), (4, 2, 1), (1, 99, 2)], ids=str
-)
+@pytest.mark.parametrize("name", ["FILE_BYTES", "CHUNK_ROWS"])
 @pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
 async def test_tool_calls_in_a_prompt_are_kept_and_every_file_gets_their_schema(
     tmp_path: Path,
     format: Any,
-    files: int,
-    in_file: int,
-    in_memory: int,
+    name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.export.parts.PART_ROWS", in_file)
-    monkeypatch.setattr("inspect_tinker_plugin.export.parts.HELD_ROWS", in_memory)
+    monkeypatch.setattr(f"inspect_tinker_plugin.export.files.{name}", 1)
     plain = [Sample(input=f"plain {number}") for number in range(3)]
     task = Task(dataset=[*plain, Sample(input=few_shot()), *plain])
     rows = await exported(task, tmp_path / "out", ExportOptions(format=format))
-    assert len(list((tmp_path / "out").glob("train-*"))) == files
+    assert len(list((tmp_path / "out").glob("train-*"))) == (7 if name == "FILE_BYTES" else 1)
     assert len(rows) == 7
     empty = {"reasoning_content": None, "tool_calls": None, "tool_call_id": None, "name": None}
     assert rows[0]["prompt"] == [{"role": "user", "content": "plain 0", **empty}]

@@ -32,11 +32,12 @@ from tests.logs.rollouts import by_word, dataset, roll_out
 
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export import from_logs, logged, parts
-from inspect_tinker_plugin.export.choosing import Choice
-from inspect_tinker_plugin.export.columns import PROMPTS
+from inspect_tinker_plugin.export import folder as export_folder
+from inspect_tinker_plugin.export import from_logs, logged
 from inspect_tinker_plugin.export.folder import ExportFolder
 from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
+from inspect_tinker_plugin.export.layouts import PROMPTS
+from inspect_tinker_plugin.export.logged import Choice
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rewards.logged import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.train.data import split_samples
@@ -375,12 +376,9 @@ def test_names_of_splits_that_are_none_are_refused(split: tuple[str, str]) -> No
 # interruptions
 
 
-def test_an_interrupted_export_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_export_goes_on_where_it_was(tmp_path: Path) -> None:
     logs = scored(tmp_path / "logs", ["1 a", "1 a", "0 b"], count=6)
     choice = Choice(form="rejection")
-    monkeypatch.setattr(parts, "PART_ROWS", 2)
     whole = run_export(logs, tmp_path / "whole", choice, split=("test", "4"))
 
     async def interrupted() -> None:
@@ -411,13 +409,14 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = scored(tmp_path / "logs", count=3)
-    monkeypatch.setattr(parts, "HELD_ROWS", 1)
+    monkeypatch.setattr(export_folder, "HELD_BYTES", 1)
     second, cut = threading.Event(), threading.Event()
-    taken = parts.OpenPart.add
+    rows = iter(range(1, 100))
+    add_row = ExportFolder.add_row
 
-    def add(part: parts.OpenPart, split: str, row: Any) -> None:
-        taken(part, split, row)
-        if part.rows.total() == 6:
+    def add(folder: ExportFolder, split: str, row: Any) -> None:
+        add_row(folder, split, row)
+        if next(rows) == 6:
             second.set()
             assert cut.wait(30)
 
@@ -431,7 +430,7 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
             await export
 
     with monkeypatch.context() as context:
-        context.setattr(parts.OpenPart, "add", add)
+        context.setattr(ExportFolder, "add_row", add)
         asyncio.run(cut_off())
     report = run_export(logs, tmp_path / "out")
     assert report.continued == 8
@@ -440,7 +439,7 @@ def test_an_export_that_is_cut_off_within_a_sample_has_all_or_none_of_its_rows(
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl", "arrow"])
-def test_the_rows_of_a_part_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
+def test_rows_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
     folder = ExportFolder.claim(
         tmp_path / "out",
         identity={},
@@ -449,22 +448,24 @@ def test_the_rows_of_a_part_are_not_held_in_memory(tmp_path: Path, format: Any) 
         schema=PROMPTS,
         overwrite=False,
     )
-    part = folder.open_part(0)
     prompt = [{"role": "user", "content": "?"}]
     row = {"id": "1", "prompt": prompt, "answer": "", "info": "{}", "task": "t", "tools": "[]"}
     peaks = []
     for count in (1_000, 19_000):
         tracemalloc.start()
         for number in range(count):
-            part.add("train", {**row, "answer": f"{number} {'and so on ' * 100}"})
-            part.end_unit()
+            folder.add_row("train", {**row, "answer": f"{number} {'and so on ' * 100}"})
+            folder.end_unit("")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    folder.add(part, lambda start, stop: "")
+    tracemalloc.start()
     folder.finish("t", "", source={"task": "t"}, counts={}, failures=[])
+    in_files = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     folder.close()
     assert len(loaded(tmp_path / "out")) == 20_000
     assert peaks[1] < 1.5 * peaks[0]
+    assert in_files < 10_000_000, "twenty megabytes of rows"
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -490,17 +491,16 @@ def test_an_export_of_other_logs_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = scored(tmp_path / "logs", count=3)
-    monkeypatch.setattr(parts, "PART_ROWS", 1)
 
     def full_disk(*arguments: Any) -> Any:
         raise OSError("full")
 
     with monkeypatch.context() as context:
         calls = iter(range(100))
-        taken = from_logs._LogExport._of_group
+        taken = from_logs._LogExport._add_group
         context.setattr(
             from_logs._LogExport,
-            "_of_group",
+            "_add_group",
             lambda self, group: full_disk() if next(calls) == 1 else taken(self, group),
         )
         with pytest.raises(OSError, match="full"):

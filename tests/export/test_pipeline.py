@@ -19,10 +19,9 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError, TaskError
-from inspect_tinker_plugin.export import parts
+from inspect_tinker_plugin.export import files
 from inspect_tinker_plugin.export.folder import WORK
-from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
-from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
@@ -87,20 +86,17 @@ def summary(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 3)
-
-
-@pytest.mark.usefixtures("small_parts")
-async def test_rows_keep_the_order_of_the_samples_over_many_files(tmp_path: Path) -> None:
+async def test_rows_keep_the_order_of_the_samples_over_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FILE_BYTES", 1)
     report = await export(numbers(10), tmp_path / "out", max_samples=4)
     assert ids(tmp_path / "out") == [str(n) for n in range(1, 11)]
-    assert len(report.files) == 4
+    assert len(report.files) == 10
     assert names(tmp_path / "out") == [
         "README.md",
         "export.json",
-        *(f"train-{n:05d}-of-00004.parquet" for n in range(4)),
+        *(f"train-{n:05d}-of-00010.parquet" for n in range(10)),
     ]
 
 
@@ -140,7 +136,6 @@ async def test_an_export_in_which_every_sample_fails_leaves_nothing(tmp_path: Pa
     assert names(tmp_path) == []
 
 
-@pytest.mark.usefixtures("small_parts")
 async def test_a_cancelled_export_continues_where_it_stopped(tmp_path: Path) -> None:
     seen = Seen()
     run = asyncio.create_task(
@@ -314,8 +309,8 @@ def numbers():
 
 RUN = """
 import sys
-from inspect_tinker_plugin.export import parts
-parts.PART_ROWS = 10
+from inspect_tinker_plugin.export import folder
+folder.HELD_BYTES = 1
 from inspect_tinker_plugin.cli.main import rl
 rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 """
@@ -326,7 +321,7 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
     (tmp_path / "tasks.py").write_text(TASKS)
     journal = tmp_path / "out" / WORK / "journal.jsonl"
     kills = 0
-    for wanted in (3, 9):
+    for wanted in (60, 180):
         env = {**os.environ, "PAUSE": "0.01"}
         with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
             while process.poll() is None:
@@ -337,7 +332,7 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
                 time.sleep(0.005)
     assert kills == 2
     assert not (tmp_path / "out" / "export.json").exists()
-    journal.write_text(journal.read_text() + '{"index": 99, "samp')  # killed while it wrote a line
+    journal.write_text(journal.read_text() + '{"unit": "9')  # killed while it wrote a line
     before = (tmp_path / "seen.txt").read_text().count("\n")
     done = subprocess.run(
         [sys.executable, "-c", RUN],
@@ -365,30 +360,27 @@ def cut(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
-def test_parts_that_were_damaged_since_are_made_again(
+def test_rows_that_were_damaged_since_are_made_again(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
-    work = tmp_path / "out" / WORK
+    journal = tmp_path / "out" / WORK / "journal.jsonl"
     env = {**os.environ, "PAUSE": "0.01"}
     with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
-        while not (work / "journal.jsonl").exists() or len([*work.glob("part-*.parquet")]) < 6:
+        while not journal.exists() or journal.read_text().count("\n") < 100:
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-    damage(work / "part-00002-train.parquet")
-    with (work / "journal.jsonl").open("ab") as file:
-        file.write(b"\xff no part\n")
-    subprocess.run(
-        [sys.executable, "-c", RUN], cwd=tmp_path, env={**os.environ, "PAUSE": "0"}, check=True
-    )
+    damage(journal)
+    env["PAUSE"] = "0"
+    subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, env=env, check=True)
     assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
 
 
 FULL = """
 import resource, signal, sys
-from inspect_tinker_plugin.export import parts
-parts.PART_ROWS = 10
+from inspect_tinker_plugin.export import folder
+folder.HELD_BYTES = 1
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
 from inspect_tinker_plugin.cli.main import rl

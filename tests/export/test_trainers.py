@@ -35,13 +35,12 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.choosing import Choice
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Form, Layout
-from inspect_tinker_plugin.export.pipeline import export_task
-from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.export.logged import Choice
+from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.testing.replies import call, say
-from inspect_tinker_plugin.train.demonstrations import ComparisonsBuilder, DemonstrationsBuilder
+from inspect_tinker_plugin.train.imitation import ComparisonsBuilder, DemonstrationsBuilder
 
 
 @pytest.fixture(scope="module")

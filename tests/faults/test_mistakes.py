@@ -50,8 +50,7 @@ from typing_extensions import override
 
 from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_dataset
 from inspect_tinker_plugin.contracts.errors import RendererError
-from inspect_tinker_plugin.export.pipeline import export_task
-from inspect_tinker_plugin.export.rows import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.testing import (

@@ -53,7 +53,9 @@ def test_overrides_reach_everything() -> None:
     assert made.dataset_builder.test_group_size == 4
     assert made.max_tokens == 99
     assert made.rollout_error_tolerance is True
-    assert made.evaluator_builders[0].tasks == ["toy.py@letters"]
+    (evaluator,) = made.evaluator_builders
+    assert evaluator.builder.tasks == ["toy.py@letters"]
+    assert evaluator.builder.log_dir == str(REQUEST.log_dir / "evaluations")
 
 
 @pytest.mark.parametrize(

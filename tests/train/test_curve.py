@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.train.metrics import METRICS, REWARD
+from inspect_tinker_plugin.train.history import METRICS, REWARD
 from inspect_tinker_plugin.train.progress import HEIGHT, WIDTH, reward_curve
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.train.metrics import read_steps
+from inspect_tinker_plugin.train.history import read_steps
 from inspect_tinker_plugin.train.progress import Progress
 
 
@@ -50,6 +50,16 @@ def test_the_test_reward_stands_before_its_step(tmp_path: Path) -> None:
     lines = told(tmp_path, step(0, 0.25, **test))
     assert lines[0].strip() == "test reward 0.500 (8 rollouts)"
     assert len(lines) == 2
+
+
+def test_further_evaluations_have_a_line(tmp_path: Path) -> None:
+    lines = told(tmp_path, step(0, 0.25, **{"eval/gpqa/mean": 0.5}))
+    assert lines[0].strip() == "evaluation gpqa/mean 0.500"
+
+
+def test_cut_replies_that_a_task_pays_are_no_problem(tmp_path: Path) -> None:
+    mixed = {"env/all/by_group/frac_mixed": 1.0, "env/all/stop/max_tokens": 1.0}
+    assert len(told(tmp_path, step(0, 0.25, **mixed))) == 1
 
 
 def test_errors_are_those_of_the_step(tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ from inspect_tinker_plugin.options import declared_options
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
-    from inspect_tinker_plugin.export.pipeline import ExportReport
-    from inspect_tinker_plugin.export.rows import ExportOptions
+    from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
 
 _OF_LOGS: list[Any] = [
     click.option(
@@ -217,7 +216,7 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
 
 def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None:
     """Refuse options that would do nothing: those of logs for a task, and the other way round."""
-    from inspect_tinker_plugin.export.choosing import Choice
+    from inspect_tinker_plugin.export.logged import Choice
 
     of_logs = {*Choice.__dataclass_fields__, "split", "split_seed"}
     of_tasks = {each.name for each in declared_options() if "export" in each.commands} | _OF_TASKS
@@ -279,8 +278,8 @@ def _interrupted() -> NoReturn:
 
 
 def _options_of_logs(choices: dict[str, Any]) -> LogExportOptions:
-    from inspect_tinker_plugin.export.choosing import Choice
     from inspect_tinker_plugin.export.from_logs import LogExportOptions
+    from inspect_tinker_plugin.export.logged import Choice
 
     of_choice = {name: choices[name] for name in Choice.__dataclass_fields__}
     return LogExportOptions(
@@ -294,7 +293,7 @@ def _options_of_logs(choices: dict[str, Any]) -> LogExportOptions:
 
 
 def _options(choices: dict[str, Any]) -> ExportOptions:
-    from inspect_tinker_plugin.export.rows import ExportOptions
+    from inspect_tinker_plugin.export.pipeline import ExportOptions
     from inspect_tinker_plugin.options import DatasetOptions
 
     solver_name, solver_args = choices["solver"], parse_args(choices["solver_args"])

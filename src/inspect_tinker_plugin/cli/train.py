@@ -153,8 +153,9 @@ def _train(request: Any) -> None:
     from inspect_tinker_plugin.train.request import check_request
 
     check_request(request)
+    from inspect_tinker_plugin.train.history import last_checkpoint
     from inspect_tinker_plugin.train.progress import reward_curve
-    from inspect_tinker_plugin.train.run import InterruptedRun, last_checkpoint, train
+    from inspect_tinker_plugin.train.run import InterruptedRun, train
 
     try:
         result = train(request)

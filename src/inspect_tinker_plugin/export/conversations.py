@@ -1,7 +1,7 @@
-"""The conversations of a logged sample: what its model saw and said, branch by branch.
+"""Messages as rows hold them, and the conversations of a logged sample, branch by branch.
 
-They come from the log's model events, not from the final messages, from which solvers take out
-what the model did say (``react()`` its call of ``submit``) and which hold one branch of several.
+Conversations come from the log's model events. Its final messages hold one branch of several, and
+solvers take out what the model did say (``react()`` its call of ``submit``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from typing import Any
 
 from inspect_ai.event import Event, ModelEvent, SpanBeginEvent
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessageAssistant, ModelOutput
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageTool,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+)
+from inspect_ai.tool import ToolInfo
+from pydantic_core import to_json
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.columns import message_row, tools_json
 
 _SCORERS = {"scorers", "scorer"}
 """Types of the spans in which a sample is scored; model calls in them are those of a judge."""
@@ -175,3 +183,92 @@ def _tokens(output: ModelOutput) -> int | None:
         return None
     read = (usage.input_tokens_cache_read or 0) + (usage.input_tokens_cache_write or 0)
     return usage.input_tokens + read + usage.output_tokens
+
+
+def require_text(row: Mapping[str, Any]) -> None:
+    """Check that a row can be written.
+
+    Raises:
+        ExportError: It has a text that is none in UTF-8.
+    """
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ExportError(f"its text cannot be written as UTF-8 ({error.reason}).") from error
+
+
+def message_row(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as chat templates take it.
+
+    It has ``role`` and ``content``; reasoning, tool calls, and the call that is answered, where
+    they apply.
+
+    Raises:
+        ExportError: It has content that is not text.
+    """
+    content, reasoning = _content(message)
+    made: dict[str, Any] = {"role": message.role, "content": content}
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function, "arguments": to_text(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ChatMessageTool):
+        if message.error is not None:
+            made["content"] = f"Error: {message.error.message}"  # as Inspect's providers say it
+        if message.tool_call_id is not None:
+            made["tool_call_id"] = message.tool_call_id
+        if message.function is not None:
+            made["name"] = message.function
+    return made
+
+
+def _content(message: ChatMessage) -> tuple[str, str | None]:
+    """Return the text and the reasoning of a message."""
+    if isinstance(message.content, str):
+        return message.content, None
+    texts, reasoning = [], []
+    for part in message.content:
+        if isinstance(part, ContentText):
+            texts.append(part.text)
+        elif isinstance(part, ContentReasoning):
+            # What a provider encrypted is not what the model thought; its summary may be there.
+            reasoning.append((part.summary or "") if part.redacted else part.reasoning)
+        else:
+            raise ExportError(
+                f"it has content of type {part.type!r} in a {message.role} message; an "
+                "export carries text only."
+            )
+    return "\n".join(texts), "\n".join(filter(None, reasoning)) or None
+
+
+def tools_json(tools: Sequence[ToolInfo]) -> str:
+    """Describe tools as chat templates and OpenAI-compatible servers expect them, as JSON."""
+    return to_text([_tool(tool) for tool in tools])
+
+
+def _tool(tool: ToolInfo) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters.model_dump(exclude_none=True),
+        },
+    }
+
+
+def to_text(value: object) -> str:
+    """Write JSON: dates as ISO text, models as objects, anything unknown as its ``str``."""
+    try:
+        return to_json(
+            value, fallback=str, inf_nan_mode="strings", bytes_mode="base64", by_alias=True
+        ).decode()
+    except Exception as error:
+        raise ExportError(f"it has a value that JSON cannot hold ({error}).") from error

@@ -1,114 +1,84 @@
-"""The folder of an export: claimed, filled part by part, finished in one step, and uploaded.
+"""The folder of an export: claimed, filled unit by unit, finished in one step, and uploaded.
 
-While it is unfinished, everything is inside ``.inspect-rl-export``: the journal and one file
-per part. At the end the parts get their final names, ``train-00000-of-00003.parquet`` and so on
-(which ``datasets.load_dataset(folder)`` finds by itself), and ``README.md`` and
-``export.json`` appear beside them. A finished export that is being replaced stays as it is
-until then.
-
-``README.md`` tells ``load_dataset`` (and the Hugging Face Hub) its schema. JSON lines need it:
-their reader guesses types from the first lines, and a key that is null there would have no type for
-the lines that follow.
+While it is unfinished, everything is inside ``.inspect-rl-export``: a journal with each row and the
+end of each unit (a sample, or the logged runs of one). An export that continues keeps the units
+that the journal has whole. At the end, the files are written from the journal through ``datasets``:
+``train-00000-of-00003.parquet`` and so on, which ``datasets.load_dataset(folder)`` finds by itself,
+with ``README.md`` and ``export.json`` beside them. A finished export that is being replaced stays
+as it is until then. (``Dataset.from_generator`` cannot continue, and caches every row twice.)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
-import uuid
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.parts import (
-    Failure,
-    Journal,
-    OpenPart,
-    Part,
-    checksum,
-    unwritable,
-)
-from inspect_tinker_plugin.export.schema import Format, PartWriter, Schema, read_chunks
-
-if TYPE_CHECKING:
-    from datasets import Features
+from inspect_tinker_plugin.export.files import Format, SplitFiles, write_card
+from inspect_tinker_plugin.export.layouts import Row, Schema
+from inspect_tinker_plugin.processes import Journal
 
 CARD = "README.md"
-
-
-def card(title: str, about: str, *, features: Features, files: Mapping[str, str]) -> str:
-    """Write the card.
-
-    Args:
-        title: Its heading.
-        about: What the rows are.
-        features: Types of the columns.
-        files: A pattern of file names for each split.
-    """
-    import yaml
-
-    splits = [{"split": split, "path": pattern} for split, pattern in files.items()]
-    head: dict[str, Any] = {
-        "configs": [
-            {
-                "config_name": "default",
-                "data_files": splits,
-                # `load_dataset` keeps what it read of a folder under the folder's last name and a
-                # hash of this card, and would take another export of that name for the same.
-                "description": f"export {uuid.uuid4().hex}",
-            }
-        ],
-        "dataset_info": {"features": _fields(features)},
-    }
-    return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}\n\n{about}\n"
-        "`export.json` says how it was made.\n"
-    )
-
-
-def _fields(struct: Any) -> list[dict[str, Any]]:
-    return [{"name": name, **_type(of)} for name, of in struct.items()]
-
-
-def _type(of: Any) -> dict[str, Any]:
-    from datasets import List
-
-    if isinstance(of, List):
-        inner = of.feature
-        return {"list": _fields(inner)} if isinstance(inner, dict) else {"list": inner.dtype}
-    if isinstance(of, dict):
-        return {"struct": _fields(of)}
-    return {"dtype": getattr(of, "dtype", None) or type(of).__name__.lower()}  # Json has none
-
-
 SUMMARY = "export.json"
 WORK = ".inspect-rl-export"
 TRAIN = "train"
 """The split of rows that are not held out."""
 
-Digest = Callable[[int, int], str]
-"""Hashes the units of an export from one position to another: samples, or the runs of each."""
+HELD_BYTES = 512 * 1024
+HELD_SECONDS = 1.0
+"""Rows are written to the journal when there are as many in memory, or for as long."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that could not be exported."""
+
+    id: str
+    reason: str
 
 
 class ExportFolder:
-    """An export in progress; made by :meth:`claim`."""
+    """An export in progress; made by :meth:`claim`.
+
+    Attributes:
+        path: The folder.
+        seed: The seed of this export's order, chosen at random when none was given.
+        units: Units that are done.
+        rows: Their rows, by split.
+        failures: What of them failed.
+        left_out: Number of samples left out after they were read, by reason.
+    """
 
     def __init__(self, path: Path, format: Format, schema: Schema, created: bool) -> None:
         self.path = path
+        self.seed: int | None = None
+        self.units = 0
+        self.rows: Counter[str] = Counter()
+        self.failures: list[Failure] = []
+        self.left_out: Counter[str] = Counter()
         self._format = format
         self._schema = schema
         self._created = created
+        self._rich = False
         self._work = path / WORK
-        self._lock: IO[str] | None = None
-        self._open: OpenPart | None = None
-        self.journal = Journal(self._work / "journal.jsonl", {}, None)
+        self._lock = FileLock(self._work / "lock", timeout=0)
+        self._journal = Journal(self._work / "journal.jsonl")
+        self._written = time.monotonic()
+        self._open_rows: Counter[str] = Counter()
+        self._digest = hashlib.sha256()
+        """Of the digests of the units that an earlier run has done."""
 
     @classmethod
     def claim(
@@ -142,145 +112,134 @@ class ExportFolder:
             folder = cls(path, format, schema, created)
             try:
                 folder._take_lock()
-                folder._open_journal(identity, seed, overwrite)
+                folder._open_journal(json.loads(json.dumps(dict(identity))), seed, overwrite)
             except BaseException:
-                folder.close()
+                folder._lock.release()
                 raise
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise _unwritable(path, error) from error
         return folder
 
     def _take_lock(self) -> None:
         try:
-            import fcntl
-        except ImportError:  # not on Windows; two exports into one folder go unnoticed there
-            return
-        self._lock = (self._work / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self._lock.acquire()
+        except Timeout as error:
             raise ExportError(f"{self.path} is being written by another export.") from error
 
     def _open_journal(self, identity: Mapping[str, Any], seed: int | None, fresh: bool) -> None:
-        path = self._work / "journal.jsonl"
-        found = None if fresh else Journal.read(path)
-        if found is None:
-            for old in self._work.glob("part-*"):
-                old.unlink()
-            self.journal = Journal(path, identity, seed)
-            self.journal.start()
+        path = self._journal.path
+        begun = not fresh and path.is_file() and path.stat().st_size > 0
+        head, end = next(self._journal.read(), (None, 0)) if begun else (None, 0)
+        if head is None and begun:
+            raise ExportError(
+                f"{path} is damaged, so the export cannot be continued: start again with "
+                "--overwrite."
+            )
+        if head is None:
+            self.seed = seed
+            self._journal.replace([{"identity": identity, "seed": seed}])
             return
-        same = json.loads(json.dumps(dict(identity)))
-        differing = [key for key in same if same[key] != found.identity.get(key)]
+        known = head["identity"]
+        differing = [key for key in identity if identity[key] != known.get(key)]
         if differing:
             raise ExportError(
                 f"{self.path} holds an unfinished export that differs in "
-                + ", ".join(f"{k} ({found.identity.get(k)!r}, now {same[k]!r})" for k in differing)
+                + ", ".join(f"{k} ({known.get(k)!r}, now {identity[k]!r})" for k in differing)
                 + ". Finish that one, choose another folder, or use --overwrite."
             )
-        self.journal = found
-        self._drop_damaged()
+        self.seed = head["seed"]
+        self._journal.cut(self._count_units(end))
 
-    def _drop_damaged(self) -> None:
-        """Drop the first part with a file that is gone or damaged, and those behind it.
+    def _count_units(self, end: int) -> int:
+        """Count what the journal has; returns its size up to the last unit that is whole."""
+        rich = False
+        for record, size in self._journal.read():
+            if "row" in record:
+                self._open_rows[record["split"]] += 1
+                rich = rich or self._schema.is_rich(record["row"])
+            elif "unit" in record:
+                self._digest.update(record["unit"].encode())
+                self._count_unit([Failure(**each) for each in record["failures"]])
+                self.left_out.update(record["left_out"])
+                self._rich, end = self._rich or rich, size
+        self._open_rows.clear()
+        return end
 
-        They are made again.
-        """
-        finishing = not (self.path / SUMMARY).exists()
-        final = self._final_names() if finishing else {}
+    def _count_unit(self, failures: Sequence[Failure]) -> None:
+        self.units += 1
+        self.failures += failures
+        self.rows.update(self._open_rows)
+        self._open_rows.clear()
 
-        def is_whole(part: Part, split: str) -> bool:
-            path = self._part(part.index, split)
-            found = checksum(path)
-            if found is None and path in final:
-                found = checksum(self.path / final[path])
-            return found is not None and found == part.checksums.get(split, found)
-
-        parts = self.journal.parts
-        whole = list(takewhile(lambda part: all(is_whole(part, s) for s in part.rows), parts))
-        if len(whole) == len(parts):
-            return
-        for path, name in final.items():  # a finish that was interrupted has moved it
-            if not path.exists() and (self.path / name).exists():
-                (self.path / name).replace(path)
-        for part in parts[len(whole) :]:
-            for split in part.rows:
-                self._part(part.index, split).unlink(missing_ok=True)
-        self.journal.keep(whole)
-
-    def check_continuity(self, units: int, digest: Digest, *, changed: str) -> None:
-        """Check that what the parts were written of is still the same.
+    def check_continuity(
+        self, units: int, digest_unit: Callable[[int], str], *, changed: str
+    ) -> None:
+        """Check that the units that are done are still the same.
 
         Args:
             units: How many units there are.
-            digest: Hashes units, from one position to another.
+            digest_unit: Hashes a unit, by its position.
             changed: What to say if they have changed.
 
         Raises:
             ExportError: They have.
         """
-        start = 0
-        for part in self.journal.parts:
-            stop = start + part.samples
-            if stop > units or part.digest != digest(start, stop):
-                raise ExportError(
-                    f"{self.path} holds an unfinished export, but {changed}. Use --overwrite to "
-                    "start again."
-                )
-            start = stop
+        now = hashlib.sha256()
+        for position in range(min(units, self.units)):
+            now.update(digest_unit(position).encode())
+        if now.digest() != self._digest.digest():
+            raise ExportError(
+                f"{self.path} holds an unfinished export, but {changed}. Use --overwrite to "
+                "start again."
+            )
 
-    def open_part(self, start: int) -> OpenPart:
-        """Begin the next part; one at a time is open.
-
-        Args:
-            start: Position of its first unit.
-        """
-        index = len(self.journal.parts)
-        # After the first rich part all are, so that none of them needs to be rewritten.
-        rich = any(part.rich for part in self.journal.parts)
-
-        def open_file(split: str, rich: bool) -> PartWriter:
-            return self._writer(index, split, rich)
-
-        self._open = OpenPart(start, self.path, self._schema, rich, open_file)
-        return self._open
-
-    def add(self, part: OpenPart, digest: Digest) -> None:
-        """Complete the open part and record it; a part without units is nothing.
-
-        Args:
-            part: The part.
-            digest: Hashes its units; an export continues only with the same.
+    def add_row(self, split: str, row: Row) -> None:
+        """Add a row of the current unit.
 
         Raises:
-            ExportError: The disk is full or the folder is gone; what was completed stays.
+            ExportError: The disk is full or the folder is gone.
         """
-        if part.stop == part.start:
-            return
-        try:
-            part.close()
-            self.journal.add(
-                Part(
-                    index=len(self.journal.parts),
-                    samples=part.stop - part.start,
-                    rows=dict(part.rows),
-                    rich=part.rich,
-                    digest=digest(part.start, part.stop),
-                    failures=part.failures,
-                    left_out=dict(part.left_out),
-                    checksums=self._checksums(len(self.journal.parts), part.rows),
-                )
-            )
-        except OSError as error:
-            raise unwritable(self.path, error) from error
+        self._rich = self._rich or self._schema.is_rich(row)
+        self._open_rows[split] += 1
+        self._hold({"split": split, "row": row})
 
-    @property
-    def rows(self) -> dict[str, int]:
-        """Rows that are written, by split."""
-        total: Counter[str] = Counter()
-        for part in self.journal.parts:
-            total.update(part.rows)
-        return dict(total)
+    def end_unit(
+        self,
+        digest: str,
+        failures: Sequence[Failure] = (),
+        left_out: Mapping[str, int] | None = None,
+    ) -> None:
+        """End the current unit: from now on an export that continues has it.
+
+        Args:
+            digest: Hash of the unit; an export continues only with the same.
+            failures: What of it failed.
+            left_out: How many of its samples were left out after they were read, by reason.
+
+        Raises:
+            ExportError: The disk is full or the folder is gone.
+        """
+        self.left_out.update(left_out or {})
+        self._count_unit(failures)
+        self._hold(
+            {
+                "unit": digest,
+                "failures": [asdict(each) for each in failures],
+                "left_out": dict(left_out or {}),
+            }
+        )
+
+    def _hold(self, record: Mapping[str, Any]) -> None:
+        held = self._journal.hold(record)
+        if held >= HELD_BYTES or time.monotonic() - self._written >= HELD_SECONDS:
+            self._write_held()
+
+    def _write_held(self) -> None:
+        try:
+            self._journal.write()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._written = time.monotonic()
 
     def finish(
         self,
@@ -291,9 +250,9 @@ class ExportFolder:
         counts: Mapping[str, Any],
         failures: Sequence[Failure],
     ) -> list[str]:
-        """Give the parts their final names and write the card and ``export.json``.
+        """Write the files, the card and ``export.json``.
 
-        A finish that was interrupted is completed by the next call.
+        A finish that was interrupted is repeated by the next call.
 
         Args:
             title: Heading of the card.
@@ -305,83 +264,73 @@ class ExportFolder:
         Returns:
             Names of the files.
         """
-        names = self._final_names()
-        rich = any(part.rich for part in self.journal.parts)
-        files = list(names.values())
-        summary = {
-            **source,
-            "columns": list(self._schema.columns),
-            "counts": counts,
-            "failures": [asdict(failure) for failure in failures],
-            "packages": _packages(),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "files": files,
-        }
+        self._write_held()
         try:
-            if rich:
-                self._widen()
+            names = self._write_files()
+            summary = {
+                **source,
+                "columns": list(self._schema.columns),
+                "counts": counts,
+                "failures": [asdict(failure) for failure in failures],
+                "packages": _packages(),
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "files": list(names),
+            }
             self._remove_old()
-            for path, name in names.items():
-                if path.exists():
-                    path.replace(self.path / name)
+            for name, path in names.items():
+                path.replace(self.path / name)
             patterns = {split: f"{split}-*.{self._format}" for split in self.rows}
-            features = self._schema.features(rich=rich)
-            self._put(CARD, card(title, about, features=features, files=patterns))
+            features = self._schema.features(rich=self._rich)
+            self._put(CARD, write_card(title, about, features=features, files=patterns))
             self._put(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
             self._drop_work()
         except OSError as error:
-            raise unwritable(self.path, error) from error
-        return files
+            raise _unwritable(self.path, error) from error
+        return list(names)
 
-    def _final_names(self) -> dict[Path, str]:
-        """Return the names of the files in the finished export, by those of the parts."""
-        names: dict[Path, str] = {}
-        for split in self.rows:
-            parts = [part for part in self.journal.parts if part.rows.get(split)]
-            for number, part in enumerate(parts):
-                name = f"{split}-{number:05d}-of-{len(parts):05d}.{self._format}"
-                names[self._part(part.index, split)] = name
+    def _write_files(self) -> dict[str, Path]:
+        """Write the rows into files; returns these by their names in the finished export."""
+        for old in self._work.glob("file-*"):
+            old.unlink()
+        splits = {
+            split: SplitFiles(
+                self._work / f"file-{split}",
+                format=self._format,
+                schema=self._schema,
+                rich=self._rich,
+            )
+            for split in self.rows
+        }
+        start = done = 0
+        for record, end in self._journal.read():
+            done += "unit" in record
+            if "row" in record:
+                splits[record["split"]].add(record["row"], end - start)
+            start = end
+        if done != self.units:
+            raise ExportError(
+                f"{self._journal.path} was damaged while the export ran; run the same command "
+                "again to continue."
+            )
+        names: dict[str, Path] = {}
+        for split, files in splits.items():
+            files.close()
+            total = len(files.paths)
+            for number, path in enumerate(files.paths):
+                names[f"{split}-{number:05d}-of-{total:05d}.{self._format}"] = path
         return names
-
-    def _checksums(self, index: int, splits: Iterable[str]) -> dict[str, str]:
-        found = {split: checksum(self._part(index, split)) for split in splits}
-        return {split: of_file for split, of_file in found.items() if of_file is not None}
 
     def abandon(self) -> None:
         """Remove what this export wrote, and the folder if it was made for it."""
-        self._discard_open()
         self._drop_work()
         if self._created and self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def close(self) -> None:
-        """Release the folder; an unfinished export can be continued, without its open part."""
-        self._discard_open()
-        if self._lock is not None:
-            self._lock.close()
-
-    def _discard_open(self) -> None:
-        if self._open is not None:
-            self._open.discard()
-            self._open = None
-
-    def _widen(self) -> None:
-        """Rewrite plain parts in the rich schema, as all files of an export must have the same."""
-        for number, part in enumerate(self.journal.parts):
-            if part.rich:
-                continue
-            for split in part.rows:
-                writer = self._writer(part.index, split, rich=True)
-                for rows in read_chunks(self._part(part.index, split), format=self._format):
-                    writer.write(rows)
-                writer.close()
-            now = replace(part, rich=True, checksums=self._checksums(part.index, part.rows))
-            parts = self.journal.parts
-            self.journal.keep([*parts[:number], now, *parts[number + 1 :]])
-
-    def _writer(self, index: int, split: str, rich: bool) -> PartWriter:
-        path = self._part(index, split)
-        return PartWriter(path, format=self._format, schema=self._schema, rich=rich)
+        """Release the folder; an unfinished export can be continued after its last whole unit."""
+        if self._work.is_dir():
+            self._write_held()
+        self._lock.release()
 
     def _remove_old(self) -> None:
         """Remove the finished export that this one replaces; its summary is removed last."""
@@ -399,8 +348,10 @@ class ExportFolder:
     def _drop_work(self) -> None:
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _part(self, index: int, split: str) -> Path:
-        return self._work / f"part-{index:05d}-{split}.{self._format}"
+
+def _unwritable(path: Path, error: OSError) -> ExportError:
+    """Make a one-line error that says why a folder cannot be written."""
+    return ExportError(f"cannot write to {path}: {error.strerror or error}.")
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

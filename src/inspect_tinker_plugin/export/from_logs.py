@@ -1,4 +1,4 @@
-"""An export of logs from beginning to end: samples are read in order, rows written at once."""
+"""An export of logs from beginning to end: samples are read in order, and their rows written."""
 
 from __future__ import annotations
 
@@ -9,24 +9,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.choosing import Choice
-from inspect_tinker_plugin.export.columns import require_text, to_text
-from inspect_tinker_plugin.export.conversations import Conversation, conversations
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
-from inspect_tinker_plugin.export.layouts import Layout, compared_row, log_schema, spoken_rows
-from inspect_tinker_plugin.export.logged import UNREAD, Reader
-from inspect_tinker_plugin.export.parts import Failure
+from inspect_tinker_plugin.export.conversations import (
+    Conversation,
+    conversations,
+    require_text,
+    to_text,
+)
+from inspect_tinker_plugin.export.files import Format
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure, check_target
+from inspect_tinker_plugin.export.layouts import (
+    Layout,
+    Row,
+    compared_row,
+    log_schema,
+    spoken_rows,
+)
+from inspect_tinker_plugin.export.logged import UNREAD, Choice, Reader
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
-from inspect_tinker_plugin.export.schema import Format, Row
 from inspect_tinker_plugin.rewards.logged import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 
-VERSION = 1
+VERSION = 2
 """Version of what is written; raised when an older beginning can no longer be continued."""
+
+HELD_RUNS = 16
+"""Runs of a sample that are held for further pairs; others are read again."""
 
 _ABOUT = """Conversations of logged evals, written by `inspect rl export --from-logs`: what a model
 saw and said, from the logs' model events; `tools` and `scores` hold JSON."""
@@ -78,7 +90,7 @@ async def export_logs(
     output: Path,
     options: LogExportOptions | None = None,
     *,
-    on_progress: Callable[[ExportProgress], None] | None = None,
+    on_progress: Callable[[ExportProgress], None] = lambda progress: None,
 ) -> LogExportReport:
     """Write the conversations of logs into a folder.
 
@@ -110,10 +122,9 @@ async def export_logs(
         overwrite=options.overwrite,
     )
     try:
-        export = _LogExport(index, folder, options, held)
-        return await export.run(on_progress or (lambda progress: None))
+        return await _LogExport(index, folder, options, held).run(on_progress)
     finally:
-        if not folder.journal.parts:
+        if not folder.units:
             folder.abandon()
         folder.close()
 
@@ -131,71 +142,60 @@ class _LogExport:
         self._options = options
         self._held = held
         self._choice = options.choice
-        self._left_out: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
         """Count, by reason, the samples that are left out without being read."""
+        self._left_out: Counter[str] = Counter()
+        """Count, by reason, what of the current group is left out after it was read."""
         self._groups: list[list[Entry]] = []
         for group in index.groups:
-            kept = []
-            for entry in group:
-                reason = self._choice.why_not(entry)
-                if reason is None:
-                    kept.append(entry)
-                else:
-                    self._left_out[reason] += 1
-            if kept:
+            reasons = [self._choice.why_not(entry) for entry in group]
+            self._unread.update(reason for reason in reasons if reason is not None)
+            if kept := [e for e, reason in zip(group, reasons, strict=True) if reason is None]:
                 self._groups.append(kept)
         self._reader = Reader(
             index, [entry for group in self._groups for entry in self._choice.order(group)]
         )
-        self._part = folder.open_part(sum(part.samples for part in folder.journal.parts))
 
     async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
-        parts = self._folder.journal.parts
-        start = self._part.start
-        self._folder.check_continuity(
-            len(self._groups), self._digest, changed="the logs have changed since"
+        folder = self._folder
+        folder.check_continuity(
+            len(self._groups),
+            lambda position: self._digest(self._groups[position]),
+            changed="the logs have changed since",
         )
-        continued = sum(len(group) for group in self._groups[:start])
+        continued = done = sum(len(group) for group in self._groups[: folder.units])
         total = sum(map(len, self._groups))
-        failed = sum(len(part.failures) for part in parts)
-        done = continued
-        on_progress(ExportProgress(done, total, failed))
-        for group in self._groups[start:]:
-            failed += await self._export(group)
+        on_progress(ExportProgress(done, total, len(folder.failures)))
+        for group in self._groups[folder.units :]:
+            await self._export(group)
             done += len(group)
-            on_progress(ExportProgress(done, total, failed))
-            if self._part.full:
-                self._complete()
-                self._part = self._folder.open_part(self._part.stop)
-        self._complete()
+            on_progress(ExportProgress(done, total, len(folder.failures)))
         return self._finish(continued)
 
-    async def _export(self, group: Sequence[Entry]) -> int:
-        """Write the rows of the runs of one sample; returns how many failed."""
-        work = asyncio.ensure_future(asyncio.to_thread(self._of_group, group))
+    async def _export(self, group: Sequence[Entry]) -> None:
+        """Write the rows of the runs of one sample, all of them even if this is cancelled."""
+        work = asyncio.ensure_future(asyncio.to_thread(self._add_group, group))
         try:
-            return await asyncio.shield(work)
+            await asyncio.shield(work)
         except asyncio.CancelledError:
-            await asyncio.wait([work])  # a part ends with the last row of a sample
-            if work.exception() is None:
-                self._complete()  # so that the next run continues from here
+            await asyncio.wait([work])
             raise
 
-    def _of_group(self, group: Sequence[Entry]) -> int:
+    def _add_group(self, group: Sequence[Entry]) -> None:
         failures: list[Failure] = []
+        self._left_out.clear()
         make = self._pairs if self._choice.form == "preference" else self._spoken
         for split, row in make(group, failures):
-            self._part.add(split, row)
-        self._part.end_unit(failures)
+            self._folder.add_row(split, row)
+        self._folder.end_unit(self._digest(group), failures, self._left_out)
         self._reader.forget(group)
-        return len(failures)
 
     def _spoken(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
         seen: set[bytes] = set()
         taken = 0
         for entry in self._choice.ordered(group):
             if self._choice.best is not None and taken >= self._choice.best:
-                self._part.left_out["not among the best"] += 1
+                self._left_out["not among the best"] += 1
                 continue
             run = self._run_of(entry, failures)
             if run is None:
@@ -204,7 +204,7 @@ class _LogExport:
                 text = json.dumps([talk.messages for talk in run.talks])
                 digest = hashlib.sha256(text.encode()).digest()
                 if digest in seen:
-                    self._part.left_out["the same as another"] += 1
+                    self._left_out["the same as another"] += 1
                     continue
                 seen.add(digest)
             made: list[Row] = []
@@ -224,17 +224,22 @@ class _LogExport:
                 yield run.split, row
 
     def _pairs(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
-        runs = _Runs(lambda entry: self._run_of(entry, failures))
+        @lru_cache(HELD_RUNS)
+        def read(entry: Entry) -> _Run | None:
+            return None if entry in failed else self._run_of(entry, failures)
+
+        failed: set[Entry] = set()
         taken = 0
         for pair in self._choice.paired(group):
             if taken >= self._choice.pairs:
                 break
-            better, worse = (runs.of(entry) for entry in pair)
+            better, worse = (read(entry) for entry in pair)
+            failed |= {e for e, run in zip(pair, (better, worse), strict=True) if run is None}
             if better is None or worse is None:
                 continue
             row = self._pair(better, worse)
             if row is None:
-                self._part.left_out["pairs without a common prompt"] += 1
+                self._left_out["pairs without a common prompt"] += 1
                 continue
             try:
                 require_text(row)
@@ -271,14 +276,14 @@ class _LogExport:
         if most is None or (talk.tokens is not None and talk.tokens <= most):
             return True
         reason = "branches of unknown length" if talk.tokens is None else "branches too long"
-        self._part.left_out[reason] += 1
+        self._left_out[reason] += 1
         return False
 
     def _run_of(self, entry: Entry, failures: list[Failure]) -> _Run | None:
         try:
             sample = self._reader.sample(entry)
             if sample.invalidation is not None:
-                self._part.left_out["invalidated"] += 1
+                self._left_out["invalidated"] += 1
                 return None
             talks = conversations(sample, self._index.logs[entry.log].caller)
         except ExportError as error:
@@ -320,26 +325,21 @@ class _LogExport:
             further["info"] = to_text({"metadata": run.metadata})
         return further
 
-    def _complete(self) -> None:
-        self._folder.add(self._part, self._digest)
-
-    def _digest(self, start: int, stop: int) -> str:
+    def _digest(self, group: Sequence[Entry]) -> str:
         digest = hashlib.sha256()
-        for group in self._groups[start:stop]:
-            for entry in group:
-                name = self._index.logs[entry.log].path
-                digest.update(repr((name, entry.id, entry.epoch, entry.reward)).encode())
-        return digest.hexdigest()
+        for entry in group:
+            name = self._index.logs[entry.log].path
+            digest.update(repr((name, entry.id, entry.epoch, entry.reward)).encode())
+        return digest.hexdigest()[:16]
 
     def _finish(self, continued: int) -> LogExportReport:
-        parts = self._folder.journal.parts
         unreadable = [Failure(*each) for each in self._index.unreadable.items()]
-        failures = [*unreadable, *(f for part in parts for f in part.failures)]
-        rows = self._folder.rows
+        failures = [*unreadable, *self._folder.failures]
+        rows = dict(self._folder.rows)
         if not rows:
             self._folder.abandon()
             raise ExportError(f"nothing was written: {self._why_nothing(failures)}")
-        left_out = dict(self._all_left_out())
+        left_out = dict(self._unread + self._folder.left_out)
         tasks = ", ".join(sorted({log.task for log in self._index.logs}))
         files = self._folder.finish(
             tasks,
@@ -367,15 +367,10 @@ class _LogExport:
             left_out=left_out,
         )
 
-    def _all_left_out(self) -> Counter[str]:
-        total = Counter(self._left_out)
-        for part in self._folder.journal.parts:
-            total.update(part.left_out)
-        return total
-
     def _why_nothing(self, failures: Sequence[Failure]) -> str:
         total = sum(map(len, self._index.groups))
-        reasons = [f"{count} {reason}" for reason, count in self._all_left_out().most_common()]
+        left_out = self._unread + self._folder.left_out
+        reasons = [f"{count} {reason}" for reason, count in left_out.most_common()]
         if failures:
             reasons.append(f"{len(failures)} failed, first {failures[0].id}: {failures[0].reason}")
         if not reasons:
@@ -393,45 +388,6 @@ class _Run:
     scores: str
     target: str | list[str]
     metadata: Mapping[str, Any]
-
-    @property
-    def size(self) -> int:
-        """The characters of its messages."""
-        return sum(len(message["content"]) for talk in self.talks for message in talk.messages)
-
-
-HELD_RUNS = 64 * 1024 * 1024
-"""Size of the runs of a sample that are held for further pairs; others are read again."""
-
-
-class _Runs:
-    """The runs of one sample, each of which may be in several pairs.
-
-    Args:
-        read: Reads a run; ``None`` if it fails.
-    """
-
-    def __init__(self, read: Callable[[Entry], _Run | None]) -> None:
-        self._read = read
-        self._runs: dict[int, _Run | None] = {}
-        """By place, the last used at the end."""
-        self._size = 0
-
-    def of(self, entry: Entry) -> _Run | None:
-        """Return a run, or ``None`` if it fails, which is found out once."""
-        if entry.place in self._runs:
-            run = self._runs.pop(entry.place)
-        else:
-            run = self._read(entry)
-            self._size += run.size if run is not None else 0
-        self._runs[entry.place] = run
-        for place, held in list(self._runs.items()):
-            if self._size <= HELD_RUNS:
-                break
-            if held is not None and place != entry.place:
-                self._size -= held.size
-                del self._runs[place]
-        return run
 
 
 def _held_out(index: Index, options: LogExportOptions) -> frozenset[str]:

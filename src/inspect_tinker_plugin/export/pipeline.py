@@ -1,37 +1,102 @@
-"""One export from beginning to end: rows are made of samples and written in their order."""
+"""The export of a task: rows are made of its samples, here or in workers, and written in order."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.util import SandboxEnvironmentType
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.contracts.errors import ExportError
+from inspect_tinker_plugin.contracts.episodes import SolverLike
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, check_target
-from inspect_tinker_plugin.export.layouts import prompt_schema
-from inspect_tinker_plugin.export.parts import Failure
-from inspect_tinker_plugin.export.rows import ExportOptions, Rows, WorkerError, WorkerRows
-from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.tasks.reference import ResolvedTask
+from inspect_tinker_plugin.export.files import FORMATS, Format
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure, check_target
+from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, Row, prompt_row, prompt_schema
+from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
+from inspect_tinker_plugin.options import EpisodeOptions, Selection
+from inspect_tinker_plugin.processes.memory import freeze_memory_once
+from inspect_tinker_plugin.processes.workers import dump, worker_pool
+from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, task_reference
 from inspect_tinker_plugin.tasks.samples import select_samples
 
 logger = getLogger(__name__)
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of the folder's layout; raised when older folders can no longer be continued."""
 
 _ABOUT = """Prompts and answers of an Inspect task, written by `inspect rl export`. A prompt is what
 the task's solver sends to the model first; `info` and `tools` hold JSON."""
+
+WINDOW = 4
+"""Samples that are begun for each that may be prepared at the same time, so that a slow one holds
+up no others."""
+
+AHEAD = 3
+"""Chunks of samples sent or waiting per worker."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a task is exported."""
+
+    format: Format = "parquet"
+    """File format."""
+
+    layout: Layout = "chat"
+    """Columns: those of this project, or those that a trainer reads."""
+
+    selection: Selection = field(default_factory=Selection)
+    """Which samples."""
+
+    solver: SolverLike | None = None
+    """Replaces the task's solver."""
+
+    solver_name: str | None = None
+    """Name and arguments of ``solver``, as text; an export continues only with the same."""
+
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
+    """Replaces the task's sandbox."""
+
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    """Limits and model roles of the episodes."""
+
+    max_samples: int = 16
+    """Samples prepared at once, by all workers."""
+
+    workers: int = 1
+    """Processes that prepare samples; with one it is this process."""
+
+    overwrite: bool = False
+    """Start a new export, whatever export the folder holds."""
+
+    def __post_init__(self) -> None:
+        if self.max_samples < 1:
+            raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
+        if not 1 <= self.workers <= self.max_samples:
+            raise ConfigError(
+                f"workers is {self.workers}; it must be at least 1 and at most max_samples "
+                f"({self.max_samples}), which they share."
+            )
+        if self.format not in FORMATS:
+            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 @dataclass(frozen=True)
@@ -60,7 +125,7 @@ async def export_task(
     output: Path,
     options: ExportOptions | None = None,
     *,
-    on_progress: Callable[[ExportProgress], None] | None = None,
+    on_progress: Callable[[ExportProgress], None] = lambda progress: None,
 ) -> ExportReport:
     """Write the first prompt of every chosen sample into a folder.
 
@@ -79,27 +144,87 @@ async def export_task(
     """
     options = options or ExportOptions()
     check_target(output, overwrite=options.overwrite)
-    schema = prompt_schema(options.layout)
-    seed = _seed(options.selection)
+    identity = _identity(resolved, options)
     folder = ExportFolder.claim(
         output,
-        identity=_identity(resolved, options),
-        seed=seed,
+        identity=identity,
+        seed=_seed(options.selection),
         format=options.format,
-        schema=schema,
+        schema=prompt_schema(options.layout),
         overwrite=options.overwrite,
     )
     try:
-        export = _Export(resolved, folder, options)
-    except BaseException:
-        if not folder.journal.parts:
-            folder.abandon()
-        folder.close()
-        raise
-    try:
-        return await export.run(on_progress or (lambda progress: None))
+        try:
+            chosen = replace(options.selection, sample_shuffle=folder.seed)
+            samples = select_samples(resolved.task, chosen)
+            rows: Rows | WorkerRows
+            if options.workers > 1:
+                rows = WorkerRows(resolved, options)
+            else:
+                rows = Rows(resolved.task, options)
+            folder.check_continuity(
+                len(samples),
+                lambda position: _digest(samples[position]),
+                changed="the task's samples have changed since "
+                "(other data, or an order without a seed)",
+            )
+        except BaseException:
+            if not folder.units:
+                folder.abandon()
+            raise
+        continued = folder.units
+        await _add_rows(folder, samples, rows, on_progress)
+        source = {**identity, "seed": folder.seed}
+        files = _finish(folder, resolved.task.name, source)
     finally:
         folder.close()
+    return ExportReport(folder.path, files, folder.rows.total(), folder.failures, continued)
+
+
+async def _add_rows(
+    folder: ExportFolder,
+    samples: Sequence[Sample],
+    rows: Rows | WorkerRows,
+    on_progress: Callable[[ExportProgress], None],
+) -> None:
+    """Add the rows of the samples that the folder does not have yet."""
+    on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+    try:
+        async with aclosing(rows.of(samples, folder.units)) as results:
+            async for result in results:
+                digest = _digest(samples[folder.units])
+                if isinstance(result, Failure):
+                    folder.end_unit(digest, [result])
+                else:
+                    folder.add_row(TRAIN, result)
+                    folder.end_unit(digest)
+                on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+    except WorkerError as error:
+        raise ExportError(
+            f"{error}. {folder.units:,} of {counted(len(samples), 'sample')} are done and kept; "
+            "run the same command again to continue, with any number of workers."
+        ) from error
+
+
+def _finish(folder: ExportFolder, task: str, source: Mapping[str, Any]) -> list[str]:
+    failures, written = folder.failures, folder.rows.total()
+    if not written:
+        folder.abandon()
+        first = failures[0]
+        raise ExportError(
+            f"task {task!r}: none of {counted(len(failures), 'sample')} could be exported; "
+            f"nothing was written. Sample {first.id!r}: {first.reason}"
+        )
+    counts = {"samples": folder.units, "written": written, "failed": len(failures)}
+    return folder.finish(task, _ABOUT, source=source, counts=counts, failures=failures)
+
+
+def _digest(sample: Sample) -> str:
+    # messages have ids, which are new whenever a task is loaded
+    asked = sample.input
+    texts = asked if isinstance(asked, str) else [message.text for message in asked]
+    asks = [sample.id, texts, sample.target, sample.choices]
+    return hashlib.sha256(json.dumps(asks, default=str).encode()).hexdigest()[:16]
 
 
 def _seed(selection: Selection) -> int | None:
@@ -107,102 +232,6 @@ def _seed(selection: Selection) -> int | None:
     if shuffle is True:
         return random.SystemRandom().randrange(1, 2**31)
     return shuffle or None
-
-
-class _Export:
-    def __init__(
-        self,
-        resolved: ResolvedTask,
-        folder: ExportFolder,
-        options: ExportOptions,
-    ) -> None:
-        self._resolved = resolved
-        self._folder = folder
-        self._options = options
-        chosen = replace(options.selection, sample_shuffle=folder.journal.seed)
-        self._samples = select_samples(resolved.task, chosen)
-        self._rows: Rows | WorkerRows
-        if options.workers > 1:
-            self._rows = WorkerRows(resolved, options)
-        else:
-            self._rows = Rows(resolved.task, options)
-        folder.check_continuity(
-            len(self._samples),
-            self._digest,
-            changed="the task's samples have changed since "
-            "(other data, or an order without a seed)",
-        )
-
-    async def run(self, on_progress: Callable[[ExportProgress], None]) -> ExportReport:
-        journal = self._folder.journal
-        continued = sum(part.samples for part in journal.parts)
-        failed = sum(len(part.failures) for part in journal.parts)
-        part = self._folder.open_part(continued)
-        total = len(self._samples)
-        on_progress(ExportProgress(continued, total, failed))
-        try:
-            async with aclosing(self._rows.of(self._samples, continued)) as results:
-                async for result in results:
-                    if isinstance(result, Failure):
-                        failed += 1
-                        part.end_unit([result])
-                    else:
-                        part.add(TRAIN, result)
-                        part.end_unit()
-                    on_progress(ExportProgress(part.stop, total, failed))
-                    if part.full:
-                        self._folder.add(part, self._digest)
-                        part = self._folder.open_part(part.stop)
-        except asyncio.CancelledError:
-            self._folder.add(part, self._digest)  # so that the next run continues from here
-            raise
-        except WorkerError as error:
-            self._folder.add(part, self._digest)
-            raise ExportError(
-                f"{error}. {part.stop:,} of {counted(total, 'sample')} are done and kept; run the "
-                "same command again to continue, with any number of workers."
-            ) from error
-        self._folder.add(part, self._digest)
-        return self._finish(continued)
-
-    def _finish(self, continued: int) -> ExportReport:
-        parts = self._folder.journal.parts
-        failures = [failure for part in parts for failure in part.failures]
-        written = sum(self._folder.rows.values())
-        if not written:
-            self._folder.abandon()
-            first = failures[0]
-            raise ExportError(
-                f"task {self._resolved.task.name!r}: none of "
-                f"{counted(len(failures), 'sample')} could be exported; nothing was written. "
-                f"Sample {first.id!r}: {first.reason}"
-            )
-        files = self._folder.finish(
-            self._resolved.task.name,
-            _ABOUT,
-            source={
-                **_identity(self._resolved, self._options),
-                "seed": self._folder.journal.seed,
-            },
-            counts={
-                "samples": len(self._samples),
-                "written": written,
-                "failed": len(failures),
-            },
-            failures=failures,
-        )
-        return ExportReport(self._folder.path, files, written, failures, continued)
-
-    def _digest(self, start: int, stop: int) -> str:
-        digest = hashlib.sha256()
-        for index in range(start, stop):
-            sample = self._samples[index]
-            # messages have ids, which are new whenever a task is loaded
-            asked = sample.input
-            texts = asked if isinstance(asked, str) else [message.text for message in asked]
-            asks = [sample.id, texts, sample.target, sample.choices]
-            digest.update(json.dumps(asks, default=str).encode())
-        return digest.hexdigest()
 
 
 def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
@@ -225,3 +254,168 @@ def _identity(resolved: ResolvedTask, options: ExportOptions) -> dict[str, Any]:
 
 def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
     return json.loads(to_json(value, fallback=str))
+
+
+class Rows:
+    """Makes the rows of a task's samples in this process.
+
+    Args:
+        task: The task.
+        options: How it is exported.
+    """
+
+    def __init__(self, task: Task, options: ExportOptions) -> None:
+        self._task = task
+        self._options = options
+        self._turns = FirstTurns(
+            task, options=options.episode, solver=options.solver, sandbox=options.sandbox
+        )
+
+    async def of(
+        self, samples: Sequence[Sample], start: int = 0, *, offset: int = 0
+    ) -> AsyncGenerator[Row | Failure, None]:
+        """Yield what becomes of each sample, in their order; several are in preparation at once.
+
+        Args:
+            samples: The samples.
+            start: Position of the first one wanted.
+            offset: Position of ``samples`` in the export.
+        """
+        places = asyncio.Semaphore(self._options.max_samples)
+        window = WINDOW * self._options.max_samples
+        pending: deque[asyncio.Task[Row | Failure]] = deque()
+        following = start
+        try:
+            while pending or following < len(samples):
+                while len(pending) < window and following < len(samples):
+                    made = self._row(offset + following, samples[following], places)
+                    pending.append(asyncio.create_task(made))
+                    following += 1
+                yield await pending[0]
+                pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _row(self, index: int, sample: Sample, places: asyncio.Semaphore) -> Row | Failure:
+        async with places:
+            try:
+                turn = await self._turns.of(sample)
+                row = row_of(self._task.name, sample, turn.request, turn.state)
+                return prompt_row(self._options.layout, row, index)
+            except ExportError as error:
+                return Failure(str(sample.id), str(error))
+            except Exception as error:  # whatever the reason, the other samples can be written
+                logger.debug("sample %r could not be exported", sample.id, exc_info=error)
+                return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
+
+
+class WorkerError(Exception):
+    """A worker process has ended, or cannot do what it was started for."""
+
+
+class WorkerRows:
+    """Makes the rows of a task's samples in worker processes, which load the task themselves.
+
+    They are sent the samples, so a task whose samples are others each time it is loaded is no
+    exception.
+
+    Args:
+        resolved: The task.
+        options: How it is exported, and by how many workers.
+
+    Raises:
+        ConfigError: Another process cannot load the task, or cannot be sent the options.
+    """
+
+    def __init__(self, resolved: ResolvedTask, options: ExportOptions) -> None:
+        self._workers = options.workers
+        self._places = options.max_samples // options.workers
+        ref = resolved.ref if resolved.named else task_reference(resolved.task, verify=True)
+        if ref is None:
+            raise ConfigError(
+                f"task {resolved.task.name!r} cannot be exported with workers: they load it "
+                "themselves, and this one was made or changed in Python. Name it as package/task "
+                "or file.py@task, or leave workers out"
+            )
+        try:
+            self._job = dump((ref, replace(options, max_samples=self._places, workers=1)))
+        except Exception as error:  # each kind of object raises its own kind of error
+            raise ConfigError(
+                f"task {resolved.task.name!r} cannot be exported with workers: its options cannot "
+                f"be sent to another process ({error}). Give solver and models by name, or leave "
+                "workers out"
+            ) from error
+
+    async def of(
+        self, samples: Sequence[Sample], start: int = 0
+    ) -> AsyncGenerator[Row | Failure, None]:
+        """Yield what becomes of each sample, in their order.
+
+        Args:
+            samples: The samples.
+            start: Position of the first one wanted.
+
+        Raises:
+            WorkerError: A worker was killed, or cannot load the task.
+        """
+        left = len(samples) - start
+        size = max(1, min(WINDOW * self._places, -(-left // self._workers)))
+        pending: deque[Future[list[Row | Failure]]] = deque()
+        with worker_pool(self._workers, loading=__name__) as pool:
+            while pending or start < len(samples):
+                try:
+                    while len(pending) < AHEAD * self._workers and start < len(samples):
+                        chunk = [samples[i] for i in range(start, min(start + size, len(samples)))]
+                        pending.append(pool.submit(_make_rows, self._job, start, chunk))
+                        start += len(chunk)
+                    made = await _wait_for_rows(pending[0])
+                except BrokenExecutor as error:
+                    raise WorkerError(
+                        "a worker process was killed, perhaps for want of memory: each of them "
+                        "loads the task"
+                    ) from error
+                except WorkerError:
+                    raise
+                except Exception as error:
+                    text = " ".join(f"{type(error).__name__}: {error}".split())
+                    raise WorkerError(f"a worker process failed: {text}") from error
+                pending.popleft()
+                for row in made:
+                    yield row
+
+
+async def _wait_for_rows(call: Future[list[Row | Failure]]) -> list[Row | Failure]:
+    result = asyncio.wrap_future(call)
+    try:
+        await asyncio.wait([result])
+        error = result.exception()
+        if isinstance(error, KeyboardInterrupt | BrokenExecutor):
+            # Most signals are meant for all processes: this one has been cancelled then.
+            await asyncio.sleep(0.5)
+    except asyncio.CancelledError:
+        result.cancel()
+        raise
+    if isinstance(error, KeyboardInterrupt):
+        raise WorkerError("a worker process was stopped by a signal") from error
+    return result.result()
+
+
+@cache
+def _load_rows(job: bytes) -> Rows:
+    ref: TaskRef
+    ref, options = pickle.loads(job)
+    rows = Rows(ref.resolve(), options)
+    freeze_memory_once()
+    return rows
+
+
+def _make_rows(job: bytes, offset: int, samples: Sequence[Sample]) -> list[Row | Failure]:
+    """Make the rows of some samples, in a worker."""
+    rows = _load_rows(job)
+
+    async def collect() -> list[Row | Failure]:
+        return [row async for row in rows.of(samples, offset=offset)]
+
+    return asyncio.run(collect())

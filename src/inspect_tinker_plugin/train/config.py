@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import tinker
 from chz.blueprint import (
     ConstructionException,
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
 )
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
@@ -30,7 +32,13 @@ from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.recording import TRAINING_ID
 from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
-from inspect_tinker_plugin.train.metrics import CHECKPOINTS, IMITATION, read_steps
+from inspect_tinker_plugin.train.history import (
+    CHECKPOINTS,
+    EVALUATION,
+    EVALUATION_LOGS,
+    IMITATION,
+    read_steps,
+)
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 
 ROLLOUT_LOGS = "rollouts/train"
@@ -115,10 +123,39 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
         # As the cookbook documents it; its loop raises an error instead.
         reference = train.KLReferenceConfig(base_model=config.model_name)
         config = chz.replace(config, kl_reference_config=reference)
+    builders = [_keep_in_run(each, request.log_dir) for each in config.evaluator_builders]
+    config = chz.replace(config, evaluator_builders=builders)
     _check(config)
     if request.local:
         _check_local(config)
     return config
+
+
+@chz.chz
+class EvaluatorBuilder:
+    """A further evaluation, whose figures have names that begin with ``eval/``."""
+
+    builder: Callable[[], SamplingClientEvaluator]
+
+    def __call__(self) -> SamplingClientEvaluator:
+        """Build the evaluator."""
+        return _NamedEvaluator(self.builder())
+
+
+class _NamedEvaluator(SamplingClientEvaluator):
+    def __init__(self, evaluator: SamplingClientEvaluator) -> None:
+        self._evaluator = evaluator
+
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        figures = await self._evaluator(sampling_client)
+        return {EVALUATION + name.removeprefix(EVALUATION): n for name, n in figures.items()}
+
+
+def _keep_in_run(builder: Any, log_dir: Path) -> EvaluatorBuilder:
+    """Have an evaluator leave its logs in the run's folder, unless it names another."""
+    if getattr(builder, "log_dir", "") is None:
+        builder = chz.replace(builder, log_dir=str(log_dir / EVALUATION_LOGS))
+    return EvaluatorBuilder(builder=builder)
 
 
 _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {

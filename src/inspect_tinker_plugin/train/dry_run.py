@@ -24,8 +24,8 @@ from inspect_tinker_plugin.tasks.samples import select_samples
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.train.config import FILE, build_config, check_same_run, has_begun
 from inspect_tinker_plugin.train.costs import EpisodeCost, average, plan_lines, plan_of
+from inspect_tinker_plugin.train.imitation import WarmStart
 from inspect_tinker_plugin.train.request import TrainRequest, check_request, missing_key
-from inspect_tinker_plugin.train.warm_start import WarmStart
 
 _SAMPLES = 4
 """Samples of a task that are played once each."""

@@ -1,4 +1,7 @@
-"""The history of a run, read from its folder: the cookbook's metrics and the ``.eval`` logs."""
+"""What the files of a run say: the cookbook's metrics and checkpoints, and the ``.eval`` logs.
+
+They can be read while they are being written, and after a crash.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,144 @@ from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
 
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.inspect_internals.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
-from inspect_tinker_plugin.train.metrics import IMITATION, REWARD, TEST, number, read_steps
+from inspect_tinker_plugin.processes import read_rows
 
 logger = getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints.jsonl"
+IMITATION = "imitation"
+"""Folder of the imitation before a training, in the run's folder."""
+
+REWARD = "env/all/reward/total"
+"""Mean reward of a step's rollouts."""
+
+_ALL = "env/all/"
+
+LOSS = "train_mean_nll"
+"""Loss of a step of imitation, in nats per token."""
+
+TEST = "test/"
+"""Prefix of the test set's metrics."""
+
+EVALUATION = "eval/"
+"""Prefix of the metrics of ``evaluator_builders``."""
+
+EVALUATION_LOGS = "evaluations"
+"""Folder of their ``.eval`` logs, in the run's folder."""
+
+WITH_SIGNAL = "env/all/by_group/frac_mixed"
+"""Share of the groups whose rewards differ: only these have non-zero advantages."""
+
+CUT = "max_tokens"
+_STOP = "env/all/stop/"
+
 TIMES = ("sampling", "environment", "sandbox", "scoring")
 """The parts of a rollout's time, in seconds."""
+
+Row = Mapping[str, Any]
+
+
+def number(row: Row, name: str) -> float | None:
+    """Return a metric of a row; ``None`` when it is absent or not a number."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def of_task(task: str, name: str) -> str:
+    """Return the name of a metric over the rollouts of one task of a mixture."""
+    return f"env/{task}/{name.removeprefix(_ALL)}"
+
+
+def tasks_of(row: Row) -> list[str]:
+    """Return the tasks that a row has metrics of; none if there is only one task."""
+    end = f"/{REWARD.removeprefix(_ALL)}"
+    names = [n for n in row if n.startswith("env/") and n.endswith(end) and n != REWARD]
+    return [name.removeprefix("env/").removesuffix(end) for name in names]
+
+
+def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
+    """Return the metrics of each step, in order.
+
+    A step has several rows when it was repeated after an interruption, or was evaluated
+    beside the training: later values replace earlier ones.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for row in read_rows(log_dir / METRICS):
+        if isinstance(row.get("step"), int):
+            steps.setdefault(row["step"], {}).update(row)
+    return dict(sorted(steps.items()))
+
+
+def last_checkpoint(log_dir: Path) -> int | None:
+    """Return the number of steps behind a run's last checkpoint, ``None`` without one."""
+    row = last_saved(log_dir, "batch", "state_path")
+    return None if row is None else int(row["batch"])
+
+
+def last_weights(log_dir: Path) -> str | None:
+    """Return the last weights that can be sampled from, ``None`` without any."""
+    row = last_saved(log_dir, "sampler_path")
+    return None if row is None else str(row["sampler_path"])
+
+
+def last_saved(log_dir: Path, *names: str) -> dict[str, Any] | None:
+    """Return what is recorded of the last checkpoint that has these."""
+    rows = read_rows(log_dir / CHECKPOINTS)
+    found = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
+    return found[-1] if found else None
+
+
+def step_problems(row: Mapping[str, Any]) -> list[str]:
+    """Say what kept one step from learning; nothing for a step with a signal.
+
+    Args:
+        row: The cookbook's figures of the step.
+    """
+    problems = []
+    if number(row, WITH_SIGNAL) == 0:
+        problems.append("no group had different rewards, so nothing was learned")
+    # Each rollout has one stop reason; the cookbook averages each over those that have it. Where
+    # rewards differ, the task tells cut replies apart, and asks for no others.
+    all_cut = {name for name in row if name.startswith(_STOP)} == {_STOP + CUT}
+    if all_cut and not number(row, WITH_SIGNAL):
+        tokens = number(row, "env/all/ac_tokens_per_turn")
+        at = "the token limit" if tokens is None else counted(round(tokens), "token")
+        problems.append(f"100% of replies were cut at {at} (max_tokens)")
+    return problems
+
+
+def run_problems(
+    rows: Sequence[Row], rollouts: Sequence[RolloutFigures], max_tokens: object = None
+) -> list[str]:
+    """Say what kept a run, or part of it, from learning.
+
+    Args:
+        rows: The cookbook's figures of each step.
+        rollouts: The rollouts that were trained on.
+        max_tokens: The sampler's limit, for the message.
+    """
+    problems = []
+    shares = [share for row in rows if (share := number(row, WITH_SIGNAL)) is not None]
+    silent = sum(share == 0 for share in shares)
+    if shares and silent == len(shares):
+        problems.append("No group had different rewards in any step: nothing was learned.")
+    elif silent:
+        problems.append(
+            f"No group had different rewards in {part_of(silent, len(shares), 'step')}: nothing "
+            "was learned in them."
+        )
+    cut = [one.reward for one in rollouts if one.stop == CUT]
+    if cut and len(cut) * 2 >= len(rollouts) and len(set(cut)) == 1:
+        at = counted(max_tokens, "token") if isinstance(max_tokens, int) else "the token limit"
+        share = len(cut) / len(rollouts)
+        problems.append(f"{share:.0%} of replies were cut at {at}: raise max_tokens.")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -82,6 +215,11 @@ class Step:
         """The rollouts of all its logs."""
         return [one for log in self.logs for one in log.rollouts]
 
+    @property
+    def graded(self) -> list[RolloutFigures]:
+        """The rollouts that were trained on."""
+        return [one for one in self.rollouts if one.graded]
+
     def rewards(self) -> list[float]:
         """Rewards of the rollouts that were trained on."""
         return [reward for log in self.logs for reward in log.rewards()]
@@ -89,7 +227,7 @@ class Step:
     @property
     def test_reward(self) -> float | None:
         """Mean reward on the test set before this step."""
-        return number(self.figures, f"{TEST}/{REWARD}")
+        return number(self.figures, TEST + REWARD)
 
 
 @dataclass(frozen=True)
@@ -103,6 +241,8 @@ class History:
     """The cookbook's configuration."""
     steps: Sequence[Step]
     tests: Sequence[BatchLog]
+    evaluations: Sequence[BatchLog]
+    """Evals of ``evaluator_builders``, without their samples."""
     imitation: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Metrics of each step of the imitation before the training, if there was one."""
 
@@ -134,6 +274,7 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
             for index in sorted({*figures, *batches})
         ],
         tests=_logs(log_dir, test_logs),
+        evaluations=_evaluations(log_dir),
         imitation=read_steps(log_dir / IMITATION),
     )
 
@@ -160,6 +301,18 @@ def _logs(log_dir: Path, folder: str) -> list[BatchLog]:
         if isinstance(batch, int):
             rollouts = [_figures(sample) for sample in samples]
             found.append(BatchLog(path.relative_to(log_dir), header.eval.task, batch, rollouts))
+    return found
+
+
+def _evaluations(log_dir: Path) -> list[BatchLog]:
+    found = []
+    for path in sorted((log_dir / EVALUATION_LOGS).glob("*.eval")):
+        try:
+            task = read_header(str(path)).eval.task
+        except Exception as error:
+            logger.warning("the log %s cannot be read: %s", path, error)
+            continue
+        found.append(BatchLog(path.relative_to(log_dir), task, 0, ()))
     return found
 
 

@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.train.metrics import (
+from inspect_tinker_plugin.processes.journal import parse_rows
+from inspect_tinker_plugin.train.history import (
+    EVALUATION,
     LOSS,
     METRICS,
     REWARD,
     TEST,
-    FileTail,
     number,
     of_task,
-    parse,
     read_steps,
     step_problems,
     tasks_of,
@@ -37,6 +37,26 @@ _MANY = 5
 _REMIND = 10
 """Steps after which a warning about a run that learns nothing is repeated."""
 _QUIET = ("py.warnings",)
+
+
+class FileTail:
+    """Yields the lines that are added to a file; existing lines are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.is_file() else 0
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """Return the complete lines since the last call."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = self._rest + file.read()
+            self._position = file.tell()
+        *whole, self._rest = data.split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
 
 
 class Progress:
@@ -87,7 +107,7 @@ class Progress:
     def _look(self) -> None:
         for line in self._log.lines():
             self._problem(line)
-        for row in parse(self._metrics.lines()):
+        for row in parse_rows(self._metrics.lines()):
             for line in self._lines(row):
                 self._say(line)
 
@@ -103,12 +123,19 @@ class Progress:
 
     def _lines(self, row: Mapping[str, Any]) -> list[str]:
         lines = []
-        test = number(row, f"{TEST}/{REWARD}")
+        test = number(row, TEST + REWARD)
         if test is not None:
-            samples = number(row, f"{TEST}/env/all/total_episodes")
+            samples = number(row, f"{TEST}env/all/total_episodes")
             lines.append(
                 f"         test reward {test:.3f} ({counted(int(samples or 0), 'rollout')})"
             )
+        evaluated = [
+            f"{name.removeprefix(EVALUATION)} {value:.3f}"
+            for name in row
+            if name.startswith(EVALUATION) and (value := number(row, name)) is not None
+        ]
+        if evaluated:
+            lines.append(f"         evaluation {', '.join(evaluated)}")
         loss = number(row, LOSS)
         if loss is not None:
             total = f"/{self._total}" if self._total else ""

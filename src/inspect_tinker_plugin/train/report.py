@@ -10,13 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from inspect_tinker_plugin.rl.builder import short_name
-from inspect_tinker_plugin.train.figures import charts, imitation_chart, mean, task_charts
+from inspect_tinker_plugin.train.charts import draw_charts, draw_imitation, mean
 from inspect_tinker_plugin.train.history import (
-    BatchLog,
+    WITH_SIGNAL,
     History,
+    number,
     read_history,
+    run_problems,
 )
-from inspect_tinker_plugin.train.metrics import WITH_SIGNAL, number, run_problems
 
 REPORT = "report.html"
 _PAGE = """<!doctype html>
@@ -57,11 +58,12 @@ def render(history: History) -> str:
         _problems(history),
         _tiles(history),
         '<div class="grid2">',
-        *(_card(*chart) for chart in imitation_chart(history.imitation)),
-        *(_card(*chart) for chart in [*charts(history.steps), *task_charts(history.steps)]),
+        *(_card(*chart) for chart in draw_imitation(history.imitation)),
+        *(_card(*chart) for chart in draw_charts(history.steps)),
         "</div>",
         _step_table(history),
         _test_table(history),
+        _evaluations(history),
         _configuration(history),
     ]
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -71,7 +73,7 @@ def render(history: History) -> str:
 def _problems(history: History) -> str:
     problems = run_problems(
         [step.figures for step in history.steps],
-        [one.stop for step in history.steps for one in step.rollouts if one.graded],
+        [one for step in history.steps for one in step.graded],
         history.config.get("max_tokens"),
     )
     return "".join(f'<p class="problem">{escape(problem)}</p>' for problem in problems)
@@ -142,7 +144,7 @@ def _step_table(history: History) -> str:
                 str(sum(one.graded for one in rollouts)),
                 str(sum(one.cause is not None for one in rollouts)),
                 _shown(number(step.figures, "time/total"), digits=1),
-                "<br>".join(_link(log) for log in step.logs),
+                "<br>".join(_link(log.path) for log in step.logs),
             ]
         )
     heads = ["step", "reward", "test", "rollouts", "failed", "seconds", "log"]
@@ -160,12 +162,20 @@ def _test_table(history: History) -> str:
             _shown(mean(log.rewards()) if log.rewards() else None),
             str(len(log.rollouts)),
             str(sum(one.cause is not None for one in log.rollouts)),
-            _link(log),
+            _link(log.path),
         ]
         for position, log in enumerate(history.tests, start=1)
     ]
     heads = ["evaluation", "task", "reward", "rollouts", "failed", "log"]
     return _table("Evaluations on the test set", "In the order in which they ran.", heads, rows)
+
+
+def _evaluations(history: History) -> str:
+    if not history.evaluations:
+        return ""
+    rows = [[escape(log.task), _link(log.path)] for log in history.evaluations]
+    note = "Logs of <code>evaluator_builders</code>, in the order in which they ran."
+    return _table("Further evaluations", note, ["task", "log"], rows)
 
 
 def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -182,8 +192,8 @@ def _shown(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _link(log: BatchLog) -> str:
-    return f'<a href="{quote(log.path.as_posix())}">{escape(log.path.name)}</a>'
+def _link(path: Path) -> str:
+    return f'<a href="{quote(path.as_posix())}">{escape(path.name)}</a>'
 
 
 def _configuration(history: History) -> str:

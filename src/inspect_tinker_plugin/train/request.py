@@ -161,7 +161,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
                 f"--ray takes the address of a cluster (HOST:PORT, ray://HOST:PORT or auto), not "
                 f"{request.ray!r}; to start one here, put --ray last or before another option"
             )
-        from inspect_tinker_plugin.train import ray_executor
+        from inspect_tinker_plugin.processes import ray_executor
 
         if reason := ray_executor.missing():
             raise ConfigError(reason)

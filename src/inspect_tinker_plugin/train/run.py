@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -36,21 +37,25 @@ from inspect_tinker_plugin.train.config import (
     build_config,
     check_same_run,
 )
-from inspect_tinker_plugin.train.metrics import (
+from inspect_tinker_plugin.train.history import (
     CHECKPOINTS,
     IMITATION,
     METRICS,
     REWARD,
     TEST,
+    last_checkpoint,
+    last_saved,
+    last_weights,
     number,
-    parse,
-    read_rows,
     read_steps,
 )
+from inspect_tinker_plugin.train.imitation import WarmStart, imitated
 from inspect_tinker_plugin.train.progress import Progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
-from inspect_tinker_plugin.train.warm_start import WarmStart, imitated
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.local import LocalServer
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
@@ -128,59 +133,93 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
 
 
 def _train_in(log_dir: Path, request: TrainRequest) -> TrainResult:
-    model = _model(request)
     # Everything that can be refused is refused before a server is started.
-    config = build_config(request, model=model)
+    run = _plan(log_dir, request)
+    if run.trained and run.tested:
+        request.say(
+            f"this run is already done: {log_dir} has the checkpoint of step {run.done}; ask for "
+            "more with --steps, or choose another --log-dir"
+        )
+        _finish_logs(log_dir)
+        return _result(request, run.config)
+    if run.done is not None and not run.trained:
+        _require_saved(request)
+        request.say(f"continuing from the checkpoint of step {run.done}")
+    if not request.local:
+        require_server(run.config.base_url)
+        _require_weights(run)
+    with ExitStack() as stack:
+        server = None
+        if request.local:
+            server = _start_server(request, run.config, stack)
+            run = replace(run, config=chz.replace(run.config, base_url=server.url))
+            _require_weights(run)
+        run = replace(run, config=_within_window(run.config, local=request.local))
+        stack.callback(_finish_logs, log_dir)
+        if not request.verbose:
+            stack.enter_context(_console(log_dir / "console.log"))
+        if run.warm is not None:
+            (log_dir / IMITATION).mkdir(exist_ok=True)
+        executor = stack.enter_context(_executor(request))
+        _run_until_done(_imitate_train_test(request, run, executor), server)
+    return _result(request, run.config)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is to be done in a folder."""
+
+    config: Any
+    """The cookbook's configuration."""
+    warm: WarmStart | None
+    """What to imitate first."""
+    steps: int
+    done: int | None
+    """Steps behind the last checkpoint."""
+    tested: bool
+    """Whether nothing is left to test at the end."""
+
+    @property
+    def trained(self) -> bool:
+        return self.done is not None and self.done >= self.steps
+
+
+def _plan(log_dir: Path, request: TrainRequest) -> _Run:
+    config = build_config(request, model=_model(request))
     batches = config.dataset_builder.check()
     warm = _warm_start(request, config)
     check_same_run(log_dir, config, warm_start=None if warm is None else warm.digest)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
     for folder in (log_dir, log_dir / IMITATION):
         _complete_last_line(folder / CHECKPOINTS)
-    done = last_checkpoint(log_dir)
-    trained = done is not None and done >= steps
-    tested = not _is_to_be_tested(config) or _is_tested(log_dir, steps)
-    if trained and tested:
-        request.say(
-            f"this run is already done: {log_dir} has the checkpoint of step {done}; ask for more "
-            "with --steps, or choose another --log-dir"
-        )
-        _finish_logs(log_dir)
-        return _result(request, config)
-    if done is not None and not trained:
-        _require_saved(request)
-        request.say(f"continuing from the checkpoint of step {done}")
-    if not request.local:
-        require_server(config.base_url)
-        _require_weights(config, first=done is None)
-    with ExitStack() as stack:
-        server = _server(request, config, stack) if request.local else None
-        if server is not None:
-            config = chz.replace(config, base_url=server.url)
-            _require_weights(config, first=done is None)
-        config = _within_window(config, local=request.local)
-        stack.callback(_finish_logs, log_dir)
-        if not request.verbose:
-            stack.enter_context(_console(log_dir / "console.log"))
-        if warm is not None and done is None:
-            config = chz.replace(config, load_checkpoint_path=_imitate(request, warm, server))
-        executor = stack.enter_context(_executor(request))
-        progress = stack.enter_context(Progress(log_dir, request.say))
-        progress.expect(config.max_steps)
-        if not trained:
-            _run(cookbook.main(config, rollout_executor=executor), server)
-        if not tested:
-            # The cookbook's loop shuts its executor down when it ends.
-            executor = stack.enter_context(_executor(request))
-            _run(_test(config, steps, executor), server)
-    return _result(request, config)
+    to_test = config.eval_every and config.dataset_builder.has_test_set
+    tested = number(read_steps(log_dir).get(steps, {}), TEST + REWARD) is not None
+    return _Run(config, warm, steps, last_checkpoint(log_dir), tested or not to_test)
 
 
-def _require_weights(config: Any, *, first: bool) -> None:
+async def _imitate_train_test(request: TrainRequest, run: _Run, executor: Executor | None) -> None:
+    config = run.config
+    # Not given to the cookbook's loop, which would shut it down at its end.
+    set_rollout_executor(executor)
+    try:
+        if run.warm is not None and run.done is None:
+            checkpoint = await _imitate(request, run.warm, config.base_url)
+            config = chz.replace(config, load_checkpoint_path=checkpoint)
+        with Progress(request.log_dir, request.say) as progress:
+            progress.expect(config.max_steps)
+            if not run.trained:
+                await cookbook.main(config)
+            if not run.tested:
+                await _test(config, run.steps)
+    finally:
+        set_rollout_executor(None)
+
+
+def _require_weights(run: _Run) -> None:
     """Check that the weights exist that the run is told to start from, or to stay close to."""
-    reference = config.kl_reference_config
+    config, reference = run.config, run.config.kl_reference_config
     for weights in (
-        config.load_checkpoint_path if first else None,
+        config.load_checkpoint_path if run.done is None else None,
         None if reference is None else reference.load_checkpoint_path,
     ):
         if weights is not None:
@@ -223,35 +262,18 @@ def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     return shlex.join(words)
 
 
-def last_checkpoint(log_dir: Path) -> int | None:
-    """Return the number of steps behind a run's last checkpoint, ``None`` without one."""
-    row = _last_row(log_dir, "batch", "state_path")
-    return None if row is None else int(row["batch"])
-
-
-def last_weights(log_dir: Path) -> str | None:
-    """Return the last weights that can be sampled from, ``None`` without any."""
-    row = _last_row(log_dir, "sampler_path")
-    return None if row is None else str(row["sampler_path"])
-
-
-def _last_row(log_dir: Path, *names: str) -> dict[str, Any] | None:
-    """Return what is recorded of the last checkpoint that has these."""
-    rows = read_rows(log_dir / CHECKPOINTS)
-    found = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
-    return found[-1] if found else None
-
-
 def _complete_last_line(path: Path) -> None:
     """Cut off a last line that a killed process left unfinished: the cookbook's loop reads all."""
     if not path.is_file():
         return
-    held = path.read_bytes()
-    last = held.rpartition(b"\n")[2]
-    if any(parse([last.decode(errors="replace")])):
-        path.write_bytes(held + b"\n")
-    elif last:
-        path.write_bytes(held.removesuffix(last))
+    *_, last = path.read_bytes().rpartition(b"\n")
+    try:
+        json.loads(last)
+    except ValueError:
+        os.truncate(path, path.stat().st_size - len(last))
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _require_saved(request: TrainRequest) -> None:
@@ -260,7 +282,7 @@ def _require_saved(request: TrainRequest) -> None:
     Raises:
         ConfigError: It has not.
     """
-    row = _last_row(request.log_dir, "batch", "state_path")
+    row = last_saved(request.log_dir, "batch", "state_path")
     if not request.local or row is None:
         return
     from tinker_local import SERVER_FOLDER, has_training_checkpoint
@@ -283,7 +305,7 @@ def _model(request: TrainRequest) -> str:
     return str(Path(request.model).expanduser().absolute())
 
 
-def _server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
+def _start_server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
     from tinker_local import SERVER_FOLDER, LocalServer, LocalSettings
 
     data = config.dataset_builder.dataset_options()
@@ -306,21 +328,13 @@ def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
 
         return worker_pool(request.workers)
     if request.ray is not None:
-        from inspect_tinker_plugin.train.ray_executor import ray_pool
+        from inspect_tinker_plugin.processes.ray_executor import ray_pool
 
         return ray_pool(request.ray)
     return contextlib.nullcontext()
 
 
-def _is_to_be_tested(config: Any) -> bool:
-    return bool(config.eval_every and config.dataset_builder.has_test_set)
-
-
-def _is_tested(log_dir: Path, steps: int) -> bool:
-    return number(read_steps(log_dir).get(steps, {}), f"{TEST}/{REWARD}") is not None
-
-
-async def _test(config: Any, steps: int, executor: Executor | None) -> None:
+async def _test(config: Any, steps: int) -> None:
     """Roll the test set out with the last weights, which the cookbook's loop does not."""
     weights = last_weights(Path(config.log_path))
     dataset = config.dataset_builder.test_set(steps)
@@ -330,7 +344,6 @@ async def _test(config: Any, steps: int, executor: Executor | None) -> None:
     sampler = await client.create_sampling_client(model_path=weights)
     strategy = config.effective_rollout_strategy()
     evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
-    set_rollout_executor(executor)
     metrics = await evaluator(sampler)
     with (Path(config.log_path) / METRICS).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": steps, **metrics}) + "\n")
@@ -344,36 +357,25 @@ def _warm_start(request: TrainRequest, config: Any) -> WarmStart | None:
     return WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
 
 
-def _imitate(request: TrainRequest, warm: WarmStart, server: LocalServer | None) -> str:
+async def _imitate(request: TrainRequest, warm: WarmStart, base_url: str | None) -> str:
     """Imitate, unless it is done; return the checkpoint to train from."""
     if (done := imitated(request.log_dir)) is not None:
         request.say(f"the imitation of {warm.path} is done; training starts from its checkpoint")
         return done
     request.say(f"imitating {warm.path}: {counted(warm.steps, 'step')}")
-    config = warm.config
-    config = chz.replace(config, base_url=server.url if server else request.base_url)
-    folder = Path(config.log_path)
-    folder.mkdir(exist_ok=True)
-    with Progress(folder, request.say) as progress:
+    with Progress(request.log_dir / IMITATION, request.say) as progress:
         progress.expect(warm.steps)
-        _run(supervised.main(config), server)
+        await supervised.main(chz.replace(warm.config, base_url=base_url))
     checkpoint = imitated(request.log_dir)
     assert checkpoint is not None, "the loop ends with the checkpoint `final`"
     return checkpoint
 
 
-def _run(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
+def _run_until_done(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
     try:
-        asyncio.run(_until_done(loop, server))
+        asyncio.run(loop if server is None else server.during(loop))
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         raise InterruptedRun("interrupted") from stop
-
-
-async def _until_done(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
-    try:
-        await (loop if server is None else server.during(loop))
-    finally:
-        set_rollout_executor(None)
 
 
 def _finish_logs(log_dir: Path) -> None:

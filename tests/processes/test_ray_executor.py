@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError
-from inspect_tinker_plugin.train.ray_executor import RayExecutor, ray_pool
+from inspect_tinker_plugin.processes.ray_executor import RayExecutor, missing, ray_pool
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
     pytest.mark.slow,
     pytest.mark.long,
     # Ray's own: a forked child, sockets and processes that it leaves to the garbage collector.

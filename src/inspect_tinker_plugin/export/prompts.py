@@ -1,4 +1,7 @@
-"""The first model call of a sample: runs its solver that far, without a sandbox if possible."""
+"""The prompt of a sample: runs its solver up to the first model call, and makes a row of that.
+
+It runs without a sandbox if possible.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentType, sandboxe
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, SolverLike, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.export.conversations import (
+    message_row,
+    require_text,
+    to_text,
+    tools_json,
+)
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 
@@ -144,6 +153,66 @@ def _observe() -> Solver:
         return state
 
     return solve
+
+
+def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) -> dict[str, Any]:
+    """Make the row of a sample.
+
+    Args:
+        task: Name of the task.
+        sample: The sample, with its id.
+        request: The first model call of its episode.
+        state: The state of the episode at that moment; it holds the order of choices that
+            the solver shuffled.
+
+    Raises:
+        ExportError: The prompt has content that is not text, or the sample has a value that
+            JSON and Arrow cannot hold.
+    """
+    row: dict[str, Any] = {
+        "id": str(sample.id),
+        "prompt": [message_row(message) for message in request.messages],
+        "answer": _answer(sample, state),
+        "info": _info(sample),
+        "task": task,
+        "tools": tools_json(request.tools),
+    }
+    require_text(row)
+    return row
+
+
+def _answer(sample: Sample, state: TaskState) -> str:
+    """Return the target as one string: itself, or a JSON list when there are several."""
+    targets = [sample.target] if isinstance(sample.target, str) else list(sample.target)
+    if sample.choices:
+        targets = _shuffled_letters(targets, [c.original_position for c in state.choices])
+    return targets[0] if len(targets) == 1 else to_text(targets) if targets else ""
+
+
+def _shuffled_letters(targets: Sequence[str], positions: Sequence[int]) -> list[str]:
+    """Rename choice letters when the solver shows the choices in another order.
+
+    Args:
+        targets: Letters of the sample's own order; anything else is left alone.
+        positions: For each shown choice, its position in the sample.
+    """
+    if list(positions) == sorted(positions):
+        return list(targets)
+    shown = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(positions)}
+    return ["".join(shown.get(letter, letter) for letter in target) for target in targets]
+
+
+def _info(sample: Sample) -> str:
+    return to_text(
+        {
+            "sample_id": sample.id,
+            "target": sample.target,
+            "choices": sample.choices,
+            "metadata": sample.metadata or {},
+            "files": sorted(sample.files) if sample.files else [],
+            "sandbox": sample.sandbox,
+        }
+    )
 
 
 @sandboxenv(name=PROBE)
