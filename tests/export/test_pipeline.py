@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -248,30 +247,6 @@ async def test_an_empty_selection_is_an_error_that_leaves_nothing(tmp_path: Path
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("selection", "chosen"),
-    [
-        (Selection(limit=2), ["1", "2"]),
-        (Selection(limit=(2, 4)), ["3", "4"]),
-        (Selection(sample_id=["4", "02"]), ["2", "4"]),
-        (Selection(sample_id=["*5"]), ["5", "15"]),
-    ],
-    ids=["first", "range", "ids", "pattern"],
-)
-async def test_samples_are_chosen_as_in_an_eval(
-    tmp_path: Path, selection: Selection, chosen: list[str]
-) -> None:
-    await export(numbers(16), tmp_path / "out", selection=selection)
-    assert ids(tmp_path / "out") == chosen
-
-
-async def test_a_seed_shuffles_as_inspect_does(tmp_path: Path) -> None:
-    task = numbers(9)
-    await export(task, tmp_path / "out", selection=Selection(sample_shuffle=5))
-    task.dataset.shuffle(5)
-    assert [row["answer"] for row in rows(tmp_path / "out")] == [s.target for s in task.dataset]
-
-
 async def test_a_task_that_makes_samples_as_it_goes_is_refused(tmp_path: Path) -> None:
     class Source(SampleSource):
         def initial_samples(self) -> list[Sample]:
@@ -320,61 +295,32 @@ rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     journal = tmp_path / "out" / WORK / "journal.jsonl"
-    kills = 0
-    for wanted in (60, 180):
+
+    def run(**options: Any) -> subprocess.Popen[str]:
         env = {**os.environ, "PAUSE": "0.01"}
-        with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
-            while process.poll() is None:
-                if journal.exists() and journal.read_text().count("\n") > wanted:
-                    process.send_signal(signal.SIGKILL)
-                    kills += 1
-                    break
+        return subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env, **options)
+
+    def kill_after(lines: int) -> None:
+        with run() as process:
+            while not journal.exists() or journal.read_text().count("\n") < lines:
+                assert process.poll() is None
                 time.sleep(0.005)
-    assert kills == 2
-    assert not (tmp_path / "out" / "export.json").exists()
+            process.send_signal(signal.SIGKILL)
+
+    kill_after(60)
     journal.write_text(journal.read_text() + '{"unit": "9')  # killed while it wrote a line
+    kill_after(180)
+    held = bytearray(journal.read_bytes())
+    held[len(held) // 2] ^= 0xFF  # the rows from here on are made again
+    journal.write_bytes(held)
+    assert not (tmp_path / "out" / "export.json").exists()
     before = (tmp_path / "seen.txt").read_text().count("\n")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        cwd=tmp_path,
-        env={**os.environ, "PAUSE": "0"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "by an earlier run" in done.stdout
+    with run(stdout=subprocess.PIPE, text=True) as process:
+        said, _ = process.communicate()
+    assert "by an earlier run" in said
     assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
     assert summary(tmp_path / "out")["counts"]["written"] == 400
-    assert (tmp_path / "seen.txt").read_text().count("\n") - before <= 310
-
-
-def flip(path: Path) -> None:
-    held = bytearray(path.read_bytes())
-    held[len(held) // 2] ^= 0xFF
-    path.write_bytes(held)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:1000])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
-def test_rows_that_were_damaged_since_are_made_again(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    journal = tmp_path / "out" / WORK / "journal.jsonl"
-    env = {**os.environ, "PAUSE": "0.01"}
-    with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=env) as process:
-        while not journal.exists() or journal.read_text().count("\n") < 100:
-            assert process.poll() is None
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    damage(journal)
-    env["PAUSE"] = "0"
-    subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, env=env, check=True)
-    assert [row["answer"] for row in rows(tmp_path / "out")] == [str(n) for n in range(400)]
+    assert 300 < (tmp_path / "seen.txt").read_text().count("\n") - before < 370
 
 
 FULL = """

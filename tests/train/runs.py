@@ -15,6 +15,9 @@ from typing import Any
 
 import psutil
 
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.train.request import TrainRequest
+
 ROOT = Path(__file__).parents[2]
 TOY = ROOT / "example_tasks" / "toy.py"
 MAIN = "from inspect_tinker_plugin.cli.main import main; main()"
@@ -67,6 +70,22 @@ class Run:
 
     def wait_for_steps(self, count: int) -> None:
         self.wait_until(lambda: len(steps(self.log_dir)) >= count)
+
+
+class Started(AssertionError):
+    """The server would have been started."""
+
+
+def toy_request(log_dir: Path, **changes: Any) -> TrainRequest:
+    fields: dict[str, Any] = {
+        "task": f"{TOY}@letters",
+        "local": True,
+        "model": str(TOKENIZER_FOLDER),
+        "log_dir": log_dir,
+        "say": lambda line: None,
+        **changes,
+    }
+    return TrainRequest(**fields)
 
 
 def environ(log_dir: Path) -> dict[str, str]:

@@ -1,0 +1,174 @@
+"""Requests that can be refused, or are done already, end before a local server is started."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.train.runs import TOY, Started, toy_request
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.train.history import last_checkpoint
+from inspect_tinker_plugin.train.run import train
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("no_server")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"reward": "score:acuracy"},
+            r"reward 'score:acuracy' names the score 'acuracy', which no",
+        ),
+        ({"reward": "meen"}, "meen"),
+        ({"options": {"group_reward": "rnak"}}, "rnak"),
+        ({"options": {"tool_executor": "cashed"}}, "cashed"),
+        ({"options": {"sample_id": "nope"}}, "no sample has the id nope"),
+        ({"options": {"on_error": {"scorrer": -1}}}, "unknown cause 'scorrer'"),
+        ({"sandbox": "dokcer"}, r"unknown sandbox provider 'dokcer'.*Did you mean docker"),
+        ({"test_split": "100%"}, "leaves none"),
+        ({"test_task": f"{TOY}@leters"}, "has no task 'leters'"),
+        (
+            {"max_tokens": 1_000_000, "model": None},
+            "--max-tokens 1,000,000 is too much for the local model, which takes 8,192 tokens",
+        ),
+        (
+            {"overrides": ["kl_reference_config.base_model=x", "kl_penalty_coef=0.1"]},
+            "kl_reference_config.base_model must be the model that is trained",
+        ),
+        ({"group_size": 1}, "--group-size 1 teaches nothing"),
+        ({"test_samples": 3}, "--test-samples needs"),
+        ({"test_task": f"{TOY}@letters"}, "test samples are also trained on"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(toy_request(tmp_path / "run", **changes))
+    train_again = toy_request(tmp_path / "run")
+    with pytest.raises(Started):
+        train(train_again)
+
+
+def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(Started):
+        train(toy_request(tmp_path))
+    (tmp_path / "checkpoints.jsonl").write_text(
+        '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
+        '{"name": "final", "batch": 15, "state_path": "tinker://b"}\n'
+    )
+    result = train(toy_request(tmp_path, say=said.append))
+    assert "this run is already done" in said[0]
+    assert "checkpoint of step 15" in said[0]
+    assert result.log_dir == tmp_path
+    assert result.try_it is None, "there are no weights to sample from"
+    with pytest.raises(Started):
+        train(toy_request(tmp_path, steps=20, say=said.append))
+    assert said[1] == "continuing from the checkpoint of step 15"
+
+
+def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path: Path) -> None:
+    split = toy_request(tmp_path, test_split="4")
+    with pytest.raises(Started):
+        train(split)
+    (tmp_path / "checkpoints.jsonl").write_text(
+        '{"name": "final", "batch": 15, "state_path": "tinker://b", "sampler_path": "tinker://c"}\n'
+    )
+    with pytest.raises(Started):
+        train(split)
+    with pytest.raises(Started):
+        train(replace(split, overrides=("eval_every=3",)))
+    assert train(replace(split, eval_every=0)).checkpoint == "tinker://c"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 15, "test/env/all/reward/total": 0.0}\n')
+    result = train(split)
+    assert result.try_it is not None
+    assert "--model tinker://c" in result.try_it
+    assert result.try_it.endswith(f"--local {tmp_path}")
+
+
+def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints.jsonl").write_text('{"name": "x", "batch": 3, "sampler_path": "t"}\n')
+    assert last_checkpoint(tmp_path) is None, "nothing to go on from"
+
+
+def begun(log_dir: Path, lines: str) -> Path:
+    """Have a run of which these checkpoints are recorded; the last is saved."""
+    with pytest.raises(Started):
+        train(toy_request(log_dir))
+    (log_dir / "checkpoints.jsonl").write_text(lines)
+    saved = log_dir / "local-server" / "checkpoints" / "model_a" / "000003.tar.gz"
+    (saved / "checkpoint_0").mkdir(parents=True)
+    return saved
+
+
+SAVED = '{"name": "000003", "batch": 3, "state_path": "tinker://model_a/weights/000003"}'
+
+
+@pytest.mark.parametrize("end", ["", "\n", '\n{"name": ', "\n{"])
+def test_a_line_that_a_killed_run_left_unfinished_is_cut_off(tmp_path: Path, end: str) -> None:
+    begun(tmp_path, SAVED + end)
+    with pytest.raises(Started):
+        train(toy_request(tmp_path))
+    assert (tmp_path / "checkpoints.jsonl").read_text() == SAVED + "\n"
+
+
+@pytest.mark.parametrize("gone", ["checkpoint_0", "."])
+def test_a_run_does_not_go_on_without_its_checkpoint(tmp_path: Path, gone: str) -> None:
+    saved = begun(tmp_path, SAVED + "\n")
+    shutil.rmtree(saved / gone)
+    with pytest.raises(ConfigError, match=r"the checkpoint of step 3 that .* names is gone"):
+        train(toy_request(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["report.html", "checkpoints.jsonl"])
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"{name} that is of no run"):
+        train(toy_request(tmp_path))
+    assert (tmp_path / name).read_text() == "mine"
+    assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is left in it"
+
+
+@pytest.mark.parametrize("held", ["[]", "{", None])
+def test_a_folder_with_a_damaged_record_of_its_run_is_refused(
+    tmp_path: Path, held: str | None
+) -> None:
+    record = tmp_path / "run.json"
+    record.mkdir() if held is None else record.write_text(held)
+    with pytest.raises(ConfigError, match=r"run.json is damaged"):
+        train(toy_request(tmp_path))
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="under way"):
+            train(toy_request(tmp_path))
+    finally:
+        other.kill()
+        other.communicate()
+    with pytest.raises(Started):  # the lock has gone with its process
+        train(toy_request(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/proc/none.*cannot be made"):
+        train(toy_request(Path("/proc/none")))

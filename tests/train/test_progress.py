@@ -1,4 +1,4 @@
-"""Lines of progress from the cookbook's files, while it writes them."""
+"""Lines of progress from the cookbook's files, while it writes them, and the reward's curve."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.train.history import read_steps
-from inspect_tinker_plugin.train.progress import Progress
+import pytest
+
+from inspect_tinker_plugin.train.history import METRICS, REWARD, read_steps
+from inspect_tinker_plugin.train.progress import HEIGHT, WIDTH, Progress, reward_curve
 
 
 class Files:
@@ -28,7 +30,7 @@ def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
     return {"step": number, "env/all/reward/total": reward, "time/total": 2.0, **more}
 
 
-def told(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
+def read_lines(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
     files, lines = Files(folder), list[str]()
     with Progress(folder, lines.append) as progress:
         progress.expect(9)
@@ -40,32 +42,32 @@ def told(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
 
 def test_a_step_is_a_line_with_its_reward(tmp_path: Path) -> None:
     row = step(2, 0.25, **{"env/all/turns_per_episode": 3.0, "env/all/ac_tokens_per_turn": 41.0})
-    (line,) = told(tmp_path, row)
+    (line,) = read_lines(tmp_path, row)
     words = " ".join(line.split())
     assert words == "step 3/9 reward 0.250 turns 3.0 tokens 41 2.0 s"
 
 
 def test_the_test_reward_stands_before_its_step(tmp_path: Path) -> None:
     test = {"test/env/all/reward/total": 0.5, "test/env/all/total_episodes": 8}
-    lines = told(tmp_path, step(0, 0.25, **test))
+    lines = read_lines(tmp_path, step(0, 0.25, **test))
     assert lines[0].strip() == "test reward 0.500 (8 rollouts)"
     assert len(lines) == 2
 
 
 def test_further_evaluations_have_a_line(tmp_path: Path) -> None:
-    lines = told(tmp_path, step(0, 0.25, **{"eval/gpqa/mean": 0.5}))
+    lines = read_lines(tmp_path, step(0, 0.25, **{"eval/gpqa/mean": 0.5}))
     assert lines[0].strip() == "evaluation gpqa/mean 0.500"
 
 
 def test_cut_replies_that_a_task_pays_are_no_problem(tmp_path: Path) -> None:
     mixed = {"env/all/by_group/frac_mixed": 1.0, "env/all/stop/max_tokens": 1.0}
-    assert len(told(tmp_path, step(0, 0.25, **mixed))) == 1
+    assert len(read_lines(tmp_path, step(0, 0.25, **mixed))) == 1
 
 
 def test_errors_are_those_of_the_step(tmp_path: Path) -> None:
     first, second = {"rollout_errors/total": 3.0}, {"rollout_errors/total": 4.0}
     penalised = {"env/all/error/sandbox": 0.25, "env/all/total_episodes": 8}
-    lines = told(
+    lines = read_lines(
         tmp_path, step(0, 1, **first), step(1, 1, **second, **penalised), step(2, 1, **second)
     )
     assert lines[0].endswith("errors 3")
@@ -75,7 +77,7 @@ def test_errors_are_those_of_the_step(tmp_path: Path) -> None:
 
 def test_warnings_are_told_once_and_counted(tmp_path: Path) -> None:
     warning = "tinker_cookbook.rl.train:9 [WARNING] all groups failed\n"
-    lines = told(tmp_path, log=f"root:1 [INFO] fine\n{warning}{warning}")
+    lines = read_lines(tmp_path, log=f"root:1 [INFO] fine\n{warning}{warning}")
     assert [line.strip() for line in lines] == [
         "! all groups failed",
         "(seen 2 times) all groups failed",
@@ -84,7 +86,7 @@ def test_warnings_are_told_once_and_counted(tmp_path: Path) -> None:
 
 def test_what_an_earlier_run_wrote_is_not_told_again(tmp_path: Path) -> None:
     Files(tmp_path).metrics(**step(0, 0.1))
-    (line,) = told(tmp_path, step(1, 0.2))
+    (line,) = read_lines(tmp_path, step(1, 0.2))
     assert "0.200" in line
 
 
@@ -105,7 +107,7 @@ def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
     silent = {"env/all/by_group/frac_mixed": 0.0, "env/all/stop/max_tokens": 1.0}
     rows = [step(i, 0.0, **silent, **{"env/all/ac_tokens_per_turn": 16.0}) for i in range(10)]
     mixed = {"env/all/by_group/frac_mixed": 0.5, "env/all/stop/completed": 1.0}
-    lines = [line.strip() for line in told(tmp_path, *rows, step(10, 0.5, **mixed))]
+    lines = [line.strip() for line in read_lines(tmp_path, *rows, step(10, 0.5, **mixed))]
     assert lines[1] == "! no group had different rewards, so nothing was learned"
     assert lines[2] == "! 100% of replies were cut at 16 tokens (max_tokens)"
     assert [line for line in lines[3:] if line.startswith("!")] == [
@@ -116,5 +118,40 @@ def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
 
 def test_the_rewards_of_mixed_tasks_stand_behind_their_mean(tmp_path: Path) -> None:
     row = step(0, 0.5, **{"env/a/reward/total": 0.25, "env/pkg/b/reward/total": 0.75})
-    (line,) = told(tmp_path, row)
+    (line,) = read_lines(tmp_path, row)
     assert "reward 0.500 (a 0.250, pkg/b 0.750)" in " ".join(line.split())
+
+
+# the curve
+
+
+def run_with(folder: Path, rewards: list[float]) -> Path:
+    rows = [json.dumps({"step": i, REWARD: reward}) for i, reward in enumerate(rewards)]
+    (folder / METRICS).write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def test_a_rising_reward_rises(tmp_path: Path) -> None:
+    curve = reward_curve(run_with(tmp_path, [0.0, 0.25, 0.5, 1.0]))
+    *rows, axis, caption = curve.splitlines()
+    assert len(rows) == HEIGHT
+    heights = [sum(row[i : i + 1] not in ("", " ") for row in rows) for i in range(9, len(rows[0]))]
+    assert heights == sorted(heights)
+    assert heights[-1] == HEIGHT
+    assert "4 steps" in axis
+    assert "first quarter 0.000, last quarter 1.000" in caption
+
+
+@pytest.mark.parametrize("count", [2, 59, 60, 61, 1000])
+def test_any_number_of_steps_fits(tmp_path: Path, count: int) -> None:
+    rows = reward_curve(run_with(tmp_path, [float(i) for i in range(count)])).splitlines()
+    assert all(len(row) <= WIDTH + 9 for row in rows[:HEIGHT])
+
+
+@pytest.mark.parametrize("rewards", [[0.5, 0.5], [-1.0, -0.5, 0.0]])
+def test_flat_and_negative_rewards_are_drawn(tmp_path: Path, rewards: list[float]) -> None:
+    assert reward_curve(run_with(tmp_path, rewards))
+
+
+def test_a_single_step_is_no_curve(tmp_path: Path) -> None:
+    assert reward_curve(run_with(tmp_path, [0.5])) == ""

@@ -1,0 +1,245 @@
+"""The report of rollouts that really ran, and of folders that are damaged or empty."""
+
+from __future__ import annotations
+
+import asyncio
+import html.parser
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
+from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.rl.mixture import as_rl_mixture
+from inspect_tinker_plugin.train.charts import Line, draw_columns, draw_lines, quantile
+from inspect_tinker_plugin.train.history import (
+    RolloutFigures,
+    read_history,
+    run_problems,
+)
+from inspect_tinker_plugin.train.report import write_report
+
+
+@solver
+def fails_once() -> Solver:
+    failures = iter([True])
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        if next(failures, False):
+            raise RuntimeError("a fault of the solver")
+        return await generate(state)
+
+    return solve
+
+
+@scorer(metrics=[accuracy()])
+def by_length() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=len(state.output.completion) / 100)
+
+    return score
+
+
+def roll_out(make: Callable[..., Any], tasks: Any, folder: Path, **options: Any) -> None:
+    """Roll two batches out, as the cookbook's loop does."""
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    dataset = make(tasks, renderer, log_dir=folder, **options)
+    policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
+
+    async def roll() -> None:
+        for batch in range(2):
+            for builder in dataset.get_batch(batch):
+                await do_group_rollout(builder, policy, strategy=RetryOnFailure(max_retries=2))
+
+    asyncio.run(roll())
+    assemble_pending(folder)
+
+
+def two_samples(name: str, **options: Any) -> Task:
+    samples = MemoryDataset([Sample(id=i, input=f"{i}", target="x") for i in range(2)])
+    return Task(name=name, dataset=samples, scorer=by_length(), **options)
+
+
+@pytest.fixture(scope="module")
+def rolled_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    task = two_samples("<b>names</b>", solver=fails_once())
+    roll_out(as_rl_dataset, task, folder / "rollouts", group_size=2)
+    return folder
+
+
+@pytest.fixture
+def run(rolled_out: Path, tmp_path: Path) -> Path:
+    """A folder of two steps: the rollouts are real, the cookbook's figures are written here."""
+    shutil.copytree(rolled_out, tmp_path, dirs_exist_ok=True)
+    rows = [
+        {"step": i, "env/all/reward/total": 0.1 + i, "time/total": 2, "time/sampling": 1}
+        for i in (0, 1)
+    ]
+    rows[1]["test/env/all/reward/total"] = 0.75
+    write_metrics(tmp_path, *rows)
+    (tmp_path / "run.json").write_text(json.dumps({"task": "<b>names</b>", "model": "m"}))
+    return tmp_path
+
+
+def write_metrics(folder: Path, *rows: Mapping[str, object]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def page_of(folder: Path) -> str:
+    return write_report(folder, logs="rollouts", test_logs="test").read_text()
+
+
+class Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "a":
+            self.found.append(values["href"] or "")
+        elif tag in ("script", "link", "img", "iframe"):
+            self.loaded.append(tag)
+
+
+def test_the_history_knows_rewards_scores_errors_and_times(run: Path) -> None:
+    history = read_history(run, logs="rollouts", test_logs="test")
+    first, second = history.steps
+    assert len(first.rewards()) == 2
+    assert [one.cause for one in first.rollouts if one.cause] == ["solver"]
+    graded = [one for one in second.rollouts if one.graded]
+    assert all(one.scores == {"by_length": one.reward} for one in graded)
+    assert all(one.turns == 1 and one.tokens and one.stop == "completed" for one in graded)
+    assert all(
+        set(one.times) == {"sampling", "environment", "sandbox", "scoring"} for one in graded
+    )
+    assert second.test_reward == 0.75
+
+
+def test_the_report_loads_nothing_and_links_to_logs_that_are_there(run: Path) -> None:
+    page = page_of(run)
+    links = Links()
+    links.feed(page)
+    assert not links.loaded
+    assert not re.search(r"(src|href)=.?https?:|@import|url\(", page)
+    assert len(links.found) == 2
+    assert all((run / unquote(link)).is_file() for link in links.found)
+    assert "by_length" in page
+    assert "step 1: solver 1" in page, "the error, by its cause"
+    assert "0.100 → 1.100" in page
+    assert "<b>names" not in page, "names are text and not markup"
+
+
+def test_an_empty_folder_has_a_report(tmp_path: Path) -> None:
+    assert "no figures yet" in page_of(tmp_path)
+
+
+def test_damaged_files_leave_their_part_out(run: Path) -> None:
+    next(run.glob("rollouts/*.eval")).write_bytes(b"not a log")
+    (run / "config.json").write_text("{")
+    assert "0.100 → 1.100" in page_of(run)
+
+
+@pytest.mark.parametrize("values", [[0.5], [1.0, 1.0], [-3.0, 1e6], [0.0, 0.0], [1e-9, 2e-9]])
+def test_lines_of_any_size_stay_on_the_paper(values: list[float]) -> None:
+    drawing = draw_lines([Line("a", list(enumerate(values)))])
+    for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', drawing):
+        assert 0 <= float(x) <= 560
+        assert 0 <= float(y) <= 230
+
+
+def test_a_thousand_steps_share_columns() -> None:
+    drawing = draw_columns(list(range(1000)), {"a": [1.0] * 1000, "b": [2.0] * 1000})
+    assert drawing.count("<rect") <= 2 * 120
+
+
+def test_quantiles_lie_between_their_neighbours() -> None:
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.25) == 2.5
+    assert quantile([7], 0.9) == 7
+
+
+def test_a_run_that_learned_nothing_says_so_on_top(run: Path) -> None:
+    silent = {"env/all/by_group/frac_mixed": 0.0, "env/all/reward/total": 0.0}
+    rows = [{"step": i, **silent, "optim/kl_sample_train_v1": 0.5} for i in (0, 1)]
+    write_metrics(run, *rows)
+    page = page_of(run)
+    assert "No group had different rewards in any step" in page
+    assert "groups with a signal" in page
+    rows[1]["env/all/by_group/frac_mixed"] = 0.5
+    write_metrics(run, *rows)
+    page = page_of(run)
+    assert "No group had different rewards in 1 of 2 steps" in page
+
+
+def rollouts(stop: str, *rewards: float) -> list[RolloutFigures]:
+    return [
+        RolloutFigures(reward=each, graded=True, stop=stop, cause=None, turns=1, tokens=16)
+        for each in rewards
+    ]
+
+
+def test_a_run_whose_replies_were_cut_says_so_unless_the_task_pays_some_of_them() -> None:
+    assert run_problems([], rollouts("max_tokens", 0, 0), 16) == [
+        "100% of replies were cut at 16 tokens: raise max_tokens."
+    ]
+    assert run_problems([], rollouts("max_tokens", 0, 0.5), 16) == []
+    assert run_problems([], rollouts("completed", 0, 0), 16) == []
+
+
+def test_losses_and_evaluations_are_drawn_by_their_names(run: Path) -> None:
+    row = {"step": 0, "env/all/continued_lossy": 0.125, "optim/loss": 0.25, "eval/gpqa/mean": 0.375}
+    write_metrics(run, row)
+    (run / "evaluations").mkdir()
+    log = next(run.glob("rollouts/*.eval"))
+    (run / "evaluations" / "gpqa.eval").write_bytes(log.read_bytes())
+    page = page_of(run)
+    assert "loss 0.25" in page
+    assert "lossy" not in page
+    assert "gpqa/mean 0.375" in page
+    assert 'href="evaluations/gpqa.eval"' in page
+
+
+def test_the_page_is_titled_with_the_tasks_name_and_counts_from_one(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({"task": "/a/folder/toy.py@letters", "model": "m"}))
+    page = page_of(run)
+    assert "<h1>letters</h1>" in page
+    assert "<title>letters: training</title>" in page
+    assert "<td>1</td>" in page
+    assert "<td>0</td><td>0.100</td>" not in page
+
+
+def test_mixed_tasks_have_their_own_logs_and_lines(tmp_path: Path) -> None:
+    mixed = [two_samples("sums"), two_samples("names")]
+    roll_out(as_rl_mixture, mixed, tmp_path / "rollouts", batch_size=2)
+    (tmp_path / "run.json").write_text(json.dumps({"task": ["a.py@sums", "b.py@names"]}))
+    row = {"step": 0, "env/sums/reward/total": 0.25, "env/names/reward/total": 0.5}
+    write_metrics(tmp_path, row)
+    history = read_history(tmp_path, logs="rollouts", test_logs="test")
+    tasks = [sorted(log.task for log in step.logs) for step in history.steps]
+    assert tasks == [["names", "sums"]] * 2
+    assert all(len(step.rewards()) == 2 for step in history.steps)
+    page = page_of(tmp_path)
+    assert "<h1>sums, names</h1>" in page
+    assert "Reward by task" in page
+    links = Links()
+    links.feed(page)
+    assert len(links.found) == 4
