@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.train.runs import Started
 
-from inspect_tinker_plugin import local
+import tinker_local as local
 from inspect_tinker_plugin.processes import ray_executor
+from inspect_tinker_plugin.testing import tokenizer_path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,7 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return local.make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return local.make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path()
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.request import TrainRequest
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def toy_request(log_dir: Path, **changes: Any) -> TrainRequest:
     fields: dict[str, Any] = {
         "task": f"{TOY}@letters",
         "local": True,
-        "model": str(TOKENIZER_FOLDER),
+        "model": str(tokenizer_path()),
         "log_dir": log_dir,
         "say": lambda line: None,
         **changes,

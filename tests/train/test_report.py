@@ -23,10 +23,10 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
-from inspect_tinker_plugin.local.model import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
+from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.charts import Line, draw_columns, draw_lines, quantile
 from inspect_tinker_plugin.train.history import (
     RolloutFigures,
@@ -58,7 +58,7 @@ def by_length() -> Scorer:
 
 def roll_out(make: Callable[..., Any], tasks: Any, folder: Path, **options: Any) -> None:
     """Roll two batches out, as the cookbook's loop does."""
-    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(TOKENIZER_FOLDER)))
+    renderer = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
     dataset = make(tasks, renderer, log_dir=folder, **options)
     policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
 

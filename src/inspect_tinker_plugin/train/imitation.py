@@ -217,7 +217,7 @@ class WarmStart:
             ConfigError: There is no such export; a row is too long for the model, cannot be
                 rendered, or has no words to learn.
         """
-        from inspect_tinker_plugin.local import context_length
+        from tinker_local import context_length
 
         folder = Path(path).expanduser().absolute()
         if not folder.is_dir():

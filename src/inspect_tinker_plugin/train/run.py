@@ -55,7 +55,7 @@ from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.local import LocalServer
+    from tinker_local import LocalServer
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
