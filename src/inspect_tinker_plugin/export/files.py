@@ -97,8 +97,7 @@ class SplitFiles:
         self._file = self._file or self._open()
         schema, rich = self._schema, self._rich
         written, read = schema.written(rich=rich), schema.features(rich=rich)
-        given = (schema.widen(row) if rich else row for row in self._chunk)
-        rows = [{name: row.get(name) for name in schema.columns} for row in given]
+        rows = [{name: row.get(name) for name in schema.columns} for row in self._chunk]
         table = Dataset.from_list(rows, features=written)
         with _quiet():
             if written != read:

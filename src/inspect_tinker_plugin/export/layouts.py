@@ -97,21 +97,6 @@ class Schema:
             for key in RICH_KEYS
         )
 
-    def widen(self, row: Row) -> dict[str, Any]:
-        """Give every message of a row all the keys of the rich schema."""
-        empty = dict.fromkeys(RICH_KEYS)
-
-        def wide(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [{**empty, **message} for message in messages]
-
-        made = dict(row)
-        for name, kind in self.columns.items():
-            if kind == "messages":
-                made[name] = wide(row[name])
-            elif kind == "comparison":
-                made[name] = {part: wide(row[name][part]) for part in _COMPARED_PARTS}
-        return made
-
     def _conversations(self, row: Row) -> Iterator[list[dict[str, Any]]]:
         for name, kind in self.columns.items():
             if kind == "messages":
