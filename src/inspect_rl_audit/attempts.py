@@ -290,11 +290,7 @@ def _dataset(
         resolved,
         renderer,
         replace(
-            options,
-            batch_size=4,
-            group_size=choices["episodes"],
-            on_error=0.0,
-            log_dir=folder,
+            options, batch_size=4, group_size=choices["episodes"], on_error=0.0, log_dir=folder
         ),
         samples=samples,
     )

@@ -9,14 +9,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
+from inspect_ai.dataset import Sample
 from rich.table import Table
 from rich.text import Text
 
-from inspect_rl_audit.findings import Finding
+from inspect_rl_audit.attempts import ModelAttempt, read_attempts, roll_out
+from inspect_rl_audit.contract import DEFAULT_BUDGET, AuditOptions
+from inspect_rl_audit.findings import Finding, Severity
+from inspect_rl_audit.records import ATTEMPTS, start_again
+from inspect_rl_audit.report import PAGE, AuditReport
+from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -35,16 +41,10 @@ from inspect_tinker_plugin.cli import (
     task_options,
     test_task_options,
 )
+from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.plugins import counted, part_of
-
-if TYPE_CHECKING:
-    from inspect_ai.dataset import Sample
-
-    from inspect_rl_audit import AuditOptions, AuditReport
-    from inspect_rl_audit.attempts import ModelAttempt
-    from inspect_tinker_plugin.options import DatasetOptions
-    from inspect_tinker_plugin.tasks import ResolvedTask
-
+from inspect_tinker_plugin.tasks import ResolvedTask, choose_sandbox, resolve_task, select_samples
+from inspect_tinker_plugin.train import plan_lines, read_prices
 
 _STYLES = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
 """Style of a finding by its severity."""
@@ -161,17 +161,11 @@ def audit(**choices: Any) -> None:
 
 
 def _fails(report: AuditReport, bar: str) -> bool:
-    from inspect_rl_audit import Severity
-
     worst = report.worst()
     return bar != "never" and worst is not None and worst.at_least(Severity(bar))
 
 
 def _audit(choices: dict[str, Any]) -> AuditReport:
-    from inspect_rl_audit import run_audit
-    from inspect_rl_audit.records import start_again
-    from inspect_tinker_plugin.options import DatasetOptions
-
     _check_model(choices)
     dataset = DatasetOptions(**dataset_choices("audit", choices))
     resolved = load_task(choices)
@@ -202,11 +196,6 @@ def _check_model(choices: dict[str, Any]) -> None:
 def _options(
     choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
 ) -> AuditOptions:
-    from inspect_rl_audit import AuditOptions
-    from inspect_rl_audit.contract import DEFAULT_BUDGET
-    from inspect_tinker_plugin.tasks import choose_sandbox
-    from inspect_tinker_plugin.train import read_prices
-
     sandbox = choose_sandbox(dataset.sandbox)
     runner: dict[str, Any] = {
         "sandbox": sandbox.for_inspect,
@@ -237,8 +226,6 @@ def _options(
 
 
 def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
-    from inspect_tinker_plugin.tasks import resolve_task, select_samples
-
     args = parse_args(choices["test_args"])
     if choices["test_task"] is None:
         if args:
@@ -253,13 +240,8 @@ def _test_samples(choices: dict[str, Any]) -> Sequence[Sample]:
 def _attempts(
     choices: dict[str, Any], dataset: DatasetOptions, resolved: ResolvedTask, out: Path
 ) -> Sequence[ModelAttempt]:
-    from inspect_rl_audit.attempts import read_attempts
-
     logs: list[Path] = list(choices["logs"])
     if choices["model"] or choices["local"]:
-        from inspect_rl_audit.attempts import roll_out
-        from inspect_rl_audit.records import ATTEMPTS
-
         own = roll_out(choices, dataset, resolved, out / ATTEMPTS)
         # one that could not be sampled to its end is made again, and says nothing
         return [each for each in read_attempts([own], resolved.task.name) if not each.cut]
@@ -272,7 +254,7 @@ def _progress() -> Iterator[Callable[[str, int | None], object]]:
     with progress_bar("episodes") as show:
         done = planned = 0
 
-        def told(probe: str, count: int | None) -> None:
+        def count_episodes(probe: str, count: int | None) -> None:
             nonlocal done, planned
             if count is None:
                 done += 1
@@ -280,17 +262,14 @@ def _progress() -> Iterator[Callable[[str, int | None], object]]:
                 planned += count
             show(done, planned, what=probe)
 
-        yield told
+        yield count_episodes
 
 
-# audits
+# the report in a terminal
 
 
 def show_report(report: AuditReport) -> None:
     """Print the findings of an audit as a table, then the advice, then figures."""
-    from inspect_rl_audit.report import PAGE
-    from inspect_tinker_plugin.train import plan_lines
-
     console, summary = table_console(), report.summary
     print_to(console, _findings(report) if report.findings else "Nothing found.")
     advice = summary.get("advice", {})

@@ -10,9 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.answers import targets
 from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.findings import Finding
+from inspect_rl_audit.policies import targets
 from inspect_rl_audit.records import EpisodeRecord
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError

@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from inspect_rl_audit.records import EpisodeRecord
+
 
 class Severity(StrEnum):
     """The severity of a finding, the worst first."""
@@ -100,21 +102,32 @@ SHOWN = 12
 def finding(
     code: str,
     message: str,
+    record: EpisodeRecord | None = None,
     *,
     sample: int | str | None = None,
     severity: Severity | None = None,
     evidence: Mapping[str, Any] | None = None,
-    advice: str | None = None,
+    **more: Any,
 ) -> Finding:
-    """Make a finding with a built-in code; severity and advice default to the code's."""
-    known = CODES[code]
+    """Make a finding with a built-in code.
+
+    Args:
+        code: One of the built-in codes; the advice is the code's.
+        message: What was seen.
+        record: The episode that shows it.
+        sample: The sample, when it is about one.
+        severity: Instead of the code's.
+        evidence: Evidence of another kind than an episode.
+        more: Further evidence.
+    """
+    shown = record.evidence() if record is not None else dict(evidence or {})
     return Finding(
         code=code,
-        severity=severity or known.severity,
+        severity=severity or CODES[code].severity,
         sample=sample,
         message=message,
-        evidence=evidence or {},
-        advice=advice or known.advice,
+        evidence=shown | more,
+        advice=CODES[code].advice,
     )
 
 
@@ -138,5 +151,5 @@ def per_sample(
     ]
     if rest := ids[SHOWN:]:
         message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
-        found.append(finding(code, message, severity=severity, evidence={"samples": rest}))
+        found.append(finding(code, message, severity=severity, samples=rest))
     return found

@@ -18,8 +18,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 from inspect_ai.util import sandbox
 
-from inspect_rl_audit.answers import made_up, use_tool
-from inspect_rl_audit.stage import Move, Notes, Play, PolicyReply
+from inspect_rl_audit.policies import Move, Notes, Play, PolicyReply, made_up, use_tool
 from inspect_tinker_plugin import TurnRequest
 
 TOOLS = "tools"

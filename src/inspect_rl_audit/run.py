@@ -134,7 +134,7 @@ async def _run_probe(
     except (Exception, SystemExit) as error:
         message = f"probe {name!r}{_origin(name, plugins)} raised {type(error).__name__}: {error}"
         context.figures.setdefault("failed_probes", {})[name] = message[:600]
-        return [finding("probe-failed", f"The {message[:600]}", evidence={"probe": name})]
+        return [finding("probe-failed", f"The {message[:600]}", probe=name)]
 
 
 def _origin(probe: str, plugins: Plugins) -> str:

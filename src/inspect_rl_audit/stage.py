@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, write_eval_log
-from inspect_ai.model import ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
-from inspect_rl_audit.records import AuditJournal, EpisodeRecord, PolicyKind, episode_key
+from inspect_rl_audit.policies import Actor, Move, Notes, Play
+from inspect_rl_audit.records import AuditJournal, EpisodeRecord
 from inspect_tinker_plugin import (
     Cause,
     ConfigError,
@@ -29,7 +29,6 @@ from inspect_tinker_plugin import (
     EpisodeResult,
     EpisodeRunner,
     InspectRLError,
-    TurnRequest,
 )
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
@@ -40,58 +39,12 @@ T = TypeVar("T")
 LOGS = "logs"
 """Folder of the ``.eval`` logs, below the audit's."""
 
-MOST_TURNS = 16
-"""Model calls after which a scripted policy gives up."""
 
 MOST_SECONDS = 180.0
 """Seconds after which an episode of a scripted policy is given up."""
 
 _LOG_SIZE = 64
 """Episodes per log; at most this many are lost when the process is killed."""
-
-_PROMPT = 100_000
-"""Characters of the first prompt that are kept."""
-
-Notes = dict[str, Any]
-"""Notes of one episode's policy and moves, as JSON."""
-
-PolicyReply = Callable[[TurnRequest, Notes], ModelOutput | None]
-"""Answers a model call; ``None`` when the policy has nothing more to say."""
-
-Move = Callable[[TaskState, Notes], Awaitable[None]]
-"""An attacker's action inside the episode, before the solver starts or after it has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Play:
-    """One episode to run: a sample, and the policy that plays it."""
-
-    policy: str
-    """Name of the policy; together with the sample it determines what is played."""
-
-    sample: Sample
-    """The sample."""
-
-    reply: PolicyReply
-    """The policy's replies."""
-
-    kind: PolicyKind = "other"
-    """Kind of the policy."""
-
-    repeat: int = 1
-    """Number among identical plays."""
-
-    before: Move | None = None
-    """Runs in the episode before the task's solver, after its set-up."""
-
-    after: Move | None = None
-    """Runs in the episode after the task's solver, before its scorers."""
-
-    @property
-    def key(self) -> str:
-        """Key of this play within its audit."""
-        assert self.sample.id is not None
-        return episode_key(self.policy, self.sample.id, self.repeat)
 
 
 @dataclass
@@ -188,6 +141,10 @@ class Stage:
             await self._run_block(new[start : start + _LOG_SIZE], 1 if alone else self._parallel)
         return [self.journal.records.get(play.key) for play in plays]
 
+    async def play(self, plays: Sequence[Play], *, alone: bool = False) -> list[EpisodeRecord]:
+        """Do as `run`, and leave out what the budget did not allow."""
+        return [record for record in await self.run(plays, alone=alone) if record is not None]
+
     async def _run_block(self, plays: Sequence[Play], parallel: int) -> None:
         places = asyncio.Semaphore(parallel)
         done: list[tuple[EpisodeRecord, EvalSample | None]] = []
@@ -263,7 +220,7 @@ class Stage:
             inner = self._runner_options.get("solver") or self._task.solver
             runner = self._runner(with_moves(inner, play.before, play.after, notes))
         started = time.perf_counter()
-        actor = _Actor(play, notes)
+        actor = Actor(play, notes)
         episode = runner.episode(play.sample)
         result: EpisodeResult | None = None
         problem: tuple[str, Cause] | None = None
@@ -284,7 +241,7 @@ class Stage:
     async def _record(
         self,
         play: Play,
-        actor: _Actor,
+        actor: Actor,
         result: EpisodeResult | None,
         problem: tuple[str, Cause] | None,
         seconds: float,
@@ -329,41 +286,7 @@ class Stage:
         return record, sample
 
 
-class _Actor:
-    """Plays one policy in one episode."""
-
-    def __init__(self, play: Play, notes: Notes) -> None:
-        self._play = play
-        self.notes = notes
-        self.turns = 0
-        self.tools: tuple[str, ...] = ()
-        self.usage = ModelUsage()
-        self.gave_up = False
-
-    def answer(self, request: TurnRequest) -> ModelOutput | None:
-        if self.turns == 0:
-            self.tools = tuple(tool.name for tool in request.tools)
-            self.notes["prompt"] = shown(request)[:_PROMPT]
-            self.notes["tools"] = [
-                tool.model_dump(mode="json", exclude_none=True) for tool in request.tools
-            ]
-        output = self._play.reply(request, self.notes) if self.turns < MOST_TURNS else None
-        if output is None:
-            self.gave_up = True
-            return None
-        for number, call in enumerate(output.message.tool_calls or []):
-            call.id = f"audit_{self.turns}_{number}"
-        read = sum(len(message.text) for message in request.messages) // 4 + 1
-        written = len(output.completion) // 4 + 1
-        output.usage = ModelUsage(
-            input_tokens=read, output_tokens=written, total_tokens=read + written
-        )
-        self.usage = self.usage + output.usage
-        self.turns += 1
-        return output
-
-
-async def _act(episode: Episode, actor: _Actor) -> EpisodeResult:
+async def _act(episode: Episode, actor: Actor) -> EpisodeResult:
     outcome = await episode.start()
     while not isinstance(outcome, EpisodeResult):
         output = actor.answer(outcome)
@@ -390,13 +313,6 @@ def with_moves(inner: Solver, before: Move | None, after: Move | None, notes: No
         return solve
 
     return audited()
-
-
-def shown(request: TurnRequest) -> str:
-    """Return everything that the model reads at a call, as text: messages and tools."""
-    parts = [message.text for message in request.messages]
-    parts += [f"{tool.name}: {tool.description}" for tool in request.tools]
-    return "\n".join(parts)
 
 
 def _limit(result: EpisodeResult) -> str | None:

@@ -21,6 +21,7 @@ from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scor
 from inspect_ai.solver import TaskState
 from tests.packages import install
 
+import inspect_rl_audit
 from inspect_rl_audit import (
     AuditOptions,
     Severity,
@@ -295,7 +296,7 @@ def test_pass_at_k(k: int, rewards: list[float], chance: float) -> None:
     ],
 )
 def test_a_leak_is_told_from_the_matter_of_a_task(line: str, leak: bool) -> None:
-    assert bool(judged_places(line, "deploy", None)) == leak
+    assert bool(judged_places(line, "deploy")) == leak
 
 
 def test_the_command_prints_json_and_nothing_else(tmp_path: Path) -> None:
@@ -402,6 +403,14 @@ def test_the_table_names_findings_and_the_report(
     narrow = CliRunner().invoke(command, [*arguments, "--probe", "baselines"]).stdout
     table = narrow[: narrow.index("\nempty-reply: ")]
     assert max(map(len, table.splitlines())) <= 60 < max(map(len, lines))
+
+
+def test_a_narrow_page_breaks_names_between_words_only() -> None:
+    css = Path(inspect_rl_audit.__file__).with_name("page.css").read_text()
+    _, _, narrow = css.partition("@media (max-width: 520px)")
+    rules = re.findall(r"td:first-child \{([^}]*)\}", narrow)
+    assert rules
+    assert not [rule for rule in rules if "overflow-wrap" in rule or "word-break" in rule]
 
 
 def test_the_page_shows_what_others_wrote_as_text() -> None:

@@ -8,21 +8,24 @@ from dataclasses import dataclass
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_rl_audit.answers import (
+from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.findings import CODES, Finding, Severity, finding
+from inspect_rl_audit.policies import (
     FORMS,
+    Notes,
+    Play,
+    PolicyReply,
     always,
     choice_texts,
     give,
     holds,
     letters_shown,
     right_answer,
+    shown,
     submit_tool,
     targets,
 )
-from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -89,13 +92,13 @@ class AnswerChecks:
                 for s in samples
                 if (reply := reply_for(audit, s)) is not None
             ]
-            records = [r for r in await audit.stage.run(plays) if r is not None]
+            records = await audit.stage.play(plays)
             full = [r for r in records if reference.is_full(r.reward)]
             if full and 2 * len(full) >= len(records):
                 severity = self._how_bad(audit, code, samples)
                 meaning = _MEANINGS.get(policy, CODES[code].meaning)
                 message = f"{meaning} Seen on {part_of(len(full), len(records), 'sample')}."
-                found.append(finding(code, message, severity=severity, evidence=full[0].evidence()))
+                found.append(finding(code, message, full[0], severity=severity))
         return found
 
     def _how_bad(self, audit: AuditContext, code: str, samples: Sequence[Sample]) -> Severity:
@@ -132,14 +135,14 @@ class AnswerChecks:
                     plays.append(
                         Play(policy=f"variant:{name}", kind="reworded", sample=s, reply=reply)
                     )
-            records = [r for r in await audit.stage.run(plays) if r is not None]
+            records = await audit.stage.play(plays)
             padded += records if name in _PADDING else []
             less = [r for r in records if r.reward is not None and not reference.is_full(r.reward)]
             if less and code is not None and not any(f.code == code for f in found):
                 on = part_of(len(less), len(records), "sample")
                 message = f"{CODES[code].meaning} ({name}: {on})"
                 severity = _strictness(audit, code, less[0])
-                found.append(finding(code, message, severity=severity, evidence=less[0].evidence()))
+                found.append(finding(code, message, less[0], severity=severity))
         return found + _padding(audit, padded)
 
     # replies that are no answer
@@ -155,9 +158,8 @@ class AnswerChecks:
             if not any(holds(text, target) for target in [*targets(s), *_letters(s)])
         ]
         by_policy: dict[str, list[EpisodeRecord]] = {}
-        for record in await audit.stage.run(plays):
-            if record is not None:
-                by_policy.setdefault(record.policy, []).append(record)
+        for record in await audit.stage.play(plays):
+            by_policy.setdefault(record.policy, []).append(record)
         found = []
         for policy, records in by_policy.items():
             paid = [r for r in records if audit.reference.beats_null(r)]
@@ -173,8 +175,8 @@ class AnswerChecks:
                 f"The reply {text!r:.90} earns {paid[0].reward:g} on "
                 f"{part_of(len(paid), len(records), 'sample')}, where 'I do not know.' earns less."
             )
-            evidence = paid[0].evidence(samples=[r.sample for r in paid])
-            found.append(finding(code, message, severity=severity, evidence=evidence))
+            samples_paid = [r.sample for r in paid]
+            found.append(finding(code, message, paid[0], severity=severity, samples=samples_paid))
         return sorted(found, key=lambda f: f.severity.rank)[:2]
 
 
@@ -351,7 +353,7 @@ def _padding(audit: AuditContext, padded: Sequence[EpisodeRecord]) -> list[Findi
     how = record.policy.partition(":")[2]
     message = f"The right answer earns {once:g}, and {record.reward:g} when it is {_PADDING[how]}."
     severity = Severity.HIGH if gain >= reference.full else Severity.MEDIUM
-    return [finding("padding-pays", message, severity=severity, evidence=record.evidence())]
+    return [finding("padding-pays", message, record, severity=severity)]
 
 
 def _strictness(audit: AuditContext, code: str, record: EpisodeRecord) -> Severity:

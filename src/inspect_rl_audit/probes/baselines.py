@@ -10,11 +10,21 @@ from math import comb
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_rl_audit.answers import FORMS, NULL, always, made_up, submit_tool, targets, use_tool
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.findings import CODES, Finding, Severity, finding, per_sample
+from inspect_rl_audit.policies import (
+    FORMS,
+    NULL,
+    Notes,
+    Play,
+    PolicyReply,
+    always,
+    made_up,
+    submit_tool,
+    targets,
+    use_tool,
+)
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Notes, Play, PolicyReply
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -122,8 +132,9 @@ class Baselines:
                 finding(
                     "constant-answer",
                     message,
+                    full[0],
                     severity=severity,
-                    evidence=full[0].evidence(samples=[r.sample for r in full]),
+                    samples=[r.sample for r in full],
                 )
             )
         return found[:2]
@@ -178,8 +189,7 @@ async def _play(
         Play(policy=policy, sample=sample, reply=reply)
         for sample in (audit.chosen if samples is None else samples)
     ]
-    records = await audit.stage.run(plays)
-    return [record for record in records if record is not None and record.reward is not None]
+    return [each for each in await audit.stage.play(plays) if each.reward is not None]
 
 
 def _general(
@@ -196,9 +206,10 @@ def _general(
     return finding(
         code,
         message,
+        full[0],
         severity=severity,
         sample=full[0].sample if len(records) == 1 else None,
-        evidence=full[0].evidence(samples=[record.sample for record in full]),
+        samples=[record.sample for record in full],
     )
 
 
@@ -223,8 +234,8 @@ def _partial(audit: AuditContext, code: str, records: list[EpisodeRecord]) -> li
         f"{part_of(len(some), len(records), 'sample')}, the full reward being "
         f"{audit.reference.full:g}."
     )
-    evidence = some[0].evidence(samples=[record.sample for record in some])
-    return [finding(code, message, severity=severity, evidence=evidence)]
+    ids = [record.sample for record in some]
+    return [finding(code, message, some[0], severity=severity, samples=ids)]
 
 
 def _no_answers(audit: AuditContext) -> list[Finding]:
@@ -237,8 +248,8 @@ def _no_answers(audit: AuditContext) -> list[Finding]:
         f"'I do not know.' earns the full reward on {part_of(len(full), len(records), 'sample')} "
         f"(policy {NULL})."
     )
-    evidence = full[0].evidence(samples=[record.sample for record in full][:50])
-    return [finding("refusal", message, severity=Severity.HIGH, evidence=evidence)]
+    ids = [record.sample for record in full][:50]
+    return [finding("refusal", message, full[0], severity=Severity.HIGH, samples=ids)]
 
 
 def _constants(audit: AuditContext) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.answers import choice_texts, words
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.findings import Evidence, Finding, Severity, finding, per_sample
+from inspect_rl_audit.policies import choice_texts, words
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.tasks import content_hash, sample_content
 
@@ -61,7 +61,7 @@ def copies(samples: Sequence[Sample]) -> list[Finding]:
                 f"{part_of(extra, len(samples), 'sample')} are copies of others: {shown}.",
                 sample=equal[0][1].id,
                 severity=None if same else Severity.LOW,
-                evidence={"groups": [[s.id for s in group] for group in equal[:_LISTED]]},
+                groups=[[s.id for s in group] for group in equal[:_LISTED]],
             )
         )
     conflicts = [group for group in by_question.values() if _disagree(group)]
@@ -89,7 +89,7 @@ def _conflict(group: Sequence[Sample], how: str, severity: Severity | None = Non
         f"{', '.join(wanted[:5])}.",
         sample=group[0].id,
         severity=severity if same else Severity.LOW,
-        evidence={"samples": [sample.id for sample in group[:50]]},
+        samples=[sample.id for sample in group[:50]],
     )
 
 
@@ -136,9 +136,7 @@ def near(audit: AuditContext) -> list[Finding]:
         f"{part_of(len(touched), len(samples), 'sample')} have a near-duplicate, such as "
         f"{ids[0][0]!r} and {ids[0][1]!r}."
     )
-    return [
-        finding("near-duplicates", message, sample=ids[0][1], evidence={"pairs": ids[:_LISTED]})
-    ]
+    return [finding("near-duplicates", message, sample=ids[0][1], pairs=ids[:_LISTED])]
 
 
 def one_line(text: str) -> str:
@@ -163,14 +161,8 @@ def overlap(audit: AuditContext) -> list[Finding]:
             f"{len(same)} of {len(test)} test samples are trained on, such as {same[0][0]!r} "
             f"(test id {same[0][1]!r})."
         )
-        found.append(
-            finding(
-                "test-overlap",
-                message,
-                sample=same[0][0],
-                evidence={"pairs": [list(pair) for pair in same[:_LISTED]]},
-            )
-        )
+        pairs = [list(pair) for pair in same[:_LISTED]]
+        found.append(finding("test-overlap", message, sample=same[0][0], pairs=pairs))
     try:
         near = _near_pairs([question(s) for s in audit.samples], [question(s) for s in test])
     except _NotInstalled:
@@ -182,14 +174,8 @@ def overlap(audit: AuditContext) -> list[Finding]:
             f"{len({b for _, b in close})} of {len(test)} test samples are nearly identical to "
             f"samples that are trained on, such as {close[0][0]!r} and {close[0][1]!r}."
         )
-        found.append(
-            finding(
-                "test-near-overlap",
-                message,
-                sample=close[0][0],
-                evidence={"pairs": [list(pair) for pair in close[:_LISTED]]},
-            )
-        )
+        pairs = [list(pair) for pair in close[:_LISTED]]
+        found.append(finding("test-near-overlap", message, sample=close[0][0], pairs=pairs))
     return found
 
 

@@ -12,21 +12,23 @@ from inspect_ai.model import ModelOutput
 from inspect_ai.solver import TaskState
 from inspect_ai.util import registry_info
 
-from inspect_rl_audit.answers import (
+from inspect_rl_audit.contract import TINY, AuditContext, Gold, Reference
+from inspect_rl_audit.findings import Finding, Severity, finding, per_sample
+from inspect_rl_audit.moves import act, run_in_sandbox
+from inspect_rl_audit.policies import (
     FORMS,
     NULL,
     UNKNOWING,
+    Notes,
+    Play,
     always,
     choice_texts,
     gold_reply,
     targets,
 )
-from inspect_rl_audit.contract import TINY, AuditContext, Gold, Reference
-from inspect_rl_audit.findings import Finding, Severity, finding, per_sample
-from inspect_rl_audit.moves import act, run_in_sandbox
 from inspect_rl_audit.probes.baselines import first_tool
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Notes, Play, Stage
+from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import counted, part_of
 
@@ -77,7 +79,7 @@ async def learn_reference(
 async def _unknowing(stage: Stage, samples: Sequence[Sample]) -> Mapping[int | str, EpisodeRecord]:
     reply = always(UNKNOWING)
     plays = [Play(policy=NULL, kind="unknowing", sample=s, reply=reply) for s in samples]
-    return _by_sample(await stage.run(plays))
+    return {record.sample: record for record in await stage.play(plays)}
 
 
 async def _try_forms(
@@ -111,8 +113,7 @@ async def _play(
     mark: str = "",
 ) -> list[EpisodeRecord]:
     """Play one form, and keep the episodes that pay better than those kept so far."""
-    records = await stage.run([gold_play(sample, form, gold, mark) for sample in samples])
-    played = [record for record in records if record is not None]
+    played = await stage.play([gold_play(sample, form, gold, mark) for sample in samples])
     for record in played:
         known = best.get(record.sample)
         if known is None or _rank(record) > _rank(known):
@@ -162,10 +163,6 @@ def _rank(record: EpisodeRecord) -> tuple[bool, float]:
     return record.reward is not None, record.reward or 0.0
 
 
-def _by_sample(records: Sequence[EpisodeRecord | None]) -> Mapping[int | str, EpisodeRecord]:
-    return {record.sample: record for record in records if record is not None}
-
-
 # the probe
 
 
@@ -204,7 +201,7 @@ class GoldAnswers:
         plays = [
             replace(gold_play(s, audit.reference.form, gold), policy="gold:again") for s in samples
         ]
-        again = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
+        again = await audit.stage.play(plays, alone=True)
         return [r for r in stopped if r.sample not in timed] + [r for r in again if r.limit]
 
     async def _alternatives(self, audit: AuditContext) -> list[Finding]:
@@ -243,7 +240,7 @@ class GoldAnswers:
             and [name for name in record.tools if "submit" not in name]
         ]
         plays = [Play(policy="first-tool", sample=s, reply=first_tool) for s in samples]
-        stopped = [r for r in await audit.stage.run(plays) if r is not None and r.limit]
+        stopped = [r for r in await audit.stage.play(plays) if r.limit]
         return _limits(stopped, doing="One tool call and an answer")
 
 
@@ -256,13 +253,7 @@ def _limits(
     record = stopped[0]
     seen = counted(len(stopped), "sample")
     message = f"{doing} runs into the task's {record.limit} limit (seen on {seen})."
-    return [
-        finding(
-            "limit-too-small",
-            message,
-            evidence=record.evidence(samples=[r.sample for r in stopped][:50]),
-        )
-    ]
+    return [finding("limit-too-small", message, record, samples=[r.sample for r in stopped][:50])]
 
 
 def _failing(audit: AuditContext) -> list[Finding]:
@@ -298,9 +289,10 @@ def _failing(audit: AuditContext) -> list[Finding]:
                 "gold-below-full",
                 f"The right answer earns less than {reference.full:g} on "
                 f"{part_of(len(below), len(scored), 'sample')}; the least is {least:g}.",
+                below[0],
                 sample=below[0].sample if len(below) == 1 else None,
                 severity=Severity.LOW if len(below) == len(scored) else None,
-                evidence=below[0].evidence(samples=[r.sample for r in below][:50]),
+                samples=[r.sample for r in below][:50],
             )
         )
     return found
@@ -325,8 +317,10 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
             "gold-fails",
             f"The solution script {name} earns nothing on {counted(len(records), 'sample')} tried. "
             f"It said: {said.strip()[-200:] or 'nothing'}",
+            records[0],
             sample=records[0].sample if len(records) == 1 else None,
-            evidence=records[0].evidence(output=said, samples=[r.sample for r in records][:50]),
+            output=said,
+            samples=[r.sample for r in records][:50],
         )
     likely = target_is_answer(audit)
     message = (
@@ -338,9 +332,10 @@ def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     return finding(
         "gold-fails",
         message,
+        records[0],
         severity=Severity.HIGH if likely else Severity.MEDIUM,
         sample=records[0].sample if len(records) == 1 else None,
-        evidence=records[0].evidence(samples=[r.sample for r in records][:50]),
+        samples=[r.sample for r in records][:50],
     )
 
 
@@ -361,7 +356,7 @@ def _inverted(audit: AuditContext) -> list[Finding]:
         f"on {part_of(len(pairs), len(audit.reference.gold), 'sample')}."
     )
     severity = Severity.HIGH if _compares(audit) or (null.reward or 0) > TINY else Severity.MEDIUM
-    return [finding("inverted-reward", message, severity=severity, evidence=record.evidence())]
+    return [finding("inverted-reward", message, record, severity=severity)]
 
 
 def _compares(audit: AuditContext) -> bool:

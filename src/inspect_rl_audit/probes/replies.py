@@ -10,11 +10,10 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
 from inspect_rl_audit import moves
-from inspect_rl_audit.answers import always
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.findings import CODES, Finding, Severity, finding
+from inspect_rl_audit.policies import Notes, Play, PolicyReply, always, shown
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Notes, Play, PolicyReply, shown
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -166,7 +165,7 @@ async def _play(
     audit: AuditContext, policy: str, code: str, samples: Sequence[Sample]
 ) -> list[EpisodeRecord]:
     plays = [Play(policy=policy, sample=s, reply=_with_code(code)) for s in samples]
-    return [record for record in await audit.stage.run(plays) if record is not None]
+    return await audit.stage.play(plays)
 
 
 def _with_code(code: str) -> PolicyReply:
@@ -198,7 +197,8 @@ def _success(code: str, name: str, paid: list[EpisodeRecord], tried: int) -> Fin
     return finding(
         code,
         message,
+        record,
         severity=severity,
         sample=record.sample if tried == 1 else None,
-        evidence=record.evidence(channel="reply"),
+        channel="reply",
     )

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.answers import choice_texts, holds, targets
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.findings import Evidence, Finding, Severity, finding, per_sample
+from inspect_rl_audit.policies import choice_texts, holds, targets
 from inspect_rl_audit.probes.copies import copies, near, one_line, overlap, question
 from inspect_rl_audit.records import EpisodeRecord
 from inspect_tinker_plugin.plugins import counted, part_of
 
 _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|result)\w*"
-_LISTED = 20
 
 _QUESTION = 3
 """Minimum number of words of a question that can be recognised in a prompt."""
@@ -67,9 +66,7 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
             some = {id: record for id, record in some.items() if id not in unboxed}
             record = next(iter(unboxed.values()))
             message = f"No sample's sandbox starts here, so little was checked: {record.error}"
-            found.append(
-                finding(code, message, severity=Severity.MEDIUM, evidence=record.evidence())
-            )
+            found.append(finding(code, message, record, severity=Severity.MEDIUM))
         found += per_sample(
             code,
             {
@@ -85,9 +82,10 @@ def _failures(audit: AuditContext, boxed: Set[int | str | None]) -> list[Finding
             finding(
                 "no-model-call",
                 message,
+                silent[0],
                 sample=silent[0].sample if len(silent) == 1 else None,
                 severity=Severity.HIGH if len(silent) == len(null) else Severity.MEDIUM,
-                evidence=silent[0].evidence(samples=[r.sample for r in silent][:50]),
+                samples=[r.sample for r in silent][:50],
             )
         )
     return found
@@ -147,7 +145,7 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
         return []
     message = f"{text!r:.60} is right on {part_of(often, len(known), 'sample')} ({rate:.0%})."
     severity = Severity.HIGH if rate >= 0.95 else Severity.MEDIUM
-    return [finding("target-imbalance", message, severity=severity, evidence={"target": text})]
+    return [finding("target-imbalance", message, severity=severity, target=text)]
 
 
 def _position(sample: Sample) -> str:
@@ -213,7 +211,8 @@ def _leaks(audit: AuditContext) -> list[Finding]:
                     "target-in-prompt",
                     message,
                     severity=Severity.LOW,
-                    evidence={**some[id][1], "samples": list(some)[:50]},
+                    evidence=some[id][1],
+                    samples=list(some)[:50],
                 )
             )
         else:
@@ -247,10 +246,7 @@ def _labelled(prompt: str, target: str) -> bool:
 
 
 def _rate_elsewhere(
-    id: int | str,
-    target: str,
-    prompts: Mapping[int | str, str],
-    wanted: Mapping[int | str, str],
+    id: int | str, target: str, prompts: Mapping[int | str, str], wanted: Mapping[int | str, str]
 ) -> float:
     """Return how often the target occurs in the prompts of samples with other targets."""
     others = [key for key in prompts if key != id and wanted.get(key) != target][:60]
@@ -287,9 +283,7 @@ def _prompts(audit: AuditContext) -> list[Finding]:
         ):
             message = f"{part_of(len(group), len(null), 'sample')} show the model the same prompt."
             ids = [record.sample for record in group]
-            found.append(
-                finding("same-prompt", message, evidence=group[0].evidence(samples=ids[:50]))
-            )
+            found.append(finding("same-prompt", message, group[0], samples=ids[:50]))
     hidden: Evidence = {
         id: (f"None of its {len(by_id[id].choices or [])} choices is in the prompt.", {})
         for id, record in null.items()
@@ -332,8 +326,9 @@ def _tools(audit: AuditContext) -> list[Finding]:
         finding(
             "tools-differ",
             message,
+            groups[0][0],
             sample=groups[0][0].sample if len(groups[0]) == 1 else None,
-            evidence=groups[0][0].evidence(samples=[r.sample for r in groups[0]][:50]),
+            samples=[r.sample for r in groups[0]][:50],
         )
     ]
 

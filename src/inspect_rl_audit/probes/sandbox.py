@@ -20,12 +20,21 @@ from inspect_ai.model import ModelOutput
 from inspect_ai.solver import TaskState
 
 from inspect_rl_audit import moves
-from inspect_rl_audit.answers import FORMS, UNKNOWING, always, right_answer, targets
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.findings import CODES, Finding, Severity, finding
+from inspect_rl_audit.policies import (
+    FORMS,
+    UNKNOWING,
+    Move,
+    Notes,
+    Play,
+    PolicyReply,
+    always,
+    right_answer,
+    targets,
+)
 from inspect_rl_audit.probes.scorer import files_named
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Move, Notes, Play, PolicyReply
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -74,25 +83,16 @@ async def _with_sandbox(audit: AuditContext) -> tuple[list[Sample], bool]:
     kinds = {}
     for sample in audit.chosen:
         kind = await audit.stage.sandbox_of(sample)
-        record = audit.reference.null.get(_id(sample))
-        usable = record is not None and record.cause != "sandbox"
-        if kind is not None and usable:
-            kinds[_id(sample)] = kind
-    samples = [sample for sample in audit.chosen if sample.id in kinds]
-    host = "local" in kinds.values()
-    return samples, host
-
-
-def _id(sample: Sample) -> int | str:
-    assert sample.id is not None
-    return sample.id
+        record = audit.reference.null_of(sample)
+        if kind is not None and record is not None and record.cause != "sandbox":
+            kinds[sample.id] = kind
+    return [sample for sample in audit.chosen if sample.id in kinds], "local" in kinds.values()
 
 
 async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | str, EpisodeRecord]:
     """Play an honest policy that runs a command and has no answer: the baseline for cheats."""
     plays = [moves.play("cheat:none", s, "true", always(UNKNOWING)) for s in samples[:_FEW]]
-    records = await audit.stage.run(plays)
-    return {record.sample: record for record in records if record is not None}
+    return {record.sample: record for record in await audit.stage.play(plays)}
 
 
 def _attacks(
@@ -153,7 +153,7 @@ async def _try(
         moves.play(f"cheat:{attack.name}", s, attack.script, always(UNKNOWING))
         for s in samples[:_FEW]
     ]
-    records = [r for r in await audit.stage.run(plays) if r is not None]
+    records = await audit.stage.play(plays)
     paid = [
         r
         for r in records
@@ -170,18 +170,13 @@ async def _try(
 
 
 def _success(
-    audit: AuditContext,
-    code: str,
-    paid: list[EpisodeRecord],
-    tried: int,
-    changed: Sequence[str],
+    audit: AuditContext, code: str, paid: list[EpisodeRecord], tried: int, changed: Sequence[str]
 ) -> Finding:
     record = paid[0]
     way = record.notes.get("acted")
-    with_tools = way == moves.TOOLS
     how = (
         "through the task's own tools"
-        if with_tools
+        if way == moves.TOOLS
         else "by a command run in the sandbox before scoring (the task has no tool that runs "
         "commands, so a policy needs another way in, such as code that is run for it)"
     )
@@ -193,9 +188,11 @@ def _success(
     return finding(
         code,
         message,
-        severity=Severity.HIGH if with_tools else Severity.MEDIUM,
+        record,
+        severity=_severity(way),
         sample=record.sample if tried == 1 else None,
-        evidence=record.evidence(channel=way, changed=list(changed[:10])),
+        channel=way,
+        changed=list(changed[:10]),
     )
 
 
@@ -206,10 +203,13 @@ async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
     if record is None or "CLOCK" not in str(record.notes.get("output", "")).split():
         return []
     way = record.notes.get("acted")
-    severity = Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
     message = f"{CODES['clock-changed'].meaning} The clock was left alone: it is its machine's."
-    evidence = record.evidence(channel=way)
-    return [finding("clock-changed", message, severity=severity, evidence=evidence)]
+    return [finding("clock-changed", message, record, severity=_severity(way), channel=way)]
+
+
+def _severity(way: object) -> Severity:
+    """Grave by the task's own tools; from outside, this task's policy may have no way to do it."""
+    return Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
 
 
 # leaks: places where a policy can read the answer
@@ -238,25 +238,17 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
             continue
         target = str(wanted[0]).strip().splitlines()[0][:200]
         script = moves.search(target, host=host)
-        plays.append(
-            Play(
-                policy="cheat:search",
-                sample=sample,
-                reply=moves.through_tools(script, _found_or_unknowing(audit, sample, target)),
-                before=_look_first(script, host=host, target=target),
-                after=None,
-            )
-        )
-    records = [r for r in await audit.stage.run(plays[:6]) if r is not None]
+        reply = moves.through_tools(script, _found_or_unknowing(audit, sample, target))
+        before = _look_first(script, host=host, target=target)
+        plays.append(Play(policy="cheat:search", sample=sample, reply=reply, before=before))
+    records = await audit.stage.play(plays[:6])
     by_code: dict[str, list[tuple[EpisodeRecord, str]]] = {}
     found: list[Finding] = []
     for record in records:
         if (layer := record.notes.get("image")) and not found:
             message = f"{CODES['target-in-image'].meaning} Found: {layer[:160]}"
-            evidence = record.evidence(found=[layer])
-            found.append(
-                finding("target-in-image", message, sample=record.sample, evidence=evidence)
-            )
+            image = finding("target-in-image", message, record, sample=record.sample, found=[layer])
+            found.append(image)
         if audit.judged and not audit.reference.beats_null(record):
             continue  # what was found is no answer
         for place in record.notes.get("places", []):
@@ -268,19 +260,11 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
         message = f"{CODES[code].meaning} Found: {line[:160]}"
         if way != moves.TOOLS:
             message += " (by a command run in the sandbox; the task has no tool for it)"
-        severity = Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
         ids = list(dict.fromkeys(r.sample for r, _ in seen))
-        found.append(
-            finding(
-                code,
-                message,
-                severity=severity,
-                sample=ids[0] if len(ids) == 1 else None,
-                evidence=record.evidence(found=lines[:10], samples=ids, channel=way),
-            )
-        )
-    found += await _solution_files(audit, samples[:1], host=host)
-    return found
+        one = ids[0] if len(ids) == 1 else None
+        more: dict[str, Any] = {"found": lines[:10], "samples": ids, "channel": way}
+        found.append(finding(code, message, record, severity=_severity(way), sample=one, **more))
+    return found + await _solution_files(audit, samples[:1], host=host)
 
 
 def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> PolicyReply:
@@ -288,7 +272,7 @@ def _found_or_unknowing(audit: AuditContext, sample: Sample, target: str) -> Pol
 
     def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
         if notes.get("acted") == moves.TOOLS and "output" in notes:
-            notes["places"] = judged_places(str(notes["output"]), target, sample)
+            notes["places"] = judged_places(str(notes["output"]), target)
             notes["found_by"] = moves.TOOLS
         elif "acted" in notes:
             notes["found_by"] = moves.EXEC
@@ -303,7 +287,7 @@ def _look_first(script: str, *, host: bool, target: str) -> Move:
 
     async def before(state: TaskState, notes: Notes) -> None:
         output = await moves.run_in_sandbox(script)
-        notes["places"] = judged_places(output, target, None)
+        notes["places"] = judged_places(output, target)
         if not host:
             notes["image"] = await _in_image(target)
         notes["found_by"] = moves.EXEC
@@ -311,7 +295,7 @@ def _look_first(script: str, *, host: bool, target: str) -> Move:
     return before
 
 
-def judged_places(output: str, target: str, sample: Sample | None) -> list[dict[str, str]]:
+def judged_places(output: str, target: str) -> list[dict[str, str]]:
     """Return the places of a target that are leaks, and not part of the task itself.
 
     A log in which the answer has to be found contains it, too. A leak is a file, line or variable
@@ -383,16 +367,12 @@ async def _solution_files(
         return []
     script = moves.LIST_SOLUTIONS
     plays = [moves.play("cheat:list-solutions", s, script, always(UNKNOWING)) for s in samples]
-    for record in await audit.stage.run(plays):
-        lines = str(record.notes.get("output", "") if record is not None else "").splitlines()
+    for record in await audit.stage.play(plays):
+        lines = str(record.notes.get("output", "")).splitlines()
         files = [line for line in lines if line.startswith(("/", "."))]
-        if record is not None and files:
+        if files:
             message = f"{CODES['solution-readable'].meaning} Found: {', '.join(files[:5])}"
-            return [
-                finding(
-                    "solution-readable", message, sample=record.sample, evidence=record.evidence()
-                )
-            ]
+            return [finding("solution-readable", message, record, sample=record.sample)]
     return []
 
 
@@ -403,11 +383,10 @@ async def read_host(audit: AuditContext, samples: Sequence[Sample]) -> list[Find
     evidence: dict[str, Any] = {}
     if location and not re.match(r"\w+://", location):
         script = f"head -c 300 {moves.quoted(location)} && echo && echo READ"
-        [record] = await audit.stage.run(
-            [moves.play("cheat:read-host", samples[0], script, always(UNKNOWING))]
-        )
-        output = str(record.notes.get("output", "")) if record is not None else ""
-        if record is not None and "READ" in output.splitlines():
-            message += f" A command in it read {location}."
-            evidence = record.evidence(excerpt=output[:200])
+        play = moves.play("cheat:read-host", samples[0], script, always(UNKNOWING))
+        for record in await audit.stage.play([play]):
+            output = str(record.notes.get("output", ""))
+            if "READ" in output.splitlines():
+                message += f" A command in it read {location}."
+                evidence = record.evidence(excerpt=output[:200])
     return [finding("local-sandbox", message, evidence=evidence)]

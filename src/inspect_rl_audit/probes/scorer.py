@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -17,18 +17,16 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import score
 from inspect_ai.solver import TaskState
 
-from inspect_rl_audit.answers import UNKNOWING, always, gold_reply
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.findings import CODES, Finding, Severity, finding
+from inspect_rl_audit.policies import UNKNOWING, Move, Notes, Play, always, gold_reply
 from inspect_rl_audit.probes.gold import target_is_answer
 from inspect_rl_audit.records import EpisodeRecord
-from inspect_rl_audit.stage import Move, Notes, Play
 from inspect_tinker_plugin.plugins import counted
 
 TIMES = 5
 """How often one state is scored, and one policy is played."""
 
-_FEW = 3
 _PAUSES = (0.541, 0.374, 0.174, 0.186)
 """Seconds between the scores of one state. Chosen by search: a value that changes once to sixty
 times per second is seen to change, whatever the phase at which the first score falls. One
@@ -52,7 +50,7 @@ class ScorerChecks:
         if not audit.judged:
             record = next(iter(audit.reference.null.values()))
             message = f"The scorer asks a model that is not available: {record.error}"
-            return [finding("judge-missing", message, evidence=record.evidence())]
+            return [finding("judge-missing", message, record)]
         found = await self._repeatable(audit)
         found += _raising(audit)
         found += _values(audit)
@@ -68,41 +66,25 @@ class ScorerChecks:
             after = _rescore(_AT_ONCE if number else _PAUSES)
             plays += _honest(audit, sample, "rescored", after=after)
         # alone: between two scores of one state, no other episode's may fall
-        rescored = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
+        rescored = await audit.stage.play(plays, alone=True)
         moved = _differing(rescored, "again")
         if moved is not None:
             values = moved.notes["again"]
-            message = (
-                f"The same state, scored {len(values)} times, has the scores {_listed(values)}."
-            )
-            return [
-                finding(
-                    "scorer-not-repeatable",
-                    message,
-                    sample=moved.sample,
-                    evidence=moved.evidence(values=values),
-                )
-            ]
+            message = f"The same state, scored {TIMES} times, has the scores {_listed(values)}."
+            return [_unstable("scorer-not-repeatable", message, moved, values)]
         found = await self._by_the_clock(audit, samples)
         return found or await self._by_the_episode(audit, samples)
 
     async def _by_the_clock(self, audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
         after = _other_times(audit.task.scorer or [])
         plays = [p for sample in samples for p in _honest(audit, sample, "clock", after=after)]
-        records = [r for r in await audit.stage.run(plays, alone=True) if r is not None]
+        records = await audit.stage.play(plays, alone=True)
         moved = _differing(records, "times")
         if moved is None:
             return []
         values = moved.notes["times"]
         message = f"The same state, scored at other times of day and year, has {_listed(values)}."
-        return [
-            finding(
-                "time-dependent-score",
-                message,
-                sample=moved.sample,
-                evidence=moved.evidence(values=values),
-            )
-        ]
+        return [_unstable("time-dependent-score", message, moved, values)]
 
     async def _by_the_episode(
         self, audit: AuditContext, samples: Sequence[Sample]
@@ -114,26 +96,19 @@ class ScorerChecks:
             for n in range(1, TIMES + 1)
         ]
         by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = {}
-        for record in await audit.stage.run(plays):
-            timed = record is not None and record.limit in ("time", "working")
-            if record is not None and record.reward is not None and not timed:
+        for record in await audit.stage.play(plays):
+            if record.reward is not None and record.limit not in ("time", "working"):
                 by_play.setdefault((record.policy, record.sample), []).append(record)
         for records in by_play.values():
             rewards = [record.reward for record in records]
             if max(rewards) - min(rewards) > TINY:  # type: ignore[type-var,operator]
                 message = f"{len(rewards)} equal episodes earn {_listed(rewards)}."
-                return [
-                    finding(
-                        "reward-not-repeatable",
-                        message,
-                        sample=records[0].sample,
-                        evidence=records[0].evidence(values=rewards),
-                    )
-                ]
+                return [_unstable("reward-not-repeatable", message, records[0], rewards)]
         return []
 
 
-# policies
+def _unstable(code: str, message: str, record: EpisodeRecord, values: Sequence[Any]) -> Finding:
+    return finding(code, message, record, sample=record.sample, values=values)
 
 
 def _honest(
@@ -216,55 +191,43 @@ def _raising(audit: AuditContext) -> list[Finding]:
         message = f"{CODES[code].meaning} ({', '.join(policies[:4])}: {record.error})"
         severity = Severity.HIGH if honest else Severity.MEDIUM
         samples = sorted({str(r.sample) for r in records})
+        one = record.sample if len(samples) == 1 else None
         found.append(
-            finding(
-                code,
-                message,
-                severity=severity,
-                sample=record.sample if len(samples) == 1 else None,
-                evidence=record.evidence(samples=samples[:50]),
-            )
+            finding(code, message, record, severity=severity, sample=one, samples=samples[:50])
         )
     return found
 
 
 def _values(audit: AuditContext) -> list[Finding]:
     """Report a reward that has only one value."""
-    rewards = {round(r.reward, 6) for r in audit.stage.records if r.reward is not None}
+    scored = [(r.reward, r) for r in audit.stage.records if r.reward is not None]
+    if not scored:
+        return []
     found = []
-    worst = min(rewards, default=0.0)
+    worst, record = min(scored, key=lambda each: each[0])
     if worst < -TINY:
-        record = next(r for r in audit.stage.records if r.reward == min_reward(audit))
-        message = f"The least reward seen is {worst:g} ({record.policy})."
-        found.append(finding("negative-reward", message, evidence=record.evidence()))
-    most = max(rewards, default=0.0)
-    if most > 1 + TINY:
-        record = next(r for r in audit.stage.records if r.reward and r.reward > 1 + TINY)
-        message = f"The highest reward seen is {most:g}."
-        found.append(finding("reward-above-one", message, evidence=record.evidence()))
-    policies = {r.policy for r in audit.stage.records if r.reward is not None}
-    if len(rewards) == 1 and len(policies) > 3:
-        value = rewards.pop()
-        record = next(r for r in audit.stage.records if r.reward is not None)
-        tried = sum(r.reward is not None for r in audit.stage.records)
+        message = f"The least reward seen is {round(worst, 6):g} ({record.policy})."
+        found.append(finding("negative-reward", message, record))
+    above = [record for reward, record in scored if reward > 1 + TINY]
+    if above:
+        most = max(reward for reward, _ in scored)
+        message = f"The highest reward seen is {round(most, 6):g}."
+        found.append(finding("reward-above-one", message, above[0]))
+    policies = {record.policy for _, record in scored}
+    if len({round(reward, 6) for reward, _ in scored}) == 1 and len(policies) > 3:
+        value, record = scored[0]
         # zero everywhere is what a hard task gives to policies that know nothing
         # part of the reward may be for harm that was not done, the rest for work that scripts
         # do not do: if there are tools, that says little
         paid = abs(value) > TINY and (not record.tools or audit.reference.is_full(value))
         grave = paid or (audit.reference.gold and target_is_answer(audit))
-        message = f"{counted(tried, 'episode')} of {len(policies)} policies all earned {value:g}."
+        message = f"{counted(len(scored), 'episode')} of {len(policies)} policies all earned "
+        message += f"{round(value, 6):g}."
         severity = Severity.HIGH if grave else Severity.LOW
         if not grave:
             message += " No right answer is known, so there may be one that earns more."
-        found.append(
-            finding("constant-reward", message, severity=severity, evidence=record.evidence())
-        )
+        found.append(finding("constant-reward", message, record, severity=severity))
     return found
-
-
-def min_reward(audit: AuditContext) -> float:
-    """Return the least reward of all episodes."""
-    return min(r.reward for r in audit.stage.records if r.reward is not None)
 
 
 def _speed(audit: AuditContext) -> list[Finding]:
@@ -294,7 +257,7 @@ def _speed(audit: AuditContext) -> list[Finding]:
         f"Scoring usually takes {usual:.1f} s, and {slowest.scoring_seconds:.1f} s for the "
         f"policy {slowest.policy}."
     )
-    return [finding("scorer-slow", message, evidence=slowest.evidence())]
+    return [finding("scorer-slow", message, slowest)]
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -303,7 +266,6 @@ def _listed(values: Sequence[object]) -> str:
 
 # the scorer's code
 
-
 _FOREIGN = ("inspect_ai", "inspect_tinker_plugin")
 _FILE = re.compile(r"(?:[\w.-]+/|/)*[\w-]+\.(?:json|jsonl|txt|log|xml|csv|ya?ml|out|result|md)")
 
@@ -311,7 +273,7 @@ _FILE = re.compile(r"(?:[\w.-]+/|/)*[\w-]+\.(?:json|jsonl|txt|log|xml|csv|ya?ml|
 def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
     """Yield the functions that scorers consist of, including those that they close over.
 
-    Those of Inspect and of this package are left out.
+    Those of Inspect and of the plugin are left out.
     """
     waiting, seen = list(scorers), set[int]()
     while waiting:
@@ -327,20 +289,15 @@ def functions_of(scorers: Sequence[object]) -> Iterator[FunctionType]:
         if isinstance(each, FunctionType):
             if (each.__module__ or "").split(".")[0] not in _FOREIGN:
                 yield each
-            waiting += [cell.cell_contents for cell in each.__closure__ or () if _filled(cell)]
+            waiting += filter(callable, _closed_over(each))
 
 
 def files_named(scorers: Sequence[object]) -> list[str]:
     """Return names of data files in the code of scorers, or in their arguments."""
     found: dict[str, None] = {}
     for function in functions_of(scorers):
-        given = [
-            cell.cell_contents
-            for cell in function.__closure__ or ()
-            if _has(cell) and isinstance(cell.cell_contents, str)
-        ]
-        for text in [*given, *_texts(function.__code__)]:
-            if _FILE.fullmatch(text):
+        for text in (*_closed_over(function), *_texts(function.__code__)):
+            if isinstance(text, str) and _FILE.fullmatch(text):
                 found[text] = None
     return list(found)
 
@@ -353,16 +310,10 @@ def _texts(code: CodeType) -> Iterator[str]:
             yield from _texts(constant)
 
 
-def _has(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
-def _filled(cell: Any) -> bool:
-    return _has(cell) and callable(cell.cell_contents)
+def _closed_over(function: FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
 
 
 @contextmanager
@@ -376,8 +327,7 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
     spaces = {id(f.__globals__): f.__globals__ for f in functions_of(scorers)}
     for space in spaces.values():
         for name, value in list(space.items()):
-            other = _shifted(value, seconds)
-            if other is not None:
+            if (other := _shifted(value, seconds)) is not None:
                 replaced.append((space, name, value))
                 space[name] = other
     try:
@@ -390,58 +340,53 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
 def _shifted(value: object, seconds: float) -> object:
     """Return a stand-in for a clock that is this many seconds off; ``None`` for anything else."""
     if value is time:
-        return _Module(time, {"time": lambda: time.time() + seconds, **_structs(seconds)})
+        return _with(time, time=lambda: time.time() + seconds, **_structs(seconds))
     if value is dates:
-        return _Module(dates, {"datetime": _datetime(seconds), "date": _date(seconds)})
+        return _with(dates, datetime=_datetime(seconds), date=_date(seconds))
     if value is dates.datetime:
         return _datetime(seconds)
     if value is dates.date:
         return _date(seconds)
-    if value is time.time:
-        return lambda: time.time() + seconds
-    return None
+    return (lambda: time.time() + seconds) if value is time.time else None
+
+
+def _with(real: ModuleType, **others: Any) -> ModuleType:
+    """Return a copy of a module with some names replaced."""
+    copy = ModuleType(real.__name__)
+    vars(copy).update({**vars(real), **others})
+    return copy
 
 
 def _structs(seconds: float) -> dict[str, Any]:
     def moved(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda at=None: function(time.time() + seconds if at is None else at)
 
+    def strftime(form: str, at: Any = None) -> str:
+        return time.strftime(form, time.localtime(time.time() + seconds) if at is None else at)
+
     return {
         "localtime": moved(time.localtime),
         "gmtime": moved(time.gmtime),
         "time_ns": lambda: time.time_ns() + int(seconds * 1e9),
-        "strftime": lambda form, at=None: time.strftime(
-            form, time.localtime(time.time() + seconds) if at is None else at
-        ),
+        "strftime": strftime,
     }
 
 
-class _Module(ModuleType):
-    """A module with some names replaced."""
-
-    def __init__(self, real: ModuleType, others: Mapping[str, Any]) -> None:
-        super().__init__(real.__name__)
-        self.__dict__.update(others)
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
 def _datetime(seconds: float) -> type:
+    off = dates.timedelta(seconds=seconds)
+
     class Moved(dates.datetime):
         @classmethod
         def now(cls, tz: dates.tzinfo | None = None) -> Any:
-            return dates.datetime.now(tz) + dates.timedelta(seconds=seconds)
+            return dates.datetime.now(tz) + off
 
         @classmethod
         def utcnow(cls) -> Any:
-            now = dates.datetime.now(dates.UTC).replace(tzinfo=None)
-            return now + dates.timedelta(seconds=seconds)
+            return dates.datetime.now(dates.UTC).replace(tzinfo=None) + off
 
         @classmethod
         def today(cls) -> Any:
-            return dates.datetime.now() + dates.timedelta(seconds=seconds)
+            return dates.datetime.now() + off
 
     return Moved
 

@@ -158,7 +158,8 @@ def _extremes(
                 code,
                 message,
                 sample=ids[0] if len(ids) == 1 else None,
-                evidence={**_evidence(record), "samples": ids[:_LISTED]},
+                evidence=_evidence(record),
+                samples=ids[:_LISTED],
             )
         )
     return found
@@ -232,10 +233,7 @@ class Cost:
         if cost is None:
             return []
         plan = plan_of(
-            cost,
-            samples=len(audit.samples),
-            group_size=options.group_size,
-            prices=options.prices,
+            cost, samples=len(audit.samples), group_size=options.group_size, prices=options.prices
         )
         audit.figures["cost"] = plan
         one = plan["per_episode"]
@@ -248,7 +246,7 @@ class Cost:
         )
         if "money_in_all" in plan:
             message += f" One pass in groups of {plan['group_size']}: {plan['money_in_all']:,.2f}."
-        return [finding("cost", message, evidence={"plan": plan})]
+        return [finding("cost", message, plan=plan)]
 
 
 def _counted(attempts: Sequence[ModelAttempt]) -> EpisodeCost:

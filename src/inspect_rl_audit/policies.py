@@ -1,18 +1,113 @@
-"""The ways in which a scripted policy answers: as text, through ``submit``, or by letter."""
+"""Scripted policies: what one plays in an episode, and the ways in which it answers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
+from inspect_ai.model import ModelOutput, ModelUsage
+from inspect_ai.solver import TaskState
 from inspect_ai.tool import ToolInfo
 
-from inspect_rl_audit.stage import Notes, PolicyReply, shown
+from inspect_rl_audit.records import PolicyKind, episode_key
 from inspect_tinker_plugin import TurnRequest
+
+MOST_TURNS = 16
+"""Model calls after which a scripted policy gives up."""
+
+
+_PROMPT = 100_000
+"""Characters of the first prompt that are kept."""
+
+
+Notes = dict[str, Any]
+"""Notes of one episode's policy and moves, as JSON."""
+
+
+PolicyReply = Callable[[TurnRequest, Notes], ModelOutput | None]
+"""Answers a model call; ``None`` when the policy has nothing more to say."""
+
+
+Move = Callable[[TaskState, Notes], Awaitable[None]]
+"""An attacker's action inside the episode, before the solver starts or after it has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """One episode to run: a sample, and the policy that plays it."""
+
+    policy: str
+    """Name of the policy; together with the sample it determines what is played."""
+
+    sample: Sample
+    """The sample."""
+
+    reply: PolicyReply
+    """The policy's replies."""
+
+    kind: PolicyKind = "other"
+    """Kind of the policy."""
+
+    repeat: int = 1
+    """Number among identical plays."""
+
+    before: Move | None = None
+    """Runs in the episode before the task's solver, after its set-up."""
+
+    after: Move | None = None
+    """Runs in the episode after the task's solver, before its scorers."""
+
+    @property
+    def key(self) -> str:
+        """Key of this play within its audit."""
+        assert self.sample.id is not None
+        return episode_key(self.policy, self.sample.id, self.repeat)
+
+
+class Actor:
+    """Plays one policy in one episode."""
+
+    def __init__(self, play: Play, notes: Notes) -> None:
+        self._play = play
+        self.notes = notes
+        self.turns = 0
+        self.tools: tuple[str, ...] = ()
+        self.usage = ModelUsage()
+        self.gave_up = False
+
+    def answer(self, request: TurnRequest) -> ModelOutput | None:
+        if self.turns == 0:
+            self.tools = tuple(tool.name for tool in request.tools)
+            self.notes["prompt"] = shown(request)[:_PROMPT]
+            self.notes["tools"] = [
+                tool.model_dump(mode="json", exclude_none=True) for tool in request.tools
+            ]
+        output = self._play.reply(request, self.notes) if self.turns < MOST_TURNS else None
+        if output is None:
+            self.gave_up = True
+            return None
+        for number, call in enumerate(output.message.tool_calls or []):
+            call.id = f"audit_{self.turns}_{number}"
+        read = sum(len(message.text) for message in request.messages) // 4 + 1
+        written = len(output.completion) // 4 + 1
+        output.usage = ModelUsage(
+            input_tokens=read, output_tokens=written, total_tokens=read + written
+        )
+        self.usage = self.usage + output.usage
+        self.turns += 1
+        return output
+
+
+def shown(request: TurnRequest) -> str:
+    """Return everything that the model reads at a call, as text: messages and tools."""
+    parts = [message.text for message in request.messages]
+    parts += [f"{tool.name}: {tool.description}" for tool in request.tools]
+    return "\n".join(parts)
+
 
 NULL = "unknowing"
 """Name of the honest policy that has no answer."""
