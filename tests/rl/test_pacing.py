@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-import pytest
-
-from inspect_tinker_plugin.rl.pacing import AT_ONCE, wait_to_start
+from inspect_tinker_plugin.rl.env import AT_ONCE, wait_to_start
 
 
 async def starts_per_turn(count: int) -> list[int]:
@@ -43,7 +41,6 @@ async def test_one_that_is_cancelled_takes_no_place() -> None:
     assert sum(isinstance(each, asyncio.CancelledError) for each in done) == AT_ONCE
 
 
-@pytest.mark.parametrize("loops", [2])
-def test_each_loop_has_starts_of_its_own(loops: int) -> None:
-    for _ in range(loops):
+def test_each_loop_has_starts_of_its_own() -> None:
+    for _ in range(2):
         assert sum(asyncio.run(starts_per_turn(AT_ONCE + 1))) == AT_ONCE + 1

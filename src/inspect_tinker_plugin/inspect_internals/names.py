@@ -221,7 +221,6 @@ OPTIONAL_NAMES: dict[str, str] = {
     "inspect_ai._control.pause:wait_generate_dispatch": "an operator's pause holds model calls",
     "inspect_ai._sentinel._context:active_sentinel": "whether a monitor watches the model calls",
     "inspect_ai._util.error:exception_message": "error of a model call's event",
-    "inspect_ai._util.hash:mm3_hash": "keys of the long texts in a log",
     "inspect_ai._util.working:sample_clock": "how long a model call took",
     "inspect_ai.hooks._hooks:get_all_hooks": "whether hooks ask for model calls",
     "inspect_ai.hooks._legacy:_send_telemetry": "whether telemetry asks for usage",

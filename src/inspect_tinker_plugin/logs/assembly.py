@@ -5,34 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest.mock import patch
+from typing import Any
 
-import anyio.to_thread
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
     EvalLog,
     EvalSample,
     EvalSpec,
-    write_eval_log,
 )
 
 from inspect_tinker_plugin.inspect_internals.log_files import Header, read_header
-from inspect_tinker_plugin.logs.eval_file import can_write, write_eval_file
-from inspect_tinker_plugin.logs.parts import read_part, write_part
+from inspect_tinker_plugin.logs.parts import StoredSample, read_part, write_log, write_part
 from inspect_tinker_plugin.logs.results import add_rewards, eval_results, eval_stats
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample, figures, note
 from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun
 
 logger = getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def stage(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> bool:
@@ -80,7 +73,7 @@ def assemble(run: LogRun, *, complete_only: bool) -> list[Path]:
 
 
 def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
-    samples: list[EvalSample] = []
+    samples: list[StoredSample] = []
     read = 0
     for path in attempt.parts():
         try:
@@ -96,7 +89,7 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     location = run.log_dir / _file_name(log, attempt)
     temporary = run.temporary()
     try:
-        _write(log, temporary)
+        write_log(log, samples, temporary)
         os.replace(temporary, location)
     finally:
         temporary.unlink(missing_ok=True)
@@ -182,7 +175,7 @@ def _evaluated_at(attempt: Attempt, shared: dict[str, Any], every: int) -> int |
 
 
 def _batch_log(
-    spec: EvalSpec, attempt: Attempt, samples: list[EvalSample], *, groups_read: int
+    spec: EvalSpec, attempt: Attempt, samples: Sequence[EvalSample], *, groups_read: int
 ) -> EvalLog:
     reward = add_rewards(samples)
     stats = eval_stats(samples)
@@ -227,7 +220,6 @@ def _batch_log(
         eval=spec,
         results=results,
         stats=stats,
-        samples=samples,
     )
 
 
@@ -246,7 +238,7 @@ def _task_name(task: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", task.rpartition("/")[2]) or "task"
 
 
-def _number_apart(samples: list[EvalSample]) -> None:
+def _number_apart(samples: Sequence[EvalSample]) -> None:
     """Give rollouts of samples with the same id different numbers."""
     taken: set[tuple[str, int]] = set()
     for sample in samples:
@@ -277,30 +269,3 @@ def _spec(run: LogRun) -> EvalSpec:
             model="rl/policy",
             config=EvalConfig(),
         )
-
-
-def _write(log: EvalLog, path: Path) -> None:
-    if can_write(log):
-        write_eval_file(log, path)
-        return
-    try:
-        write_eval_log(log, path, format="eval")
-    except RuntimeError:
-        if _threads_can_start():
-            raise
-        # The script has ended, and with Python 3.12 nothing can start a thread then. Inspect
-        # writes in one; whoever else would use one now could not run at all.
-        with patch.object(anyio.to_thread, "run_sync", _run_here):
-            write_eval_log(log, path, format="eval")
-
-
-def _threads_can_start() -> bool:
-    try:
-        threading.Thread(target=lambda: None).start()
-    except RuntimeError:
-        return False
-    return True
-
-
-async def _run_here(work: Callable[..., T], *arguments: Any, **_: Any) -> T:
-    return work(*arguments)

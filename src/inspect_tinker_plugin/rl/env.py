@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import tinker
 from inspect_ai.model import ModelOutput
@@ -41,12 +42,24 @@ from inspect_tinker_plugin.rl.ending import (
     end_with_rollout,
 )
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks
-from inspect_tinker_plugin.rl.pacing import wait_to_start
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError
 
 CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""
+
+
+AT_ONCE = 32
+"""Starts per iteration of the event loop, so that many of them leave it time for the rest."""
+
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def wait_to_start() -> None:
+    """Wait until this iteration of the event loop has room for one more start."""
+    loop = asyncio.get_running_loop()
+    async with _places.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
+        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending
-from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.rl.pacing import wait_to_start
+from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.recording import LOST_REPLIES, GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers.state import OutcomeFile
