@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from functools import cache
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import anyio
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ENGINE = "http+docker://"
+"""The SDK's address of an engine on a unix socket."""
 
 _CALL_THREADS = 16
 _START_THREADS = 4
@@ -95,8 +99,12 @@ class Engine:
                 self._clients.add(client)
         return client
 
-    def connect(self, timeout: float) -> APIClient:
+    def connect(self, timeout: float, answered: Callable[[Any], None] | None = None) -> APIClient:
         """Make a client for the caller, who must close it.
+
+        Args:
+            timeout: seconds until the engine must begin to answer.
+            answered: called with each answer that begins.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -105,12 +113,20 @@ class Engine:
 
         try:
             _knock()
-            client = docker.APIClient(
-                version=self._version, timeout=max(1, int(timeout)), **_environment()
+            kind, adapter = _client_types()
+            client = kind(
+                version=self._version,
+                timeout=max(1, int(timeout)),
+                **_environment(),
             )
-            _share_connections(client)
             self._version = client.api_version
-            return client
+            first = client.get_adapter(ENGINE)
+            if hasattr(first, "socket_path"):
+                first.close()  # with the connection that asked for the version
+                client.mount(ENGINE, adapter(f"http+unix://{first.socket_path}", client.timeout))
+            client.answered = answered
+            made: APIClient = client
+            return made
         except (docker.errors.DockerException, OSError) as ex:
             raise SandboxEngineError(
                 f"cannot reach the Docker engine at {engine_address()}: {ex}. Start it, or set "
@@ -216,18 +232,33 @@ def _knock() -> None:
             probe.connect(path)
 
 
-def _share_connections(client: APIClient) -> None:
-    # The SDK's unix adapter keeps idle connections by URL, and nearly every URL names a
-    # container: 25 sockets per client that are never used again.
+@cache
+def _client_types() -> tuple[Any, Any]:
+    """Define a client of the SDK with a place to watch answers, and its connections.
+
+    The SDK is imported late.
+    """
+    import docker
     from docker.transport import UnixHTTPAdapter
 
-    adapter = client.adapters.get("http+docker://")
-    if isinstance(adapter, UnixHTTPAdapter):
-        adapter.pools.clear()  # the connection that asked for the version
-        get_connection = adapter.get_connection
-        adapter.get_connection = lambda url, proxies=None: get_connection(  # type: ignore[method-assign]
-            client.base_url, proxies
-        )
+    class Client(docker.APIClient):
+        answered: Callable[[Any], None] | None = None
+
+        def send(self, request: Any, **options: Any) -> Any:
+            if self.answered is None:
+                return super().send(request, **options)
+            # The SDK gives pulls no time-out at all.
+            answer = super().send(request, **{**options, "timeout": self.timeout})
+            self.answered(answer)
+            return answer
+
+    class Adapter(UnixHTTPAdapter):
+        """Keeps idle connections for the engine, not for each URL, which names a container."""
+
+        def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
+            return super().get_connection(ENGINE, proxies)
+
+    return Client, Adapter
 
 
 def _environment() -> dict[str, Any]:

@@ -208,8 +208,10 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         self._container = container
         self.tape: Tape | None = None
         """Set during a set-up that the episodes of a group share."""
-        # An episode that is simply dropped also releases its container.
-        self._finalizer = weakref.finalize(self, pool.release, container)
+        self._pool = pool
+        # An episode that is simply dropped also releases its container. The garbage collector runs
+        # anywhere, also in a thread that holds a lock of the pools.
+        self._finalizer = weakref.finalize(self, manager.dropped.put, (pool, container))
         self._finalizer.atexit = False  # the manager closes everything at exit
 
     @property
@@ -219,7 +221,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
 
     def release(self) -> None:
         """Give the container back; it is removed in the background. Safe to call again."""
-        self._finalizer()
+        if self._finalizer.detach():
+            self._pool.release(self._container)
 
     @taped
     async def exec(

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from inspect_docker_pool.budget import ImageBudget
 from inspect_docker_pool.config import Build, ContainerConfig
@@ -27,9 +27,6 @@ from inspect_docker_pool.errors import (
 )
 from inspect_docker_pool.lease import Lease
 from inspect_docker_pool.threads import Ticker
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 BEGIN_SECONDS = 300.0
 """Seconds until an engine begins to answer: to a pull, it answers after the registry did."""
@@ -64,21 +61,15 @@ class EngineWork:
         self._responses: list[Any] = []
         self._fault: SandboxError | None = None
         self._ticker = Ticker("docker_pool_progress", _LOOK_SECONDS, self._look)
-        self.client: APIClient = engine.connect(BEGIN_SECONDS)
-        send = self.client.send
+        self.client = engine.connect(BEGIN_SECONDS, answered=self._watch)
 
-        def begin(request: Any, **options: Any) -> Any:
-            # The SDK gives pulls no time-out at all.
-            response = send(request, **{**options, "timeout": BEGIN_SECONDS})
-            self._responses.append(response)
-            file = getattr(getattr(response.raw, "_fp", None), "fp", None)
-            found = getattr(getattr(file, "raw", None), "_sock", None)
-            if isinstance(found, socket.socket):
-                found.settimeout(None)  # from here on it is watched
-                self._socket = found
-            return response
-
-        self.client.send = begin  # type: ignore[method-assign]
+    def _watch(self, response: Any) -> None:
+        self._responses.append(response)
+        file = getattr(getattr(response.raw, "_fp", None), "fp", None)
+        found = getattr(getattr(file, "raw", None), "_sock", None)
+        if isinstance(found, socket.socket):
+            found.settimeout(None)  # from here on it is watched
+            self._socket = found
 
     def events(self, stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the engine's output, and record that there was some."""

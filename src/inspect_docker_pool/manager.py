@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from logging import getLogger
+from queue import SimpleQueue
 
 from inspect_docker_pool.budget import ImageBudget
 from inspect_docker_pool.config import ContainerConfig
@@ -78,6 +79,8 @@ class PoolManager:
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
         self._pools: dict[str, Pool] = {}
         self._uses: dict[ContainerConfig, _Use] = {}
+        self.dropped: SimpleQueue[tuple[Pool, Container]] = SimpleQueue()
+        """Containers whose sandboxes nothing refers to any more; released by the keeper."""
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._tickers: list[Ticker] = []
@@ -368,6 +371,9 @@ class PoolManager:
             )
 
     def _tend(self) -> None:
+        while not self.dropped.empty():
+            pool, container = self.dropped.get()
+            pool.release(container)
         places = MOST_WARM
         for pool in sorted(self.pools(), key=lambda pool: pool.last_used, reverse=True):
             pool.rest(places < pool.wanted_warm and places < MOST_WARM)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tinker_local.checkpoints import SERVER_FOLDER, has_training_checkpoint
-from tinker_local.errors import LocalConfigError, LocalServerError
 from tinker_local.imitation import Imitation, imitate
 from tinker_local.model import (
     TinyModel,
@@ -12,7 +10,14 @@ from tinker_local.model import (
     make_tiny_model,
 )
 from tinker_local.server import LocalServer
-from tinker_local.settings import LocalSettings, missing
+from tinker_local.settings import (
+    SERVER_FOLDER,
+    LocalConfigError,
+    LocalServerError,
+    LocalSettings,
+    has_training_checkpoint,
+    missing,
+)
 
 __all__ = [
     "SERVER_FOLDER",

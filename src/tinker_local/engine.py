@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import typing_extensions
 
-from tinker_local.checkpoints import is_training_checkpoint
+from tinker_local.settings import is_training_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_local.errors import LocalConfigError
 from tinker_local.model import make_once
+from tinker_local.settings import LocalConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tinker_local.checkpoints import FOLDER
-from tinker_local.settings import LocalSettings, check_installation
+from tinker_local.settings import FOLDER, LocalSettings, check_installation
 
 MODULE = "tinker_local.launch"
 LIFELINE = 0

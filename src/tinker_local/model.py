@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tinker_local.errors import LocalConfigError
+from tinker_local.settings import LocalConfigError
 
 MARKER = "tiny_model.json"
 """Name of the file that records the shape of the model."""

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinker_local.checkpoints import checkpoint_file
+from tinker_local.settings import checkpoint_file
 from tinker_local.wire import (
     App,
     HttpAnswer,

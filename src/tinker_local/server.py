@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tinker_local.errors import LocalConfigError, LocalServerError
 from tinker_local.launch import MODULE
 from tinker_local.settings import (
     API_KEY,
+    LocalConfigError,
+    LocalServerError,
     LocalSettings,
     check_installation,
     server_environ,

@@ -1,4 +1,4 @@
-"""The settings of a local server, and the check whether this installation can run one."""
+"""The settings of a local server, its folders and errors, and whether it can run here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from tinker_local.errors import LocalConfigError
 
 SUPPORTED_SKYRL = "0.2.0"
 """The release of SkyRL that `protocol` and `engine` were written against and tested with."""
@@ -20,6 +19,46 @@ INSTALL = "pip install torch && pip install 'inspect-tinker-plugin[local]'"
 
 API_KEY = "tml-local"
 """The server asks for no key, but the SDK insists on one with this prefix."""
+
+
+SERVER_FOLDER = "local-server"
+"""The server's folder, in that of the run that started it."""
+
+FOLDER = "checkpoints"
+"""The checkpoints' folder, in the server's."""
+
+TAIL_LINES = 30
+"""Lines of the server's log in an error."""
+
+
+class LocalServerError(Exception):
+    """The local server did not start, or has stopped by itself.
+
+    Attributes:
+        log: the server's log file, or None if it never wrote one.
+        tail: its last lines.
+    """
+
+    def __init__(self, message: str, *, log: Path | None = None) -> None:
+        self.log = log
+        self.tail = _tail(log)
+        if self.tail:
+            message = f"{message}\n--- the end of {log}:\n{self.tail}"
+        super().__init__(message)
+
+
+class LocalConfigError(LocalServerError, ValueError):
+    """Bad input, or something missing here, that is found before anything starts."""
+
+
+def _tail(log: Path | None) -> str:
+    if log is None or not log.is_file():
+        return ""
+    with open(log, "rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - 16_384))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])
 
 
 def default_compile_cache() -> Path:
@@ -130,3 +169,21 @@ def server_environ(settings: LocalSettings) -> dict[str, str]:
             [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
     return environ
+
+
+def checkpoint_file(checkpoints: Path, model_id: str, name: str, *, sampler: bool) -> Path:
+    """Return where a checkpoint is: a file with weights to sample from, or a folder."""
+    return checkpoints / model_id / ("sampler_weights" if sampler else "") / f"{name}.tar.gz"
+
+
+def is_training_checkpoint(path: Path) -> bool:
+    """Whether a folder holds what a training goes on from."""
+    return path.is_dir() and any(path.glob("checkpoint_*"))
+
+
+def has_training_checkpoint(state_dir: Path, path: str) -> bool:
+    """Whether the server of a folder still has a checkpoint, of path ``tinker://...``."""
+    named = re.fullmatch(r"tinker://([^/]+)/weights/([^/]+)", path)
+    return named is None or is_training_checkpoint(
+        checkpoint_file(state_dir / FOLDER, named[1], named[2], sampler=False)
+    )

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -349,6 +350,24 @@ async def test_a_dropped_sandbox_is_released(open_sandbox: Any, manager: PoolMan
     (pool,) = manager.pools()
     assert pool.state.leased == 1
     del environments
+    await _until(lambda: pool.state.leased == pool.state.removing == 0)
+
+
+async def test_a_sandbox_is_dropped_under_the_pools_own_lock(manager: PoolManager) -> None:
+    """As by a garbage collection in a thread that holds it."""
+    environments: Any = await DockerPoolSandboxEnvironment.sample_init(
+        "test", DockerPoolConfig(image="inspect-rl-test/python:1", warm=0), {}
+    )
+    (pool,) = manager.pools()
+
+    def drop() -> None:
+        with pool._lock:
+            environments.clear()
+
+    dropping = threading.Thread(target=drop, daemon=True)
+    dropping.start()
+    await asyncio.to_thread(dropping.join, 30)
+    assert not dropping.is_alive()
     await _until(lambda: pool.state.leased == pool.state.removing == 0)
 
 

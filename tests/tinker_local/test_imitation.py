@@ -9,8 +9,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from inspect_tinker_plugin.contracts.errors import ConfigError
-from tinker_local import Imitation, imitate
+from tinker_local import Imitation, LocalConfigError, imitate
 
 PROMPT, REPLY = [5, 6, 7], [100, 200, 300, 400]
 SHORT = Imitation(steps=60, batch_size=4)
@@ -48,19 +47,19 @@ def test_a_taught_model_says_what_the_policy_said(tmp_path: Path, tiny_model: Pa
 def test_a_folder_of_another_lesson_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     how = Imitation(steps=1, batch_size=1)
     imitate(tiny_model, tmp_path / "taught", [conversation()], how=how)
-    with pytest.raises(ConfigError, match="a taught model of another kind"):
+    with pytest.raises(LocalConfigError, match="a taught model of another kind"):
         imitate(tiny_model, tmp_path / "taught", [conversation()] * 2, how=how)
-    with pytest.raises(ConfigError, match="is not a taught model"):
+    with pytest.raises(LocalConfigError, match="is not a taught model"):
         imitate(tiny_model, tiny_model, [conversation()], how=how)
 
 
 def test_nothing_to_imitate_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="no trajectories"):
+    with pytest.raises(LocalConfigError, match="no trajectories"):
         imitate(tiny_model, tmp_path / "taught", [])
     assert not (tmp_path / "taught").exists()
 
 
 def test_pictures_are_refused(tmp_path: Path, tiny_model: Path) -> None:
     picture = tinker.types.ImageChunk(data=b"x", format="png", expected_tokens=3)
-    with pytest.raises(ConfigError, match="only text"):
+    with pytest.raises(LocalConfigError, match="only text"):
         imitate(tiny_model, tmp_path / "taught", [conversation(picture)])

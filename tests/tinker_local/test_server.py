@@ -20,8 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.contracts.errors import ConfigError, VersionError
-from tinker_local import LocalServer, LocalServerError, LocalSettings
+from tinker_local import LocalConfigError, LocalServer, LocalServerError, LocalSettings
 
 needs_local = pytest.mark.local
 
@@ -216,7 +215,7 @@ def test_a_broken_model_shows_the_log(tmp_path: Path) -> None:
 
 @needs_local
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
+    with pytest.raises(LocalConfigError, match=r"has no config\.json"):
         LocalServer(tmp_path / "nothing")
 
 
@@ -227,20 +226,20 @@ def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "find_spec",
         lambda name, *args: None if name == "skyrl" else find_spec(name, *args),
     )
-    with pytest.raises(ConfigError, match=r"skyrl.*inspect-tinker-plugin\[local\]"):
+    with pytest.raises(LocalConfigError, match=r"skyrl.*inspect-tinker-plugin\[local\]"):
         LocalServer(tmp_path)
 
 
 @needs_local
 def test_an_untested_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
-    with pytest.raises(VersionError, match=r"written for skyrl 0\.2\.0, and 0\.9\.1 is"):
+    with pytest.raises(LocalConfigError, match=r"written for skyrl 0\.2\.0, and 0\.9\.1 is"):
         LocalServer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["adapters", "max_lora_rank", "sample_batch", "train_batch"])
 def test_sizes_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
+    with pytest.raises(LocalConfigError, match=f"{name} must be at least 1"):
         dataclasses.replace(LocalSettings(), **{name: 0})  # type: ignore[arg-type]
 
 
