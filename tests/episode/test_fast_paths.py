@@ -550,17 +550,12 @@ async def test_an_ended_episode_leaves_the_collector_nothing() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("ends", ["closed", "stopped", "first call"])
+@pytest.mark.parametrize("ends", ["closed", "stopped"])
 async def test_an_episode_that_was_cut_off_leaves_the_collector_nothing(ends: str) -> None:
-    runner = EpisodeRunner(
-        Task(dataset=[Sample(id=1, input="?")], solver=generate()), first_calls=ends == "first call"
-    )
+    runner = EpisodeRunner(Task(dataset=[Sample(id=1, input="?")], solver=generate()))
 
     async def cut() -> None:
         episode = runner.episode(Sample(id=1, input="?"))
-        if ends == "first call":
-            await episode.first_call()
-            return
         await episode.start()
         if ends == "stopped":
             await episode.stop("enough")
@@ -582,7 +577,7 @@ def test_nor_where_a_tool_has_replaced_asyncios_tasks() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert ran.returncode == 0, ran.stdout
-    assert "4 passed" in ran.stdout
+    assert "3 passed" in ran.stdout
 
 
 async def test_descriptions_of_tools_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,11 @@ async def test_an_eval_in_the_same_process_does_not_lift_the_bound(tmp_path: Pat
 
 
 async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
-    places = Places(1)
+    places = Places()
     entered: list[str] = []
 
     async def hold(name: str, gate: asyncio.Event) -> None:
-        async with places.place():
+        async with places.place(1):
             entered.append(name)
             await gate.wait()
 
@@ -114,15 +114,14 @@ async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
 
 
 async def test_a_waiter_of_a_loop_that_is_gone_is_passed_over() -> None:
-    places = Places(1)
+    places = Places()
 
-    async with places.place():
+    async with places.place(1):
         # Not by asyncio.run(): where nest_asyncio is in force, that leaves its loop open.
         gone = asyncio.new_event_loop()
-        turnstile = places._turnstile
-        turnstile._waiting.append(_Waiter(gone.create_future(), lambda inside: inside < 1))
+        places._waiting.append(_Waiter(gone.create_future(), lambda inside: inside < 1))
         gone.close()
-    async with asyncio.timeout(60), places.place():
+    async with asyncio.timeout(60), places.place(1):
         pass
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -19,14 +18,13 @@ from inspect_tinker_plugin.contracts.episodes import (
     EpisodeState,
     Outcome,
     Reply,
-    TurnRequest,
 )
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.cancellation import NOT_BY_THE_EPISODE
-from inspect_tinker_plugin.processes.loops import run_in, settle, wait_for_end
+from inspect_tinker_plugin.processes.loops import run_in, wait_for_end
 
 logger = getLogger(__name__)
 
@@ -101,44 +99,6 @@ class EpisodeMachine:
 
     async def start(self) -> Outcome:
         """Run to the first model call, or to the end when the solver makes no call."""
-        self._begin()
-        return await self._mailbox.next()
-
-    async def first_call(self) -> Outcome:
-        """Run to the first model call, and close the episode there.
-
-        The same as ``start()`` and ``close()``, without a way through the event loop in between.
-        """
-        loop = asyncio.get_running_loop()
-        released = loop.create_future()
-        calls: list[TurnRequest] = []
-        patience: list[asyncio.TimerHandle] = []
-
-        def asked(request: TurnRequest) -> None:
-            if not calls:
-                calls.append(request)
-                patience.append(loop.call_later(self._release_patience, ended))
-                self.shut()
-
-        def ended() -> None:
-            settle(released)
-
-        self._mailbox.on_ask = partial(run_in, loop, asked)
-        self._begin()
-        self.at_end(ended)
-        try:
-            await released
-        finally:
-            self._mailbox.on_ask = None  # which refers to this machine
-            for timer in patience:
-                timer.cancel()
-        if not calls:
-            return await self._mailbox.end()
-        if self._task is not None and not self._task.done():
-            self._report_hanging()
-        return calls[0]
-
-    def _begin(self) -> None:
         self.require_new()
         run = self._make_run()
         self.state = EpisodeState.STARTING
@@ -150,6 +110,7 @@ class EpisodeMachine:
         self._task = task
         _running.add(task)
         task.add_done_callback(self._ended)
+        return await self._mailbox.next()
 
     def require_new(self) -> None:
         """Raise when the episode was started or closed before."""

@@ -43,9 +43,6 @@ class Mailbox:
     A solver may ask from several coroutines at once, and from threads with an event loop of their
     own; only the oldest call is shown to the environment, which may wait in yet another loop. Each
     waiter is woken in its own loop. A call that was cancelled while it waited is skipped.
-
-    Attributes:
-        on_ask: Called with every model call, once it is parked.
     """
 
     def __init__(self) -> None:
@@ -55,7 +52,6 @@ class Mailbox:
         self._open = True
         self._abandoned = False
         self._watchers: list[asyncio.Future[None]] = []
-        self.on_ask: Callable[[TurnRequest], object] | None = None
 
     # the solver's side
 
@@ -66,10 +62,7 @@ class Mailbox:
             PolicyDoneError: The solver has ended.
             CancelledError: Nobody answers any more.
         """
-        answer = await self._park(request)
-        if self.on_ask is not None:
-            self.on_ask(request)
-        return cast(Reply, await answer)
+        return cast(Reply, await (await self._park(request)))
 
     async def turn(self) -> None:
         """Wait until the calls that were parked before have got their answers.
@@ -125,11 +118,6 @@ class Mailbox:
 
     # the environment's side
 
-    @property
-    def outcome(self) -> EpisodeResult | BaseException | None:
-        """How the episode ended, once it has."""
-        return self._outcome
-
     def answer(self, reply: Reply) -> bool:
         """Answer the call that was shown last; return whether somebody still waits for it."""
         with _lock:
@@ -142,14 +130,7 @@ class Mailbox:
         Raises:
             EpisodeClosedError: The episode was closed.
         """
-        while True:
-            with _lock:
-                if self._outcome is not None:
-                    return self._end()
-                if (request := self._show()) is not None:
-                    return request
-                watcher = self._watch()
-            await self._changed(watcher)
+        return await self._wait_for(self._show)
 
     async def end(self) -> EpisodeResult:
         """Wait for the end of the episode, past model calls that nobody will answer.
@@ -157,37 +138,29 @@ class Mailbox:
         Raises:
             EpisodeClosedError: The episode was closed.
         """
+        return cast(EpisodeResult, await self._wait_for(lambda: None))
+
+    async def _wait_for(self, show: Callable[[], TurnRequest | None]) -> Outcome:
         while True:
             with _lock:
-                if self._outcome is not None:
-                    return self._end()
-                watcher = self._watch()
-            await self._changed(watcher)
-
-    def _end(self) -> EpisodeResult:
-        assert self._outcome is not None
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
+                if isinstance(self._outcome, BaseException):
+                    raise self._outcome
+                found = show() if self._outcome is None else self._outcome
+                if found is not None:
+                    return found
+                changed = asyncio.get_running_loop().create_future()
+                self._watchers.append(changed)
+            try:
+                await changed
+            finally:
+                with _lock:
+                    if changed in self._watchers:  # cancelled
+                        self._watchers.remove(changed)
 
     def _notify(self) -> None:
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             settle(watcher)
-
-    def _watch(self) -> asyncio.Future[None]:
-        watcher = asyncio.get_running_loop().create_future()
-        self._watchers.append(watcher)
-        return watcher
-
-    async def _changed(self, watcher: asyncio.Future[None]) -> None:
-        """Wait until something has changed."""
-        try:
-            await watcher
-        finally:
-            with _lock:
-                if watcher in self._watchers:  # cancelled
-                    self._watchers.remove(watcher)
 
     def _show(self) -> TurnRequest | None:
         while self._waiting:

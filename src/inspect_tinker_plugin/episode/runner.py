@@ -38,7 +38,7 @@ class EpisodeRunner:
             ``False`` runs without any, whatever task and samples ask for.
         sandbox_mapping: Applied to the sandbox that the task or a sample asks for.
         keep_log: Keep each episode's events, for ``EpisodeResult.build_log``.
-        first_calls: Only first model calls are wanted (``Episode.first_call()``).
+        first_calls: Only first model calls are wanted; the libraries of providers are not loaded.
     """
 
     def __init__(
@@ -131,20 +131,6 @@ class Episode:
             dropped.atexit = False
             self._machine.at_end(lambda: _forget(dropped))
         return await self._machine.start()
-
-    async def first_call(self) -> Outcome:
-        """Run to the first model call, or to the end when there is none, and close the episode.
-
-        Raises:
-            EpisodeClosedError: It was closed, before or during the call.
-            RuntimeError: It was started before; the running episode is not affected.
-        """
-        if self.prepared.first_calls:
-            return await self._machine.first_call()
-        try:
-            return await self.start()
-        finally:
-            await self.close()
 
     async def reply(self, reply: Reply) -> Outcome:
         """Answer the parked model call; given an exception, raise it inside the solver.

@@ -26,7 +26,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.operations import Operations
-from inspect_tinker_plugin.inspect_internals.turnstile import Admission, Turnstile
+from inspect_tinker_plugin.inspect_internals.turnstile import Turnstile
 from inspect_tinker_plugin.processes.cancellation import (
     GivenUpError,
     bounded,
@@ -170,45 +170,30 @@ class _Surroundings(Awaitable[T]):
                 thrown = error
 
 
-class Places:
-    """Counts the sandboxes of one provider that are alive, for the whole process.
+class Places(Turnstile):
+    """The sandboxes of one provider that are alive, for the whole process and all its datasets.
 
-    There is one count per provider, shared by all datasets. Each caller brings the bound of its
-    dataset and gets a place when fewer than that are alive, first come first served: a
-    training set with eight places and a test set with four have at most eight between them,
-    and an episode of the test set starts when fewer than four are alive.
-
+    Each caller brings the bound of its dataset and gets a place when fewer than that are alive:
+    a training set with eight places and a test set with four have at most eight between them.
     Inspect's ``concurrency()`` is reset whenever an eval starts, which would lift the bound.
-
-    Args:
-        count: The bound for callers that bring none; without it such callers never wait.
     """
-
-    def __init__(self, count: int | None = None) -> None:
-        self._count = count
-        self._turnstile = Turnstile()
 
     @property
     def alive(self) -> int:
         """Places held now."""
-        return self._turnstile.inside
+        return self.inside
 
     @asynccontextmanager
-    async def place(self, bound: int | None = None) -> AsyncIterator[None]:
+    async def place(self, bound: int | None) -> AsyncIterator[None]:
         """Hold a place, among fewer than ``bound`` others if that is given."""
-        bound = self._count if bound is None else bound
         if bound is None:
-            self._turnstile.pass_by()
+            self.pass_by()
         else:
-            await self._turnstile.enter(_fewer_than(bound))
+            await self.enter(lambda alive: alive < bound)
         try:
             yield
         finally:
-            self._turnstile.leave()
-
-
-def _fewer_than(bound: int) -> Admission:
-    return lambda inside: inside < bound
+            self.leave()
 
 
 _places: dict[str, Places] = {}

@@ -408,9 +408,8 @@ class Solving:
                 raise raised_by("a part of the solver", error.exceptions[0]) from error
             finally:
                 cancelled.clear()  # its traceback refers to this list
-                if not record.task.first_calls or not being_cancelled():  # else nobody asks for it
-                    latest = internals.sample_state() or record.state
-                    internals.record_sample_limit_data(len(latest.messages))
+                latest = internals.sample_state() or record.state
+                internals.record_sample_limit_data(len(latest.messages))
             if failed is not None:  # raised where its context, which tells the cause, is kept
                 try:
                     raise failed

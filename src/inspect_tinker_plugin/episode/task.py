@@ -58,7 +58,7 @@ class PreparedTask:
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
         reads_events: Whether an episode has read its own transcript.
-        first_calls: Whether its episodes end at their first model call, on the fast path.
+        first_calls: Whether its episodes end at their first model call, and load no providers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PreparedTask:
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
         self.first_calls = first_calls
-        if not self.first_calls:
+        if not first_calls:
             _load_for_episodes()
         self.reads_events = False
         self.side_models = read_side_models(options.side_models)

@@ -115,7 +115,7 @@ class FirstTurns:
         episode = runner.episode(sample)
         token = _watch.set(watch)
         try:
-            outcome = await episode.first_call()
+            outcome = await episode.start()
         finally:
             _watch.reset(token)
             await episode.close()
