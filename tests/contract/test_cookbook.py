@@ -40,7 +40,6 @@ from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.testing import load_renderer
 from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.datums import in_branch_order
-from inspect_tinker_plugin.tokens.message_keys import Seen
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -160,16 +159,7 @@ class Identified(TokensWithLogprobs):
 def test_a_reply_that_is_cut_at_its_end_is_still_of_its_sequence() -> None:
     prompt = tinker.ModelInput.from_ints([1, 2])
     action = Identified(tokens=[5, 6, 7], maybe_logprobs=[-1.0, -2.0, -3.0], sequence_id="s:1")
-    turn = Turn(
-        offer=(),
-        seen=Seen(),
-        count=0,
-        has_user=True,
-        prompt=prompt,
-        length=2,
-        sampled=(5, 6, 7),
-        kept=2,
-    )
+    turn = Turn(has_user=True, prompt=prompt, length=2, sampled=(5, 6, 7), kept=2)
     given = Transition(ob=prompt, ac=action, reward=0.0, episode_done=True)
     [kept] = in_branch_order([given], [turn])
     assert (kept.ac.tokens, kept.ac.maybe_logprobs) == ([5, 6], [-1.0, -2.0])

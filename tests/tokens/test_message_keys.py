@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from inspect_ai.model import (
     ChatMessage,
     ChatMessageAssistant,
-    ChatMessageSystem,
     ChatMessageTool,
     ChatMessageUser,
-    Content,
-    ContentData,
     ContentImage,
     ContentReasoning,
     ContentText,
@@ -25,57 +19,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema
 
-from inspect_tinker_plugin.tokens.message_keys import Seen, message_key, tools_key
-
-TEXTS = st.sampled_from(["", "a", "b", "a\nb"])
-PARTS: st.SearchStrategy[Content] = st.one_of(
-    st.builds(ContentText, text=TEXTS),
-    st.builds(ContentReasoning, reasoning=TEXTS, redacted=st.booleans(), summary=st.none() | TEXTS),
-    st.builds(ContentImage, image=TEXTS),
-    st.builds(ContentData, data=st.dictionaries(TEXTS, st.integers(0, 1))),
-)
-CONTENT = TEXTS | st.lists(PARTS, max_size=2)
-SCALARS = st.sampled_from([0, 1, True, False, 1.0, -0.0, 0.0, None, "1", "x"])
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2)
-)
-CALLS = st.builds(
-    ToolCall,
-    id=TEXTS,
-    function=TEXTS,
-    arguments=st.dictionaries(TEXTS, VALUES, max_size=3),
-    parse_error=st.none() | TEXTS,
-)
-MESSAGES: st.SearchStrategy[ChatMessage] = st.one_of(
-    st.builds(ChatMessageSystem, content=CONTENT),
-    st.builds(ChatMessageUser, content=CONTENT),
-    st.builds(
-        ChatMessageAssistant, content=CONTENT, tool_calls=st.none() | st.lists(CALLS, max_size=2)
-    ),
-    st.builds(
-        ChatMessageTool,
-        content=CONTENT,
-        tool_call_id=st.none() | TEXTS,
-        function=TEXTS,
-        error=st.none() | st.builds(ToolCallError, type=st.just("unknown"), message=TEXTS),
-    ),
-)
-
-
-@given(st.lists(MESSAGES, max_size=4), st.lists(MESSAGES, max_size=4), st.data())
-def test_a_conversation_begins_with_another_when_their_keys_do(
-    seen: list[ChatMessage], new: list[ChatMessage], data: st.DataObject
-) -> None:
-    # mostly the same messages, as copies; some are others
-    now = [
-        data.draw(st.sampled_from([message, message.model_copy(deep=True), *new[:1]]))
-        for message in seen
-    ]
-    count = data.draw(st.integers(0, len(seen)))
-    same = [message_key(message) for message in now[:count]] == [
-        message_key(message) for message in seen[:count]
-    ]
-    assert Seen(seen).begins([*now, *new], count) == same
+from inspect_tinker_plugin.tokens.message_keys import message_key, tools_key
 
 
 def rich() -> list[ChatMessage]:
@@ -130,16 +74,13 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy], ids=["the same", "copies"])
-def test_every_change_in_place_is_noticed(change: str, copies: Callable[[Any], Any]) -> None:
+def test_every_change_in_place_is_noticed(change: str) -> None:
     messages = rich()
-    seen = Seen(messages)
-    later = copies(messages)
-    assert seen.begins(later, 3)
-    assert seen.begins(later, 4)
-    CHANGES[change](later)
-    assert not seen.begins(later, 4)
-    assert seen.keys == [message_key(message) for message in rich()]
+    seen = list(map(message_key, messages))
+    assert list(map(message_key, copy.deepcopy(messages))) == seen
+    CHANGES[change](messages)
+    assert list(map(message_key, messages)) != seen
+    assert list(map(message_key, rich())) == seen
 
 
 class Titled(ToolParams):
@@ -181,7 +122,6 @@ OFFERS: dict[str, Callable[[list[ToolInfo]], object]] = {
     "a default of one": of_plain(lambda p: setattr(p["text"], "default", 1)),
     "a default of true": of_plain(lambda p: setattr(p["text"], "default", True)),
     "a default of 1.0": of_plain(lambda p: setattr(p["text"], "default", 1.0)),
-    "no number": of_plain(lambda p: setattr(p["text"], "default", math.nan)),
     "no default": of_plain(lambda p: setattr(p["text"], "default", None)),
     "a schema within": of_plain(lambda p: setattr(p["many"].items, "minimum", 1)),
     "an alternative": of_plain(lambda p: p["either"].anyOf.reverse()),  # type: ignore[union-attr]
@@ -201,11 +141,9 @@ def test_offers_of_tools_have_keys_by_what_they_say() -> None:
     assert len(set(keys)) == len(keys)
     for offered, key in zip(offers, keys, strict=True):
         assert tools_key(copy.deepcopy(offered)) == key
-        assert tools_key([tool.model_copy(deep=True) for tool in offered]) == key
 
 
 def test_odd_tools_have_keys_too() -> None:
     odd = tools()
     odd[0].parameters.properties["text"].default = "\ud800"
-    odd[0].parameters.properties["many"].default = JSONSchema(type="string")
     assert tools_key(odd) == tools_key(copy.deepcopy(odd)) != tools_key(tools())

@@ -2,14 +2,15 @@
 
 A solver may run several conversations at once (sub-agents, forks) or go back to an earlier
 turn. Each model call is a turn; a turn whose prompt begins with the prompt and the reply of
-another one is its child. Conversations are kept as a tree of messages (:class:`Place`), in which a
-request is looked up from its newest known reply, so that a turn costs what is new in it.
+another one is its child. Conversations are kept as a tree of messages (:class:`Place`), in which
+every request is followed from its start: nothing reports that a solver changes a message in place,
+and it may pass copies or rebuild messages, so each turn has to look at all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import tinker
@@ -19,14 +20,10 @@ from tinker_cookbook.renderers import Message
 from inspect_tinker_plugin.tokens.message_keys import (
     Dialect,
     MessageKey,
-    Seen,
     ToolsKey,
     message_key,
     spoken_letters,
 )
-
-_MISSES = 3
-"""How many replies of an edited request are tried before it is looked up from its start."""
 
 
 class Place:
@@ -61,13 +58,6 @@ class Reply:
 class Turn:
     """One prompt, and the reply to it once there is one."""
 
-    offer: ToolsKey
-    """Key of the tools offered."""
-
-    seen: Seen
-    """The request's messages, shared by the turns of a conversation: the first ``count``."""
-
-    count: int
     has_user: bool
     """Whether the request has a user message anywhere."""
 
@@ -81,9 +71,6 @@ class Turn:
     """Sampled tokens that the solver saw; later ones are not trained on."""
 
     reply: Reply | None = None
-    behind: Place = field(default_factory=Place)
-    """The place after the reply."""
-
     continued: bool = False
     """Whether a later prompt was made that begins with this prompt and its reply."""
 
@@ -125,64 +112,57 @@ class Turns:
 
     def __init__(self) -> None:
         self._roots: dict[ToolsKey, Place] = {}
+        self._behind: dict[Turn, Place] = {}
+        """The places after the replies of turns."""
+
         self._by_name: dict[str, list[Turn]] = {}
         self._by_wording: dict[str, list[Turn]] = {}
-        self._not_by_wording: list[Turn] = []
 
     def find(
-        self, offer: ToolsKey, messages: Sequence[ChatMessage], dialect: Dialect | None
+        self,
+        offer: ToolsKey,
+        messages: Sequence[ChatMessage],
+        keys: Sequence[MessageKey],
+        dialect: Dialect | None,
     ) -> Match:
-        """Look a request up.
+        """Follow a request as far as it is known; of several paths, take the one to the last reply.
+
+        Of identical turns, take one that nothing continues yet, so that each is used once.
 
         Args:
             offer: key of the tools offered.
             messages: the request's messages.
+            keys: their keys.
             dialect: the API that the request came through; ``None`` if no message was translated.
         """
-        named = self._newest_reply(offer, messages, dialect)
-        if named:
-            best = _follow(named, messages, dialect)
-            # A bridge names replies by their content, so identical replies have the same name.
-            if dialect is None or best.turn is None or not best.turn.continued:
-                return best
-        root = self._roots.setdefault(offer, Place())
-        return _follow([*named, Match(None, 0, root, 0, False)], messages, dialect)
+        best = Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)
+        ways = [best]
+        while ways:
+            match = ways.pop()
+            best = max(best, match, key=_rank)
+            if match.known < len(messages):
+                ways += self._onwards(match, messages[match.known], keys[match.known], dialect)
+        return best
 
-    def forget(self) -> None:
-        """Forget where the turns stand, so that nothing keeps them once nobody needs them.
-
-        Turns know those that they follow, and places the turns behind them: together a cycle.
-        """
-        places = list(self._roots.values())
-        while places:
-            place = places.pop()
-            places += [*place.following.values(), *(turn.behind for turn in place.asked)]
-            place.following, place.asked = {}, []
-        self._roots, self._by_name, self._by_wording = {}, {}, {}
-        self._not_by_wording = []
-
-    def _newest_reply(
-        self, offer: ToolsKey, messages: Sequence[ChatMessage], dialect: Dialect | None
+    def _onwards(
+        self, match: Match, message: ChatMessage, key: MessageKey, dialect: Dialect | None
     ) -> list[Match]:
-        """Find the newest reply that a request names and that all messages before it lead to.
-
-        Several turns may have it: identical requests that got the same reply.
-        """
-        misses = 0
-        for index in range(len(messages) - 1, -1, -1):
-            turns = self._named_in(messages[index])
-            found = [
-                match
-                for turn in turns
-                if turn.offer == offer and turn.count == index and turn.seen.begins(messages, index)
-                for match in _match(turn, messages[index], index + 1, dialect)
-            ]
-            if found:
-                return found
-            misses += bool(turns)
-            if misses == _MISSES:
-                break
-        return []
+        """Return the places that a message leads to, as it is or as the reply of a turn."""
+        place, known = match.place, match.known + 1
+        ways = []
+        if (following := place.following.get(key)) is not None:
+            ways.append(match._replace(place=following, known=known))
+        if message.role != "assistant":
+            return ways
+        found = [
+            (turn, how) for turn in place.asked if (how := recognise(turn, message, key, dialect))
+        ]
+        if len(found) > 1:  # those that it is most like
+            named = [each for each in found if _has_id(each[0], message)]
+            found = named or [each for each in found if each[1] == "exact"] or found
+        for turn, how in found:
+            ways.append(Match(turn, known, self._behind[turn], known, how == "lossy"))
+        return ways
 
     def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
         """Restore the order of replies that a transport has changed.
@@ -216,20 +196,28 @@ class Turns:
         for turn in self._named_in(joined):
             if turn.reply is None or spoken_letters(turn.reply.message):
                 continue
-            place = turn.behind.following.get(message_key(result))
+            place = self._behind[turn].following.get(message_key(result))
             if place is None:
                 continue
             text = joined.model_copy(update={"tool_calls": None, "id": None})
-            if any(recognise(each, text, dialect) for each in place.asked):
+            key = message_key(text)
+            if any(recognise(each, text, key, dialect) for each in place.asked):
                 return text
         return None
 
-    def add(self, turn: Turn, match: Match, messages: Sequence[ChatMessage]) -> None:
+    def add(
+        self,
+        turn: Turn,
+        match: Match,
+        messages: Sequence[ChatMessage],
+        keys: Sequence[MessageKey],
+    ) -> None:
         """Add a turn at the end of its request."""
         place = match.place
-        for key in turn.seen.keys[match.known : turn.count]:
+        for key in keys[match.known :]:
             place = place.following.setdefault(key, Place())
         place.asked.append(turn)
+        self._behind[turn] = Place()
         # a reply that came back under a new id is looked up by that id next time
         if match.turn is not None:
             self._name(match.turn, messages[match.position - 1])
@@ -238,8 +226,8 @@ class Turns:
         """Set the reply of a turn."""
         turn.reply = reply
         self._name(turn, reply.message)
-        if not reply.message.tool_calls:
-            self._not_by_wording.append(turn)
+        if not reply.message.tool_calls and (wording := spoken_letters(reply.message)):
+            self._by_wording.setdefault(wording, []).append(turn)
 
     def _name(self, turn: Turn, reply: ChatMessage) -> None:
         for name in _names(reply):
@@ -260,22 +248,13 @@ class Turns:
                 continue
             candidates = self._named_in(message)
             if not candidates:
-                candidates = [
-                    turn for turn in self._worded_as(message) if is_reply(turn, message, dialect)
-                ]
+                worded = self._by_wording.get(spoken_letters(message), ())
+                candidates = [turn for turn in worded if is_reply(turn, message, dialect)]
             taken = set(map(id, found.values()))
             turn = next((turn for turn in candidates if id(turn) not in taken), None)
             if turn is not None:
                 found[index] = turn
         return found
-
-    def _worded_as(self, message: ChatMessageAssistant) -> Sequence[Turn]:
-        """Return the turns whose reply, without calls, has the words of a message."""
-        for turn in self._not_by_wording:
-            if turn.reply is not None and (wording := spoken_letters(turn.reply.message)):
-                self._by_wording.setdefault(wording, []).append(turn)
-        self._not_by_wording = []
-        return self._by_wording.get(spoken_letters(message), ())
 
     def _named_in(self, message: ChatMessage) -> Sequence[Turn]:
         """Return the turns whose reply has the name that a message has.
@@ -290,12 +269,14 @@ class Turns:
         return ()
 
 
-def recognise(turn: Turn, message: ChatMessage, dialect: Dialect | None) -> str | None:
+def recognise(
+    turn: Turn, message: ChatMessage, key: MessageKey, dialect: Dialect | None
+) -> str | None:
     """Return ``"exact"`` or ``"lossy"`` when a message is the reply of a turn."""
     reply = turn.reply
     if reply is None or not reply.continues or not isinstance(message, ChatMessageAssistant):
         return None
-    if message_key(message) == reply.key:
+    if key == reply.key:
         return "exact"
     if dialect is None or message.id == reply.message.id:
         return None  # nothing was translated, so what differs was changed
@@ -311,54 +292,9 @@ def is_reply(turn: Turn, message: ChatMessageAssistant, dialect: Dialect | None)
     )
 
 
-def _follow(ways: list[Match], messages: Sequence[ChatMessage], dialect: Dialect | None) -> Match:
-    """Follow a request as far as it is known; of several paths, take the one to the last reply.
-
-    Of identical turns, take one that nothing continues yet, so that each is used once.
-    """
-    best = ways[-1]
-    while ways:
-        match = ways.pop()
-        if _rank(match) > _rank(best):
-            best = match
-        if match.known < len(messages):
-            ways += _onwards(match, messages[match.known], dialect)
-    return best
-
-
 def _rank(match: Match) -> tuple[int, bool, int]:
     fresh = match.turn is not None and not match.turn.continued
     return (match.position, fresh, match.known)
-
-
-def _onwards(match: Match, message: ChatMessage, dialect: Dialect | None) -> list[Match]:
-    """Return the places that a message leads to."""
-    ways = []
-    next_known = match.known + 1
-    following = match.place.following
-    if following and (place := following.get(message_key(message))) is not None:
-        ways.append(match._replace(place=place, known=next_known))
-    if message.role == "assistant":
-        ways += _replies(match.place, message, next_known, dialect)
-    return ways
-
-
-def _replies(
-    place: Place, message: ChatMessage, position: int, dialect: Dialect | None
-) -> list[Match]:
-    """Return where a message leads as the reply of a turn; of several, those it is most like."""
-    found = [(turn, how) for turn in place.asked if (how := recognise(turn, message, dialect))]
-    if len(found) > 1:
-        named = [each for each in found if _has_id(each[0], message)]
-        found = named or [each for each in found if each[1] == "exact"] or found
-    return [Match(turn, position, turn.behind, position, how == "lossy") for turn, how in found]
-
-
-def _match(turn: Turn, message: ChatMessage, position: int, dialect: Dialect | None) -> list[Match]:
-    how = recognise(turn, message, dialect)
-    if how is None:
-        return []
-    return [Match(turn, position, turn.behind, position, how == "lossy")]
 
 
 def _has_id(turn: Turn, message: ChatMessage) -> bool:

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -33,7 +32,7 @@ from tinker_cookbook.renderers import Message
 from inspect_tinker_plugin.contracts.episodes import Metrics, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.tokens.continuation import Match, Place, Reply, Turn, Turns, is_reply
+from inspect_tinker_plugin.tokens.continuation import Match, Reply, Turn, Turns, is_reply
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
@@ -43,9 +42,8 @@ from inspect_tinker_plugin.tokens.dataset_renderer import (
 from inspect_tinker_plugin.tokens.datums import TokenCounts
 from inspect_tinker_plugin.tokens.message_keys import (
     DIALECTS,
-    PLAIN_TYPES,
     Dialect,
-    Seen,
+    MessageKey,
     ToolsKey,
     message_key,
     tools_key,
@@ -104,6 +102,7 @@ class _Request(NamedTuple):
     """A request, and its place among the turns."""
 
     messages: list[ChatMessage]
+    keys: list[MessageKey]
     tools: Sequence[ToolInfo]
     effort: float | None
     """The reasoning effort that it asks for, where the renderer takes one."""
@@ -177,14 +176,15 @@ class EpisodeTokens:
         offer = tools_key(tools) if effort is None else (*tools_key(tools), str(effort))
         dialect = None if request.dialect is None else DIALECTS.get(request.dialect)
         messages = self._turns.restored(list(request.messages), dialect)
-        match = self._turns.find(offer, messages, dialect)
-        found = _Request(messages, tools, effort, offer, dialect, match)
+        keys = list(map(message_key, messages))
+        match = self._turns.find(offer, messages, keys, dialect)
+        found = _Request(messages, keys, tools, effort, offer, dialect, match)
         return self._repeated(found) or self._continued(found) or self._fresh(found), found
 
     def _adopt(self, asked: _Asked, request: _Request) -> None:
         """Make a prompt's turn the one that waits for its reply."""
-        self._turns.add(asked.turn, request.match, request.messages)
-        self._count_control_tokens(asked.turn, request.match)
+        self._turns.add(asked.turn, request.match, request.messages, request.keys)
+        self._count_control_tokens(request)
         parent = asked.turn.parent
         if parent is not None and parent.continued:
             # An identical turn, which gave the same reply, may still have no continuation.
@@ -194,10 +194,11 @@ class EpisodeTokens:
             parent.continued = True
         self._asked = asked
 
-    def _count_control_tokens(self, turn: Turn, match: Match) -> None:
+    def _count_control_tokens(self, request: _Request) -> None:
         """Count control tokens that new messages spell, and warn of the first in the dataset."""
-        new = turn.seen.keys[match.known : turn.count]
-        spelled = self._context.control.spelled([*new, *(() if match.known else turn.offer)])
+        known = request.match.known
+        new = [*request.keys[known:], *(() if known else request.offer)]
+        spelled = self._context.control.spelled(new)
         self._ledger.control_in_text += len(spelled)
         if spelled:
             how = "as text" if self._context.control.encoded_as_text else "with a space in it"
@@ -272,7 +273,7 @@ class EpisodeTokens:
         self._turns.answer(
             turn,
             Reply(
-                message=_copied(reply.message),
+                message=reply.message.model_copy(deep=True),
                 key=message_key(reply.message),
                 rendering=reply.rendering,
                 continues=reply.continues,
@@ -338,7 +339,7 @@ class EpisodeTokens:
 
     def forget(self) -> None:
         """Forget what only further prompts would need; :attr:`turns` and :attr:`metrics` stay."""
-        self._turns.forget()
+        self._turns = Turns()
 
     def _repeated(self, request: _Request) -> _Asked | None:
         """Return the prompt of an equal request, if there was one."""
@@ -346,8 +347,7 @@ class EpisodeTokens:
         if match.known < len(request.messages) or not match.place.asked:
             return None
         first = match.place.asked[-1]
-        turn = replace(first, sampled=(), kept=0, reply=None, behind=Place(), continued=False)
-        return _Asked(turn)
+        return _Asked(replace(first, sampled=(), kept=0, reply=None, continued=False))
 
     def _continued(self, request: _Request) -> _Asked | None:
         """Return the prompt that continues an earlier reply, if there can be one."""
@@ -382,10 +382,7 @@ class EpisodeTokens:
     def _fresh(self, request: _Request) -> _Asked:
         """Return the prompt of a conversation that is rendered as a whole."""
         shared = None if self._ledger.answered else self._shared
-        key = (
-            request.offer,
-            tuple(map(message_key, request.messages if shared is not None else ())),
-        )
+        key = (request.offer, tuple(request.keys))
         chunks = None if shared is None else shared.get(key)
         if chunks is None:
             chunks = merged(self._context.build(self._whole(request), request.effort))
@@ -409,26 +406,11 @@ class EpisodeTokens:
         )
 
     def _turn(self, request: _Request, chunks: list[tinker.ModelInputChunk], length: int) -> Turn:
-        """Make a turn, which shares what it has seen with the turn that it follows."""
-        match, messages = request.match, request.messages
-        base = match.turn
-        if base is None:
-            seen = Seen()
-        elif len(base.seen.keys) == base.count:
-            seen = base.seen
-        else:  # its conversation went another way
-            seen = Seen(messages[: base.count])
-        new = messages[len(seen.keys) :]
-        known = None
-        if base is not None and base.reply is not None and not match.lossy:
-            known = base.reply.key if match.position - 1 == len(seen.keys) else None
-        seen.add(new, known)
+        """Make a turn."""
+        base, position = request.match.turn, request.match.position
         return Turn(
-            offer=request.offer,
-            seen=seen,
-            count=len(messages),
             has_user=(base is not None and base.has_user)
-            or any(message.role == "user" for message in new),
+            or any(message.role == "user" for message in request.messages[position:]),
             prompt=tinker.ModelInput.model_construct(chunks=chunks),
             length=length,
         )
@@ -508,19 +490,6 @@ class EpisodeTokens:
             raise RendererError(
                 f"task {self._task!r}, sample {self._sample_id!r}: {error or type(error).__name__}"
             ) from error
-
-
-def _copied(reply: ChatMessageAssistant) -> ChatMessageAssistant:
-    """Copy a parsed reply: only content in parts and calls could be changed in place."""
-    if not isinstance(reply.content, str):
-        return reply.model_copy(deep=True)
-    if not reply.tool_calls:
-        return reply.model_copy()
-    calls = [copy(call) for call in reply.tool_calls]
-    for call in calls:
-        plain = PLAIN_TYPES.issuperset(map(type, call.arguments.values()))
-        call.arguments = dict(call.arguments) if plain else deepcopy(call.arguments)
-    return reply.model_copy(update={"tool_calls": calls})
 
 
 def _offered(request: TurnRequest) -> Sequence[ToolInfo]:

@@ -1,9 +1,9 @@
 """Decides whether two messages are the same: their keys, and what a model API loses on the way.
 
 Keys hold what reaches the tokens, no more. They are compared, never rendered: text is compared to
-the character (no Unicode forms, no white space), arguments as the JSON that a renderer would
-write, so that ``true`` and ``1``, ``1`` and ``1.0``, and two orders of the same names all
-differ. What a model API may write otherwise is up to its dialect.
+the character (no Unicode forms, no white space), arguments by the types and the order of what
+they hold: ``true`` and ``1``, ``1`` and ``1.0``, and two orders of the same names all differ.
+What a model API may write otherwise is up to its dialect.
 
 A program under Inspect's agent bridge keeps its conversation in its API's format and sends
 it back with every call. Message ids do not survive that, and some content does not either. Each
@@ -16,123 +16,74 @@ from __future__ import annotations
 import json
 import marshal
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, repeat
-from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from inspect_ai.model import (
     ChatMessage,
     ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageTool,
-    ChatMessageUser,
     Content,
-    ContentImage,
     ContentReasoning,
     ContentText,
 )
 from inspect_ai.tool import ToolCall, ToolInfo, ToolParams
-from inspect_ai.util import JSONSchema
-
-PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
-"""Types of values that hold nothing else and never change."""
 
 
 class MessageKey(NamedTuple):
     """Everything in a message that determines its tokens. Equal keys mean equal tokens."""
 
     role: str
-    content: str | tuple[tuple[str, str], ...]
-    calls: tuple[tuple[str, str, str, str | None], ...] = ()
+    content: str | tuple[tuple[str, ...], ...]
+    calls: tuple[tuple[str, str, str | bytes, str | None], ...] = ()
     tool: tuple[str | None, str | None] | None = None
 
 
 def message_key(message: ChatMessage) -> MessageKey:
     """Return the key of a message; later changes to the message do not affect it."""
-    if isinstance(message, ChatMessageTool):
-        content = _content_key(message.content)
+    content = _content_key(message.content)
+    if message.role == "tool":
         if message.error is not None:
             content = f"Error: {message.error.message}"
         return MessageKey("tool", content, (), (message.tool_call_id, message.function))
-    content = _content_key(message.content)
-    if isinstance(message, ChatMessageAssistant) and message.tool_calls:
+    if message.role == "assistant" and message.tool_calls:
         return MessageKey("assistant", content, tuple(map(_call_key, message.tool_calls)))
     return MessageKey(message.role, content)
 
 
-ToolsKey = tuple[str | bytes, ...]
-"""The tools offered, each by what a renderer may write of it."""
+ToolsKey = tuple[str, ...]
+"""The tools offered: of each its name, its description and its parameters as JSON."""
 
 
 def tools_key(tools: Sequence[ToolInfo]) -> ToolsKey:
     """Return a key of the tools offered."""
-    return tuple([_simple_tool_key(tool) or _tool_key(tool) for tool in tools])
+    return tuple(
+        text
+        for tool in tools
+        for text in (tool.name, tool.description, _parameters_key(tool.parameters))
+    )
 
 
-def _tool_key(tool: ToolInfo) -> str:
-    named = json.dumps([tool.name, tool.description])
+def _parameters_key(parameters: ToolParams) -> str:
     try:
-        return named + tool.parameters.model_dump_json()
+        return parameters.model_dump_json()
     except ValueError:  # half a surrogate pair, which a program's tools may have
-        return named + json.dumps(tool.parameters.model_dump())
+        return json.dumps(parameters.model_dump())
 
 
-def _simple_tool_key(tool: ToolInfo) -> bytes | None:
-    """Return the key of a tool whose description is plain, in a fifth of the time."""
-    if type(tool) is not ToolInfo or type(tool.parameters) is not ToolParams:
-        return None
+def _call_key(call: ToolCall) -> tuple[str, str, str | bytes, str | None]:
     try:
-        return marshal.dumps(
-            [tool.name, tool.description, _plain(vars(tool.parameters))], _BY_VALUE
-        )
-    except ValueError:
-        return None
+        arguments: str | bytes = marshal.dumps(call.arguments, _BY_VALUE)
+    except ValueError:  # a solver put in something else than JSON
+        arguments = repr(call.arguments)
+    return (call.id, call.function, arguments, call.parse_error)
 
 
-_SCHEMA = [*JSONSchema.model_fields]
+_BY_VALUE = 2
+"""Format of ``marshal`` in which equal bytes are values of equal types, in equal order."""
 
 
-def _plain(value: Any) -> Any:
-    """Return a schema, or a part of one, as lists and dictionaries of plain values.
-
-    Raises:
-        ValueError: It has something else, of which ``marshal`` may see a part only.
-    """
-    kind = type(value)
-    if kind in PLAIN_TYPES:
-        return value
-    if kind is JSONSchema:
-        value, kind = vars(value), dict
-        if [*value] == _SCHEMA:
-            return (_plain([*value.values()]),)
-    if kind is dict:
-        names, values = list(value), list(value.values())
-        if not PLAIN_TYPES.issuperset(map(type, names)):
-            raise ValueError(names)
-        return names, _plain(values)
-    if kind is list:
-        return value if PLAIN_TYPES.issuperset(map(type, value)) else [*map(_plain, value)]
-    raise ValueError(kind)
-
-
-def _call_key(call: ToolCall) -> tuple[str, str, str, str | None]:
-    return (call.id, call.function, arguments_json(call.arguments), call.parse_error)
-
-
-_written = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def arguments_json(arguments: Any) -> str:
-    """Return arguments as a renderer writes them."""
-    try:
-        return _written(arguments)
-    except (TypeError, ValueError):  # a solver put in something that JSON cannot hold
-        return repr(arguments)
-
-
-def _content_key(content: str | Sequence[Content]) -> str | tuple[tuple[str, str], ...]:
+def _content_key(content: str | Sequence[Content]) -> str | tuple[tuple[str, ...], ...]:
     if isinstance(content, str):
         return content
     if all(isinstance(part, ContentText) for part in content):
@@ -140,130 +91,16 @@ def _content_key(content: str | Sequence[Content]) -> str | tuple[tuple[str, str
     return tuple(map(_part_key, content))
 
 
-def _part_key(content: Content) -> tuple[str, str]:
+def _part_key(content: Content) -> tuple[str, ...]:
     if content.type == "text":
         return ("text", content.text)
     if content.type == "image":
         return ("image", content.image)
+    if content.type == "reasoning":
+        hidden = "redacted" if content.redacted else ""
+        texts = (content.reasoning, content.summary or "", content.signature or "")
+        return ("reasoning", hidden, *texts)
     return (content.type, content.model_dump_json(exclude={"internal"}))
-
-
-class Seen:
-    """Snapshot of a conversation's messages, to check quickly that they are unchanged.
-
-    Nothing reports that a solver changes a message in place, and it may pass copies or
-    rebuild messages, so each turn has to look at all of them. This is done column by column, in
-    a few calls into C: texts are compared by identity first, and nothing is rendered or copied.
-    So a turn costs 0.3 us more per message before it (benchmarks/tokens.py has the ratios).
-    Messages that the columns cannot decide are compared by key, and so are the first ones: most
-    snapshots of one-turn episodes are never looked at.
-    """
-
-    __slots__ = ("_columns", "_unusual", "keys")
-
-    def __init__(self, messages: Sequence[ChatMessage] = ()) -> None:
-        self.keys: list[MessageKey] = []
-        self._columns: list[list[Any]] | None = None
-        """``None`` before the first comparison, and when keys alone can decide."""
-        self._unusual = False
-        if messages:
-            self.add(messages)
-
-    def add(self, messages: Sequence[ChatMessage], first: MessageKey | None = None) -> None:
-        """Append messages to the snapshot; the key of the first may be known already."""
-        if first is None:
-            self.keys.extend(map(message_key, messages))
-        else:
-            self.keys += [first, *map(message_key, messages[1:])]
-        if self._columns is None:
-            return
-        more = _columns(messages)
-        if more is None:
-            self._columns, self._unusual = None, True
-            return
-        for column, added in zip(self._columns, more, strict=True):
-            column.extend(added)
-
-    def begins(self, messages: Sequence[ChatMessage], count: int) -> bool:
-        """Return whether the first ``count`` messages equal the first ones of the snapshot."""
-        head = messages[:count]
-        now = _columns(head) if self._columns else None
-        if now is not None and self._columns is not None:
-            columns = zip(self._columns, now, strict=True)
-            if all(before[: len(column)] == column for before, column in columns):
-                return True
-        equal = all(
-            message_key(message) == key for message, key in zip(head, self.keys, strict=False)
-        )
-        if equal and self._columns is None and not self._unusual and count == len(self.keys):
-            self._columns = _columns(head)
-            self._unusual = self._columns is None
-        return equal
-
-
-_reasoning = attrgetter("reasoning", "summary", "redacted", "signature")
-_KINDS = {ChatMessageSystem, ChatMessageUser, ChatMessageAssistant, ChatMessageTool}
-_PARTS = {ContentText, ContentReasoning, ContentImage}
-
-
-def _columns(messages: Sequence[ChatMessage]) -> list[list[Any]] | None:
-    """Return everything that determines the keys of messages, in columns of immutable values.
-
-    Equal columns mean equal keys, but not the reverse: a key accepts several spellings. The
-    columns of the first messages are prefixes of the columns of all. ``None`` for messages that
-    hold something unusual.
-    """
-    try:
-        kinds: list[Any] = list(map(type, messages))
-        contents = list(map(attrgetter("content"), messages))
-        results = list(_those(ChatMessageTool, messages, kinds))
-        calls_of = list(
-            map(attrgetter("tool_calls"), _those(ChatMessageAssistant, messages, kinds))
-        )
-        calls = list(chain.from_iterable(filter(None, calls_of)))
-        arguments = list(map(attrgetter("arguments"), calls))
-        names = list(chain.from_iterable(arguments))
-        parts = [part for content in contents if type(content) is not str for part in content]
-        part_kinds: list[Any] = list(map(type, parts))
-        if not (_KINDS.issuperset(kinds) and _PARTS.issuperset(part_kinds)):
-            return None
-        if not {str}.issuperset(map(type, names)):  # 1 and True compare equal as names
-            return None
-        return [
-            kinds,
-            [content if type(content) is str else len(content) for content in contents],
-            part_kinds,
-            *(_part_columns(parts, part_kinds) if parts else ([], [], [])),
-            list(map(attrgetter("tool_call_id"), results)),
-            list(map(attrgetter("function"), results)),
-            [None if result.error is None else result.error.message for result in results],
-            [len(calls) if calls else 0 for calls in calls_of],
-            list(map(attrgetter("id"), calls)),
-            list(map(attrgetter("function"), calls)),
-            list(map(attrgetter("parse_error"), calls)),
-            list(map(len, arguments)),
-            names,
-            [
-                value if type(value) is str else marshal.dumps(value, _BY_VALUE)
-                for value in chain.from_iterable(map(dict.values, arguments))
-            ],
-        ]
-    except (AttributeError, TypeError, ValueError):  # a solver put in an invalid value
-        return None
-
-
-def _part_columns(parts: Sequence[Content], kinds: Sequence[type]) -> Iterator[list[Any]]:
-    yield list(map(attrgetter("text"), _those(ContentText, parts, kinds)))
-    yield list(map(attrgetter("image"), _those(ContentImage, parts, kinds)))
-    yield list(map(_reasoning, _those(ContentReasoning, parts, kinds)))
-
-
-_BY_VALUE = 2
-"""Format of ``marshal`` in which equal bytes are values of equal types, in equal order."""
-
-
-def _those(kind: type, things: Iterable[Any], kinds: Iterable[type]) -> Iterator[Any]:
-    return compress(things, map(is_, kinds, repeat(kind)))
 
 
 NO_CONTENT = "(no content)"

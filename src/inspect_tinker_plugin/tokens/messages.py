@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -30,7 +31,6 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
-from inspect_tinker_plugin.tokens.message_keys import arguments_json
 
 Write = Callable[[str], str]
 """Returns a text as a renderer gets it: half surrogate pairs and control tokens may be changed."""
@@ -147,7 +147,11 @@ def call_name(call: ToolCall, call_ids: Mapping[str, str], write: Write = spelt_
 
 def _tool_call(call: ToolCall, call_ids: Mapping[str, str], write: Write) -> RendererToolCall:
     """Return a tool call with its arguments as JSON."""
-    named, arguments = call_name(call, call_ids, write), write(arguments_json(call.arguments))
+    try:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+    except (TypeError, ValueError):  # a solver put in something that JSON cannot hold
+        arguments = repr(call.arguments)
+    named, arguments = call_name(call, call_ids, write), write(arguments)
     return RendererToolCall(
         id=named.id, function=RendererToolCall.FunctionBody(name=named.name, arguments=arguments)
     )
