@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -333,25 +331,3 @@ def test_a_sandbox_reaches_both_sides(tasks: Path) -> None:
     assert unknown.exit_code != 0
     assert "dokcer" in unknown.output
     assert len(unknown.output.splitlines()) == 1
-
-
-def test_a_solver_that_blocks_the_loop_does_not_hold_the_command(tmp_path: Path) -> None:
-    file = tmp_path / "blocking.py"
-    file.write_text(
-        "import time\nfrom inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
-        "from inspect_ai.solver import solver\n"
-        "@solver\ndef blocks():\n    async def solve(state, generate):\n"
-        "        while True: time.sleep(0.1)\n    return solve\n"
-        "@task\ndef blocking():\n    return Task(dataset=[Sample(input='a')], solver=blocks())\n"
-    )
-    program = (
-        "import sys\nfrom inspect_tinker_plugin.cli import check as module\n"
-        "stream = module.stream_from_thread\n"
-        "module.stream_from_thread = lambda work, patience: stream(work, patience=3)\n"
-        f"module.check(['{file}@blocking', '--limit', '1'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 1
-    assert "blocks the event loop" in done.stderr

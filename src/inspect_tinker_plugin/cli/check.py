@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -23,7 +20,6 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
-from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
@@ -80,26 +76,19 @@ def check(**choices: Any) -> None:
     they differ, or a run shows nothing because both sides failed, the script ran out, the solver
     did not end or the policy would be the grader; 2 wrong usage.
     """
-    runs = agreed = 0
+    runs: list[Run] = []
     interrupted = False
     try:
-        # Two runs per report, each with its clean-up; a thread that does not answer after that
-        # is given up, together with its solver.
         with quiet_stdout() as results:
-            for run in stream_from_thread(
-                lambda: _check(choices), patience=2 * choices["timeout"] + 60
-            ):
-                runs += 1
-                agreed += run.report.agrees
-                for line in _lines(run, as_json=choices["as_json"]):
-                    click.echo(line, file=results)
+            asyncio.run(_print_runs(choices, runs, results))
     except KeyboardInterrupt:
         interrupted = True
+    agreed = sum(run.report.agrees for run in runs)
     if not choices["as_json"]:
-        click.echo(f"{counted(runs, 'run')}, {agreed} agree")
+        click.echo(f"{counted(len(runs), 'run')}, {agreed} agree")
     if interrupted:
         sys.exit(EXIT_INTERRUPTED)
-    if agreed < runs:
+    if agreed < len(runs):
         sys.exit(EXIT_ERROR)
 
 
@@ -111,6 +100,14 @@ class Run:
     sample_id: int | str | None
     side: str
     report: ParityReport
+
+
+async def _print_runs(choices: dict[str, Any], runs: list[Run], results: TextIO) -> None:
+    """Print each run as soon as it has ended, and add it to ``runs``."""
+    async for run in _check(choices):
+        runs.append(run)
+        for line in _lines(run, as_json=choices["as_json"]):
+            click.echo(line, file=results)
 
 
 async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
@@ -179,6 +176,8 @@ def _lines(run: Run, *, as_json: bool) -> Iterator[str]:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
+    from inspect_tinker_plugin.testing.traces import ABSENT
+
     report = run.report
     return {
         "task": run.task,
@@ -190,81 +189,10 @@ def _as_json(run: Run) -> dict[str, Any]:
         "both_failed": report.both_failed,
         "missing_grader": report.missing_grader,
         "faults": list(report.faults),
-        "differences": [_difference(asdict(each)) for each in report.differences],
+        # ABSENT is a value that one side does not have; null is a value
+        "differences": [
+            {name: value for name, value in asdict(each).items() if value is not ABSENT}
+            for each in report.differences
+        ],
         "uncalled_tools": report.uncalled_tools,
     }
-
-
-def _difference(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a value that one side does not have; null is a value."""
-    from inspect_tinker_plugin.testing.traces import ABSENT
-
-    return {name: value for name, value in fields.items() if value is not ABSENT}
-
-
-T = TypeVar("T")
-
-_CLEAN_UP = 30.0
-"""Seconds for the clean-up of the work when the command is interrupted."""
-
-
-class StuckWorkError(InspectRLError):
-    """The work did not answer in time, and cannot be stopped: it blocks, or refuses to end."""
-
-
-def stream_from_thread(work: Callable[[], AsyncIterator[T]], *, patience: float) -> Iterator[T]:
-    """Yield the items of an async iterator, from an event loop in a daemon thread.
-
-    An interrupt (Ctrl-C) cancels the work and waits for its clean-up.
-
-    Args:
-        work: makes the iterator; called in the thread.
-        patience: seconds to wait for one item.
-
-    Raises:
-        StuckWorkError: no item came in time; the thread is left behind.
-    """
-    items: queue.Queue[tuple[str, object]] = queue.Queue()
-    loop = asyncio.new_event_loop()
-    tasks: list[asyncio.Task[None]] = []
-
-    async def forward() -> None:
-        async for item in work():
-            items.put(("item", item))
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            task = loop.create_task(forward())
-            tasks.append(task)
-            loop.run_until_complete(task)
-            items.put(("end", None))
-        except BaseException as error:
-            items.put(("error", error))
-        else:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    thread = threading.Thread(
-        target=copy_context().run, args=(run,), name="supervised", daemon=True
-    )
-    thread.start()
-    try:
-        while True:
-            try:
-                kind, item = items.get(timeout=patience)
-            except queue.Empty:
-                raise StuckWorkError(
-                    f"nothing happened for {patience:g} seconds: the solver blocks the event loop"
-                ) from None
-            if kind == "end":
-                return
-            if kind == "error":
-                assert isinstance(item, BaseException)
-                raise item
-            yield item  # type: ignore[misc]  # what forward() put there
-    except KeyboardInterrupt:
-        for task in tasks:
-            loop.call_soon_threadsafe(task.cancel)
-        thread.join(_CLEAN_UP)
-        raise
