@@ -122,7 +122,7 @@ def test_the_loop_of_ones_own_runs_and_prints_what_the_page_says(workspace: Path
 
 
 def test_the_scripts_on_the_page_are_scripts(tmp_path: Path) -> None:
-    from inspect_tinker_plugin.cli.policies import read_script
+    from inspect_tinker_plugin.testing.replies import read_script
 
     lengths = {}
     for title, text in titled("rollouts.md").items():

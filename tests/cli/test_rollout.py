@@ -15,12 +15,12 @@ from tests.rl.policies import encode, renderer
 from tests.rl.tasks import arithmetic
 
 from inspect_tinker_plugin.cli.group_rollout import report_rollout
-from inspect_tinker_plugin.cli.policies import read_script
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing import tokenizer_path
+from inspect_tinker_plugin.testing.replies import read_script
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"
 LOG_SEARCH = f"{FOLDER / 'log_search.py'}@log_search"

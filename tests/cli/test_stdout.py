@@ -81,7 +81,6 @@ def quiet():
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("{command} >&-", 0),
         ("{command} | true; exit ${{PIPESTATUS[0]}}", 1),
         ("PYTHONIOENCODING=ascii {command} > shown", 0),
         ("PYTHONIOENCODING=ascii:surrogateescape {command} > shown", 0),

@@ -22,9 +22,7 @@ from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
 
 from inspect_rl_audit import AuditOptions, resolve_probes, run_audit
-from inspect_tinker_plugin.cli.main import plugin_commands, rl
-from inspect_tinker_plugin.cli.plugins import as_text
-from inspect_tinker_plugin.cli.plugins import plugins as list_plugins
+from inspect_tinker_plugin.cli.main import describe_plugins, plugin_commands, plugins_command, rl
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
@@ -261,7 +259,7 @@ async def test_a_broken_plugin_is_kept_with_its_error_and_harms_nothing_else(
     with pytest.raises(PluginError, match=error):
         raise PluginError(broken.error)
     assert "broken_rewards.py" in broken.error, "the file that is to blame"
-    assert "BROKEN" in as_text(plugins)
+    assert "BROKEN" in describe_plugins(plugins)
     for expression in ("mean", "brevity"):
         resolved = resolve_reward(expression, plugins=plugins)
         assert (await resolved(finished({"match": 1}))).value == 1
@@ -317,7 +315,7 @@ def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:
     with pytest.raises(RewardError, match=r"by one-rewards 1\.0 and by two-rewards 2\.0"):
         resolve_reward("sparkle", plugins=plugins)
     resolve_reward("mean", plugins=plugins)
-    assert "one-rewards 1.0 and by two-rewards 2.0" in as_text(plugins)
+    assert "one-rewards 1.0 and by two-rewards 2.0" in describe_plugins(plugins)
 
 
 def test_a_hook_that_exits_ends_no_command(site: Path) -> None:
@@ -492,14 +490,14 @@ def untouched(result: EpisodeResult) -> bool:
 
 
 def test_plugins_are_listed_on_the_command_line() -> None:
-    shown = CliRunner().invoke(list_plugins, [])
+    shown = CliRunner().invoke(plugins_command, [])
     assert shown.exit_code == 0
     assert "acme_rewards (acme-rewards 0.1.0)" in shown.output
     assert "brevity" in shown.output
 
 
 def test_plugins_are_listed_as_json() -> None:
-    shown = CliRunner().invoke(list_plugins, ["--json"])
+    shown = CliRunner().invoke(plugins_command, ["--json"])
     data = json.loads(shown.output)
     assert {each["name"] for each in data["plugins"]} >= {"builtin", "acme_rewards", "acme_tools"}
     [tools] = [each for each in data["plugins"] if each["name"] == "acme_tools"]

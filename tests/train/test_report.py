@@ -22,11 +22,11 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from inspect_tinker_plugin.cli.policies import answer_with, scripted_policy
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
-from inspect_tinker_plugin.testing import tokenizer_path
+from inspect_tinker_plugin.testing import ScriptedPolicy, tokenizer_path
+from inspect_tinker_plugin.testing.replies import answer_with
 from inspect_tinker_plugin.train.charts import Line, draw_columns, draw_lines, quantile
 from inspect_tinker_plugin.train.history import (
     RolloutFigures,
@@ -60,7 +60,7 @@ def roll_out(make: Callable[..., Any], tasks: Any, folder: Path, **options: Any)
     """Roll two batches out, as the cookbook's loop does."""
     renderer = get_renderer("qwen3_instruct", get_tokenizer(str(tokenizer_path())))
     dataset = make(tasks, renderer, log_dir=folder, **options)
-    policy = scripted_policy(renderer, answer_with("four"), max_tokens=64)
+    policy: Any = ScriptedPolicy(renderer, answer_with("four"), max_tokens=64)
 
     async def roll() -> None:
         for batch in range(2):

@@ -137,10 +137,9 @@ def as_text(costs: list[SideCost]) -> str:
 
 async def _bench(choices: dict[str, Any], costs: list[SideCost]) -> None:
     """Measure one side after the other; each result is in ``costs`` immediately."""
-    from inspect_tinker_plugin.cli.policies import read_script
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.tasks.samples import select_samples
-    from inspect_tinker_plugin.testing.replies import default_script
+    from inspect_tinker_plugin.testing.replies import default_script, read_script
 
     chosen = dataset_choices("bench", choices)
     if chosen["sample_id"] is None and chosen["limit"] is None:
@@ -177,8 +176,7 @@ class _Plan:
 
 
 async def _episodes(plan: _Plan) -> SideCost:
-    from inspect_tinker_plugin.cli.group_rollout import roll_groups
-    from inspect_tinker_plugin.cli.policies import scripted_policy
+    from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
     from inspect_tinker_plugin.processes.memory import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.testing import load_renderer
@@ -186,12 +184,7 @@ async def _episodes(plan: _Plan) -> SideCost:
     renderer = load_renderer()
 
     def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
-        def request() -> TurnRequest:
-            assert env.request is not None
-            return env.request
-
-        script = plan.scripts[sample.id]
-        return scripted_policy(renderer, script, max_tokens=1_000_000, request=request)
+        return scripted_policy(env, renderer, plan.scripts[sample.id], max_tokens=1_000_000)
 
     dataset = build_dataset(
         plan.resolved.ref or plan.resolved.task,

@@ -147,7 +147,7 @@ def _script(path: Path | None, sample: Sample, position: int) -> Script:
         from inspect_tinker_plugin.testing.replies import default_script
 
         return default_script(sample)
-    from inspect_tinker_plugin.cli.policies import read_script
+    from inspect_tinker_plugin.testing.replies import read_script
 
     episodes = read_script(path)
     return episodes[position % len(episodes)]

@@ -79,20 +79,20 @@ def print_to(console: Console, what: RenderableType) -> None:
 
 
 def show_group(
-    reports: Sequence[RolloutReport], *, width: int = WIDTH, told: int = 0
+    reports: Sequence[RolloutReport], *, width: int = WIDTH, shown: int = 0
 ) -> RenderableType:
     """Compare the rollouts of one group, one per line, and say why any of them failed.
 
     Args:
         reports: The rollouts.
         width: Available columns; a list replaces a table that does not fit.
-        told: Number of rollouts that were shown before, with their errors.
+        shown: Number of rollouts that were shown before, with their errors.
     """
     table = _group_table(reports)
     fits = Console(width=1_000).measure(table).maximum <= width
     failures = [
         _plain(f"rollout {report.number} failed: {report.error}").append("\n")
-        for report in reports[told:]
+        for report in reports[shown:]
         if report.error
     ]
     return Padding(Group(table if fits else _group_list(reports), *failures), (1, 0, 0, 0))

@@ -1,11 +1,12 @@
-"""``inspect rl export``: write a task's prompts and answers as a dataset."""
+"""``inspect rl export`` and ``rescore``: write datasets, and logs with new rewards."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,8 +32,8 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import declared_options
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport
     from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
+    from inspect_tinker_plugin.logs.rescoring import Rescored
 
 _OF_LOGS: list[Any] = [
     click.option(
@@ -234,65 +235,59 @@ def _export_task(output: Path, choices: dict[str, Any]) -> int:
     from inspect_tinker_plugin.processes.memory import freeze_memory_once
 
     resolved = load_task(choices)
-    options = _options(choices)
+    options = _task_export(choices)
     freeze_memory_once()
-    try:
-        with progress_bar(resolved.task.display_name) as show:
-            report = asyncio.run(
-                export_task(
-                    resolved,
-                    output,
-                    options,
-                    on_progress=lambda now: show(now.done, now.total, now.failed),
-                )
-            )
-    except KeyboardInterrupt:
-        _interrupted()
-    _tell(report, resolved.task.name, options.format)
+    with _shown_export(resolved.task.display_name) as on_progress:
+        report = asyncio.run(export_task(resolved, output, options, on_progress=on_progress))
+    _name_failures(report)
+    earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
+    click.echo(
+        f"Wrote {counted(report.written, 'sample')} of {resolved.task.name} to {report.path}: "
+        f"{_files(report, options.format)}{earlier}{_missing(report)}."
+    )
+    click.echo(f'Read them with datasets.load_dataset("{report.path}", split="train").')
     return len(report.failures)
 
 
 def _export_logs(sources: Sequence[str], output: Path, choices: dict[str, Any]) -> int:
-    from inspect_tinker_plugin.export.from_logs import export_logs
+    from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
+    from inspect_tinker_plugin.export.logged import Choice
 
-    options = _options_of_logs(choices)
-    try:
-        with progress_bar(f"logs as {options.choice.form}") as show:
-            report = asyncio.run(
-                export_logs(
-                    sources,
-                    output,
-                    options,
-                    on_progress=lambda now: show(now.done, now.total, now.failed),
-                )
-            )
-    except KeyboardInterrupt:
-        _interrupted()
-    _tell_of_logs(report, options.format)
+    of_export = ("layout", "format", "split", "split_seed", "overwrite")
+    options = LogExportOptions(
+        choice=Choice(**{name: choices[name] for name in Choice.__dataclass_fields__}),
+        **{name: choices[name] for name in of_export},
+    )
+    with _shown_export(f"logs as {options.choice.form}") as on_progress:
+        report = asyncio.run(export_logs(sources, output, options, on_progress=on_progress))
+    _name_failures(report)
+    rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
+    click.echo(
+        f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: "
+        f"{_files(report, options.format)}{_missing(report)}."
+    )
+    if report.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items())
+        click.echo(f"Left out: {reasons}.")
     return len(report.failures)
 
 
-def _interrupted() -> NoReturn:
+@contextmanager
+def _shown_export(what: str) -> Iterator[Callable[[Any], None]]:
+    """Draw the progress of an export, and exit when it is interrupted."""
+    try:
+        with progress_bar(what) as show:
+            yield lambda now: show(now.done, now.total, now.failed)
+    except KeyboardInterrupt:
+        _exit_interrupted()
+
+
+def _exit_interrupted() -> NoReturn:
     click.echo("Interrupted; run the same command again to continue.", err=True)
     sys.exit(EXIT_INTERRUPTED)
 
 
-def _options_of_logs(choices: dict[str, Any]) -> LogExportOptions:
-    from inspect_tinker_plugin.export.from_logs import LogExportOptions
-    from inspect_tinker_plugin.export.logged import Choice
-
-    of_choice = {name: choices[name] for name in Choice.__dataclass_fields__}
-    return LogExportOptions(
-        choice=Choice(**of_choice),
-        layout=choices["layout"],
-        format=choices["format"],
-        split=choices["split"],
-        split_seed=choices["split_seed"],
-        overwrite=choices["overwrite"],
-    )
-
-
-def _options(choices: dict[str, Any]) -> ExportOptions:
+def _task_export(choices: dict[str, Any]) -> ExportOptions:
     from inspect_tinker_plugin.export.pipeline import ExportOptions
     from inspect_tinker_plugin.options import DatasetOptions
 
@@ -312,29 +307,79 @@ def _options(choices: dict[str, Any]) -> ExportOptions:
     )
 
 
-def _tell(report: ExportReport, task: str, format: str) -> None:
-    _name_failures(report)
-    count = counted(report.written, "sample")
-    files = counted(len(report.files), f"{format} file")
-    earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
-    missing = f"; {len(report.failures):,} could not be exported" if report.failures else ""
-    click.echo(f"Wrote {count} of {task} to {report.path}: {files}{earlier}{missing}.")
-    click.echo(f'Read them with datasets.load_dataset("{report.path}", split="train").')
+def _files(report: ExportReport, format: str) -> str:
+    return counted(len(report.files), f"{format} file")
 
 
-def _tell_of_logs(report: LogExportReport, format: str) -> None:
-    _name_failures(report)
-    rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
-    files = counted(len(report.files), f"{format} file")
-    missing = f"; {len(report.failures):,} could not be exported" if report.failures else ""
-    click.echo(
-        f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: {files}{missing}."
-    )
-    if report.left_out:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items())
-        click.echo(f"Left out: {reasons}.")
+def _missing(report: ExportReport) -> str:
+    return f"; {len(report.failures):,} could not be exported" if report.failures else ""
 
 
 def _name_failures(report: ExportReport) -> None:
     lines = [f"sample {failure.id}: {failure.reason}" for failure in report.failures]
     name_failures(lines, f"in {report.path / 'export.json'}")
+
+
+@click.command("rescore")
+@click.argument("logs", metavar="LOGS...", nargs=-1, required=True)
+@output_option("Folder of the new logs; created if missing.")
+@click.option("--reward", metavar="EXPR", help="Reward expression (default: each log's own).")
+@click.option(
+    "--group-reward", metavar="EXPR", help="Group reward expression (default: each log's own)."
+)
+@click.option("--no-group-reward", is_flag=True, help="Use no group reward.")
+@click.option(
+    "--failed", is_flag=True, help="Compute only rewards that could not be computed before."
+)
+@click.option(
+    "--model-role",
+    "roles",
+    multiple=True,
+    metavar="ROLE=MODEL",
+    help="Judge of scorers that are run again (default: the log's own).",
+)
+@click.option(
+    "--overwrite", is_flag=True, help="Replace logs of the same names that the folder holds."
+)
+@reported
+def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
+    """Compute the rewards of logged rollouts again, into new logs.
+
+    LOGS are .eval logs of `inspect rl rollout` and `inspect rl train`, and folders of them; they
+    are not changed. Rewards are computed of the logged scores, group rewards over the groups as
+    logged. Scorers are run again only for rollouts whose logged scores are not enough: a scorer or
+    its judge had failed, or gave no number. A reward that fails again is an error of its sample
+    and never a number.
+
+    Interrupted, the same command continues. Exit codes: 0 all rewards computed, 1 nothing
+    written, 2 wrong usage, 3 some rewards could not be computed (they are listed).
+    """
+    from inspect_tinker_plugin.logs.rescoring import Rescoring, rescore
+    from inspect_tinker_plugin.rewards.logged import find_logs
+
+    if choices["group_reward"] is not None and choices["no_group_reward"]:
+        raise click.UsageError("--group-reward and --no-group-reward exclude each other.")
+    how = Rescoring(roles=parse_args(choices.pop("roles")), **choices)
+    try:
+        with progress_bar("rewards") as show:
+            done = asyncio.run(rescore(find_logs(logs), how, on_progress=show))
+    except KeyboardInterrupt:
+        _exit_interrupted()
+    _report_rescored(done, how.output)
+    if done.failures:
+        sys.exit(EXIT_PARTIAL)
+
+
+def _report_rescored(done: Rescored, output: Path) -> None:
+    lines = [
+        f"{failed.log}, sample {failed.id}, epoch {failed.epoch}: {failed.reason}"
+        for failed in done.failures
+    ]
+    name_failures(lines, "as errors of their samples in the new logs")
+    earlier = f" ({done.earlier:,} of them by an earlier run)" if done.earlier else ""
+    again = f", scorers of {counted(done.scored, 'rollout')} run again" if done.scored else ""
+    missing = f"; {len(done.failures):,} failed" if done.failures else ""
+    click.echo(
+        f"Wrote {counted(len(done.logs), 'log')} to {output}{earlier}: "
+        f"{counted(done.computed, 'reward')} computed{again}{missing}."
+    )

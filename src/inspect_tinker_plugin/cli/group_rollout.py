@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from inspect_ai.model import ChatMessage
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
+    from inspect_ai.model import ChatMessage
     from tinker_cookbook.completers import TokenCompleter
+    from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.rl.types import Trajectory
 
+    from inspect_tinker_plugin.contracts.episodes import TurnRequest
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-
-STOP = "stop/"
+    from inspect_tinker_plugin.testing import Script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,15 @@ class RolloutReport:
 
 
 def report_rollout(
-    env: InspectEnv, number: int, *, task: str, sample_id: int | str | None
+    env: InspectEnv,
+    number: int,
+    *,
+    task: str,
+    sample_id: int | str | None,
+    result: Trajectory | Exception | None = None,
+    group_reward: float = 0.0,
 ) -> RolloutReport:
-    """Describe how an env's episode ended, before the group's rewards are known."""
+    """Describe how an env's episode ended, with the cookbook's view of it."""
     report = RolloutReport(
         task=task,
         sample_id=sample_id,
@@ -87,48 +93,47 @@ def report_rollout(
         input_tokens=sum(turn.length for turn in env.turns),
         output_tokens=sum(len(turn.sampled) for turn in env.turns),
     )
-    if env.ending is None:
+    if (ending := env.ending) is not None:
+        ended = ending.result
+        report = replace(
+            report,
+            messages=list(ended.state.messages),
+            scores={
+                name: each.score.model_dump(include={"value", "answer", "explanation"})
+                for name, each in ended.scores.items()
+            },
+            turns=ended.turns,
+            input_tokens=ended.usage.input_tokens,
+            output_tokens=ended.usage.output_tokens,
+            error=str(ending.error) if ending.error is not None else None,
+        )
+    if result is None:
         return report
-    result = env.ending.result
+    if isinstance(result, Exception):
+        return replace(report, error=report.error or f"{type(result).__name__}: {result}")
+    metrics: dict[str, float | int] = {}
+    for transition in result.transitions:
+        for name, value in transition.metrics.items():
+            metrics[name] = metrics.get(name, 0) + value
+    stops = [name.removeprefix("stop/") for name in metrics if name.startswith("stop/")]
+    stop = result.stop_reason or (stops[-1] if stops else None)
     return replace(
         report,
-        messages=list(result.state.messages),
-        scores={name: _score(score.score) for name, score in result.scores.items()},
-        turns=result.turns,
-        input_tokens=result.usage.input_tokens,
-        output_tokens=result.usage.output_tokens,
-        error=str(env.ending.error) if env.ending.error is not None else None,
+        reward=sum(transition.reward for transition in result.transitions) + group_reward,
+        metrics=metrics,
+        stop=stop and str(stop),
     )
 
 
-def with_trajectory(
-    report: RolloutReport, trajectory: Trajectory, group_reward: float
-) -> RolloutReport:
-    """Add the cookbook's view of a rollout: its total reward, metrics and stop reason."""
-    metrics: dict[str, float | int] = {}
-    for transition in trajectory.transitions:
-        for name, value in transition.metrics.items():
-            metrics[name] = metrics.get(name, 0) + value
-    reward = sum(transition.reward for transition in trajectory.transitions) + group_reward
-    stops = [name.removeprefix(STOP) for name in metrics if name.startswith(STOP)]
-    stop = trajectory.stop_reason or (stops[-1] if stops else None)
-    return replace(report, reward=reward, metrics=metrics, stop=stop and str(stop))
-
-
-def with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:
+def _with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:
     """Subtract the mean reward of the group, as group-relative training does."""
     rewards = [report.reward for report in reports if report.reward is not None]
-    if not rewards:
-        return list(reports)
-    mean = sum(rewards) / len(rewards)
     return [
-        report if report.reward is None else replace(report, advantage=report.reward - mean)
+        report
+        if report.reward is None
+        else replace(report, advantage=report.reward - sum(rewards) / len(rewards))
         for report in reports
     ]
-
-
-def _score(score: Any) -> dict[str, Any]:
-    return {"value": score.value, "answer": score.answer, "explanation": score.explanation}
 
 
 PolicyFor = Callable[["InspectEnv", "Sample", int], "TokenCompleter"]
@@ -182,18 +187,19 @@ async def _roll_group(
         )
         group_rewards = dict(zip(finished, (reward for reward, _ in rewards), strict=True))
     finally:
-        reports = []
-        for i, result in sorted(results.items()):
-            report = report_rollout(
-                envs[i], i + 1, task=builder.handle.name, sample_id=builder.sample.id
+        reports = [
+            report_rollout(
+                envs[i],
+                i + 1,
+                task=builder.handle.name,
+                sample_id=builder.sample.id,
+                result=result,
+                group_reward=group_rewards.get(i, 0.0),
             )
-            if isinstance(result, Exception):
-                why = report.error or f"{type(result).__name__}: {result}"
-                reports.append(replace(report, error=why))
-            else:
-                reports.append(with_trajectory(report, result, group_rewards.get(i, 0.0)))
+            for i, result in sorted(results.items())
+        ]
         if reports:
-            groups.append(with_advantages(reports))
+            groups.append(_with_advantages(reports))
         await builder.cleanup()
 
 
@@ -213,3 +219,18 @@ async def _roll(
         # The boundary of one rollout: its failure is reported beside the others.
         results[position] = error
     done(isinstance(results[position], Exception))
+
+
+def scripted_policy(
+    env: InspectEnv, renderer: Renderer, script: Script, *, max_tokens: int
+) -> TokenCompleter:
+    """Make the policy that follows a script in one env's episode."""
+    from inspect_tinker_plugin.testing import ScriptedPolicy
+
+    def request() -> TurnRequest:
+        assert env.request is not None
+        return env.request
+
+    # Only called, its class is never checked: a subclass would import the cookbook there.
+    policy = ScriptedPolicy(renderer, script, request=request, max_tokens=max_tokens)
+    return cast("TokenCompleter", policy)

@@ -1,15 +1,26 @@
-"""The command group ``inspect rl``, also installed as ``inspect-rl``."""
+"""The command group ``inspect rl``, also installed as ``inspect-rl``; lists plugins."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    quiet_stdout,
+    reported,
+)
 from inspect_tinker_plugin.contracts.wording import suggestion
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.plugins.manager import Plugin, Plugins
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": (
@@ -25,11 +36,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write the prompts and answers of TASK, or the conversations of LOGS, as a dataset.",
     ),
     "plugins": (
-        "inspect_tinker_plugin.cli.plugins:plugins",
+        "inspect_tinker_plugin.cli.main:plugins_command",
         "List installed plugins with the hooks that they implement and the names that they give.",
     ),
     "rescore": (
-        "inspect_tinker_plugin.cli.rescore:rescore_command",
+        "inspect_tinker_plugin.cli.export:rescore_command",
         "Compute the rewards of logged rollouts again, into new logs.",
     ),
     "rollout": (
@@ -66,8 +77,6 @@ class LateGroup(click.Group):
         except VersionError as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
-            from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED
-
             click.echo("Interrupted.", err=True)
             sys.exit(EXIT_INTERRUPTED)
         assert isinstance(command, click.Command)
@@ -111,6 +120,65 @@ def _broken_plugins() -> str:
 
     catalogue = default_plugins().catalogue(COMMANDS_HOOK)
     return "".join(f"; {clash}" for clash in catalogue.clashes.values()) + catalogue.broken
+
+
+@click.command("plugins")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@reported
+def plugins_command(as_json: bool) -> None:
+    """List installed plugins with the hooks that they implement and the names that they give.
+
+    A plugin that cannot be loaded is listed with its error and the line that is to blame.
+    Exit codes: 0 all plugins work, 3 some are broken or claim the same name.
+    """
+    from inspect_tinker_plugin.plugins.manager import default_plugins
+
+    with quiet_stdout():
+        installed = default_plugins()
+    clashes = find_clashes(installed)
+    if as_json:
+        about = [asdict(plugin) for plugin in installed.plugins]
+        click.echo(json.dumps({"plugins": about, "clashes": clashes}, indent=2))
+    else:
+        click.echo(describe_plugins(installed))
+    if clashes or any(plugin.error is not None for plugin in installed.plugins):
+        sys.exit(EXIT_PARTIAL)
+
+
+def find_clashes(installed: Plugins) -> dict[str, dict[str, str]]:
+    """Return, by hook, the names that several plugins give, each with an explanation."""
+    from inspect_tinker_plugin.plugins.manager import NAMING_HOOKS
+
+    found = {hook: dict(installed.catalogue(hook).clashes) for hook in NAMING_HOOKS}
+    return {hook: clashes for hook, clashes in found.items() if clashes}
+
+
+def describe_plugins(installed: Plugins) -> str:
+    """Describe plugins for a reader, one paragraph each."""
+    clashes = [
+        f"clash in {_short(hook)}: {explanation}"
+        for hook, found in find_clashes(installed).items()
+        for explanation in found.values()
+    ]
+    return "\n\n".join([*map(_describe_plugin, installed.plugins), *clashes])
+
+
+def _describe_plugin(plugin: Plugin) -> str:
+    from inspect_tinker_plugin.plugins.manager import NAMING_HOOKS
+
+    head = f"{plugin.name} ({plugin.label})"
+    if plugin.error is not None:
+        return f"{head}  BROKEN\n  {plugin.error}"
+    lines = [
+        f"  {_short(hook):<20} {', '.join(names)}".rstrip()
+        for hook, names in plugin.hooks.items()
+        if names or hook not in NAMING_HOOKS
+    ]
+    return "\n".join([head, *lines])
+
+
+def _short(hook: str) -> str:
+    return hook.removeprefix("inspect_rl_").replace("_", " ")
 
 
 @click.group(cls=LateGroup)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -19,10 +18,7 @@ OUR_PACKAGES = ("inspect_docker_pool", "inspect_rl_audit", "inspect_tinker_plugi
 """Packages whose errors are raised on purpose."""
 
 EXIT_ERROR = 1
-"""Nothing useful was produced."""
-
-EXIT_USAGE = 2
-"""The command line is wrong (set by click)."""
+"""Nothing useful was produced; 2, wrong usage, is click's."""
 
 EXIT_PARTIAL = 3
 """There is a result, but some samples are missing from it."""
@@ -50,7 +46,8 @@ def reported(command: Command) -> Command:
     )
     @functools.wraps(command)
     def wrapper(*args: Any, traceback: bool, **kwargs: Any) -> Any:
-        _make_stdout_usable()
+        if isinstance(sys.stdout, TextIOWrapper):  # no error for what its encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
         with _signals_exit():
             try:
                 return command(*args, **kwargs)
@@ -59,9 +56,10 @@ def reported(command: Command) -> Command:
             except KeyboardInterrupt:
                 click.echo("Interrupted.", err=True)
                 sys.exit(EXIT_INTERRUPTED)
+            except BrokenPipeError:
+                raise  # click ends a command quietly whose reader has gone (`| head`)
             except Exception as error:
-                # Click ends a command quietly whose reader has gone (`| head`).
-                if traceback or (isinstance(error, BrokenPipeError) and _nobody_reads()):
+                if traceback:
                     raise
                 raise click.ClickException(_line(error)) from error
 
@@ -78,28 +76,6 @@ def _signals_exit() -> Iterator[None]:
             if end.code == EXIT_INTERRUPTED and stopped.by is not None:
                 sys.exit(128 + stopped.by)
             raise
-
-
-def _make_stdout_usable() -> None:
-    """Take the place of a closed stdout (``>&-``), and write what its encoding lacks as escapes."""
-    if sys.stdout is None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        if null != 1:  # another file has taken its number
-            raise click.ClickException("stdout is closed")
-        sys.stdout = os.fdopen(1, "w")
-    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in _STRICT:
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-_STRICT = ("strict", "surrogateescape")
-"""How a stream writes that raises at what its encoding lacks; the second under the C locale."""
-
-
-def _nobody_reads() -> bool:
-    """Whether stdout is a pipe whose other end is closed."""
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _line(error: Exception) -> str:
@@ -174,7 +150,9 @@ def quiet_stdout() -> Iterator[TextIO]:
     before = sys.stdout
     before.flush()
     kept = os.dup(1)
-    results = before if _stands_for_another(before) else _stream_to(kept, before)
+    results = before
+    if _is_descriptor_1(before):
+        results = os.fdopen(kept, "w", 1, before.encoding, before.errors, closefd=False)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
@@ -185,15 +163,9 @@ def quiet_stdout() -> Iterator[TextIO]:
         os.close(kept)
 
 
-def _stands_for_another(stream: TextIO) -> bool:
-    """Whether a stream does not write to this process's stdout (in a notebook or a test)."""
+def _is_descriptor_1(stream: TextIO) -> bool:
+    """Whether a stream writes to this process's stdout; in a notebook or a test it does not."""
     try:
-        return stream.fileno() != 1
+        return stream.fileno() == 1
     except (OSError, ValueError):
-        return True
-
-
-def _stream_to(descriptor: int, like: TextIO) -> TextIO:
-    return os.fdopen(
-        descriptor, "w", buffering=1, encoding=like.encoding, errors=like.errors, closefd=False
-    )
+        return False

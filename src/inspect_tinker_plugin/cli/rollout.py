@@ -22,7 +22,6 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
-    ShowProgress,
     progress_bar,
     quiet_stdout,
     reported,
@@ -32,14 +31,13 @@ from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
-    from rich.console import Console
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
 
     from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
-    from inspect_tinker_plugin.contracts.episodes import TurnRequest
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
+    from inspect_tinker_plugin.testing import Script
     from tinker_local import LocalServer
 
 DEFAULT_RENDERER = "qwen3_instruct"
@@ -99,7 +97,6 @@ def rollout(**choices: Any) -> None:
 
 
 def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | None) -> None:
-    from inspect_tinker_plugin.cli.display import table_console
     from inspect_tinker_plugin.cli.group_rollout import roll_groups
 
     policy_for = _policies(choices, renderer)
@@ -107,24 +104,30 @@ def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | 
         dataset = _dataset(choices, renderer)
         batches = range(len(dataset))
         builders = [builder for batch in batches for builder in dataset.get_batch(batch)]
+    wanted = len(builders) * dataset.options.group_size
     groups: list[list[RolloutReport]] = []
+    ended: list[bool] = []
     interrupted = False
     try:
         with quiet_stdout(), progress_bar("rollouts") as show:
-            counts = _Counts(len(builders) * dataset.options.group_size, show)
-            rolling = roll_groups(builders, policy_for, counts.done, groups)
+
+            def count(failed: bool) -> None:
+                ended.append(failed)
+                show(len(ended), wanted, sum(ended))
+
+            show(0, wanted)
+            rolling = roll_groups(builders, policy_for, count, groups)
             asyncio.run(rolling if server is None else server.during(rolling))
     except KeyboardInterrupt:
         interrupted = True
     finally:
         unwritten = _finish_logs(dataset.options.log_dir)
-    _show(groups, choices, table_console())
+    _show(groups, choices)
     if unwritten is not None:
         raise unwritten
     total = sum(len(group) for group in groups)
     if interrupted:
-        wanted = counted(len(builders) * dataset.options.group_size, "rollout")
-        click.echo(f"Interrupted after {total} of {wanted}.", err=True)
+        click.echo(f"Interrupted after {total} of {counted(wanted, 'rollout')}.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     failed = sum(report.reward is None for group in groups for report in group)
     if failed:
@@ -141,21 +144,6 @@ def _local_server(choices: dict[str, Any]) -> Iterator[LocalServer]:
     state = choices["local"] / SERVER_FOLDER
     with LocalServer(choices["tokenizer"], state_dir=state) as server, server.exported():
         yield server
-
-
-class _Counts:
-    """Counts the finished rollouts, for the progress bar."""
-
-    def __init__(self, total: int, show: ShowProgress) -> None:
-        self._total = total
-        self._show = show
-        self._done = self._failed = 0
-        show(0, total)
-
-    def done(self, failed: bool) -> None:
-        self._done += 1
-        self._failed += failed
-        self._show(self._done, self._total, self._failed)
 
 
 def _check(choices: dict[str, Any]) -> None:
@@ -211,7 +199,8 @@ def _renderer(choices: dict[str, Any]) -> Renderer:
 
 
 def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
-    from inspect_tinker_plugin.cli import policies
+    from inspect_tinker_plugin.cli.group_rollout import scripted_policy
+    from inspect_tinker_plugin.testing.replies import answer_with, read_script
 
     if choices["model"] is not None:
         from inspect_tinker_plugin.rl.service import tinker_policy
@@ -223,30 +212,17 @@ def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
             temperature=choices["temperature"],
         )
         return lambda env, sample, position: sampler
-    script = policies.read_script(choices["script"]) if choices["script"] else None
+    episodes = read_script(choices["script"]) if choices["script"] else None
 
-    def scripted(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
-        def request() -> TurnRequest:
-            assert env.request is not None
-            return env.request
+    def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
+        if episodes is not None:
+            script: Script = episodes[position % len(episodes)]
+        else:
+            target = ", ".join([sample.target] if isinstance(sample.target, str) else sample.target)
+            script = answer_with("I do not know" if position % 2 else target)
+        return scripted_policy(env, renderer, script, max_tokens=choices["max_tokens"])
 
-        replies = (
-            script[position % len(script)]
-            if script is not None
-            else policies.answer_with(_target(sample) if position % 2 == 0 else UNKNOWING)
-        )
-        return policies.scripted_policy(
-            renderer, replies, max_tokens=choices["max_tokens"], request=request
-        )
-
-    return scripted
-
-
-UNKNOWING = "I do not know"
-
-
-def _target(sample: Sample) -> str:
-    return sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
+    return policy_for
 
 
 def _context_window(choices: dict[str, Any]) -> int | None:
@@ -293,19 +269,21 @@ def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
     return None
 
 
-def _show(
-    groups: Sequence[Sequence[RolloutReport]], choices: dict[str, Any], console: Console
-) -> None:
-    from inspect_tinker_plugin.cli.display import print_to, show_conversation, show_group
+def _show(groups: Sequence[Sequence[RolloutReport]], choices: dict[str, Any]) -> None:
+    from inspect_tinker_plugin.cli.display import (
+        print_to,
+        show_conversation,
+        show_group,
+        table_console,
+    )
 
     if choices["as_json"]:
-        for group in groups:
-            for report in group:
-                click.echo(json.dumps(report.as_json(), ensure_ascii=False))
+        for report in (report for group in groups for report in group):
+            click.echo(json.dumps(report.as_json(), ensure_ascii=False))
         return
-    left = choices["show"]
+    console, left = table_console(), choices["show"]
     for group in groups:
         for report in group[:left]:
             print_to(console, show_conversation(report, full=choices["full"]))
-        print_to(console, show_group(group, width=console.width, told=left))
+        print_to(console, show_group(group, width=console.width, shown=left))
         left -= min(left, len(group))

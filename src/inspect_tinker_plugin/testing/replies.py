@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from inspect_ai.dataset import Sample
@@ -30,9 +32,11 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.episode.model import PolicyAPI
 
 SCRIPTED = "scripted"
@@ -199,8 +203,97 @@ def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exce
     return answer
 
 
+def answer_with(target: str) -> Script:
+    """Answer every turn with one answer, through the ``submit`` tool where it is offered."""
+
+    def answer(request: TurnRequest) -> ModelOutput:
+        if any(tool.name == "submit" for tool in request.tools):
+            return submit(target)
+        return say(f"ANSWER: {target}")
+
+    return answer
+
+
 def _is_submit(tool: ToolInfo) -> bool:
     return tool.name == "submit" and list(tool.parameters.properties) == ["answer"]
+
+
+class ScriptedCall(BaseModel):
+    """A tool call in a script file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ScriptedReply(BaseModel):
+    """One reply of a script file: ``{"text": ..., "tool_calls": [{"name", "arguments"}]}``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = ""
+    tool_calls: list[ScriptedCall] = []
+
+
+_Line = str | ScriptedReply | list[str | ScriptedReply]
+_LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
+
+
+def read_script(path: Path) -> list[list[ScriptTurn]]:
+    """Read episodes from a script file of JSON lines.
+
+    A line is one reply, a string or ``{"text", "tool_calls"}``, and the file one episode; or
+    every line is a list of replies, an episode of its own.
+
+    Returns:
+        At least one episode, each a list of replies.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the script {path} cannot be read: {error}") from error
+    replies: list[ScriptTurn] = []
+    episodes: list[list[ScriptTurn]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            parsed = _LINE.validate_json(line)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{path}, line {number}: neither a reply nor a list of replies "
+                f"({_first_problem(error)}). A reply is a string or "
+                '{"text": "...", "tool_calls": [{"name": "...", "arguments": {}}]}.'
+            ) from error
+        if isinstance(parsed, list):
+            episodes.append([_read_reply(each) for each in parsed])
+        else:
+            replies.append(_read_reply(parsed))
+        if replies and episodes:
+            raise ConfigError(
+                f"{path}, line {number}: the script mixes replies and lists of replies"
+            )
+    if not replies and not episodes:
+        raise ConfigError(f"the script {path} holds no replies")
+    return episodes or [replies]
+
+
+def _read_reply(reply: str | ScriptedReply) -> ModelOutput:
+    if isinstance(reply, str):
+        return say(reply)
+    return say(reply.text, *(call(each.name, **each.arguments) for each in reply.tool_calls))
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Name what is wrong with a line; of its possible readings, with the one that went furthest."""
+    problem = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"there is no key {problem['loc'][-1]!r}"
+    return json.dumps(problem["msg"])
 
 
 _players: ContextVar[dict[str, Player] | None] = ContextVar("scripted_players", default=None)
