@@ -11,7 +11,7 @@ from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.train.config import FILE
-from inspect_tinker_plugin.train.dry_run import dry_run
+from inspect_tinker_plugin.train.plan import dry_run
 from inspect_tinker_plugin.train.request import TrainRequest
 
 TASK = f"{Path(__file__).parents[2] / 'example_tasks' / 'word_problems.py'}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.train.history import METRICS, REWARD, read_steps
-from inspect_tinker_plugin.train.progress import HEIGHT, WIDTH, Progress, reward_curve
+from inspect_tinker_plugin.train.progress import HEIGHT, WIDTH, reward_curve, show_progress
 
 
 class Files:
@@ -32,8 +32,7 @@ def step(number: int, reward: float, **more: Any) -> dict[str, Any]:
 
 def read_lines(folder: Path, *rows: dict[str, Any], log: str = "") -> list[str]:
     files, lines = Files(folder), list[str]()
-    with Progress(folder, lines.append) as progress:
-        progress.expect(9)
+    with show_progress(folder, lines.append, steps=9):
         for row in rows:
             files.metrics(**row)
         files.write("logs.log", log)

@@ -138,8 +138,7 @@ def train_command(**choices: Any) -> None:
 
 
 def _dry_run(request: Any, price: Path | None) -> None:
-    from inspect_tinker_plugin.train.costs import read_prices
-    from inspect_tinker_plugin.train.dry_run import dry_run
+    from inspect_tinker_plugin.train.plan import dry_run, read_prices
 
     result = dry_run(request, read_prices(price) if price is not None else None)
     for line in result.lines:

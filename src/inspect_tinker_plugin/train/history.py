@@ -263,7 +263,7 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
     """
     figures = read_steps(log_dir)
     batches: dict[int, dict[str, BatchLog]] = {}
-    for log in _logs(log_dir, logs):
+    for log in _read_logs(log_dir, logs):
         batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
     return History(
         log_dir=log_dir,
@@ -273,8 +273,8 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
             Step(index, figures.get(index, {}), list(batches.get(index, {}).values()))
             for index in sorted({*figures, *batches})
         ],
-        tests=_logs(log_dir, test_logs),
-        evaluations=_evaluations(log_dir),
+        tests=_read_logs(log_dir, test_logs),
+        evaluations=_read_logs(log_dir, EVALUATION_LOGS, rollouts=False),
         imitation=read_steps(log_dir / IMITATION),
     )
 
@@ -287,55 +287,49 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _logs(log_dir: Path, folder: str) -> list[BatchLog]:
-    """Read the logs of a folder in the order in which they were made."""
+def _read_logs(log_dir: Path, folder: str, *, rollouts: bool = True) -> list[BatchLog]:
+    """Read the logs of a folder in the order in which they were made.
+
+    Args:
+        log_dir: Folder of the run.
+        folder: Name of the folder in it.
+        rollouts: Whether they are logs of batches; else they are evals, without their samples.
+    """
     found = []
     for path in sorted((log_dir / folder).glob("*.eval")):
         try:
             header = read_header(str(path))
-            samples = read_eval_log_sample_summaries(str(path))
+            samples = read_eval_log_sample_summaries(str(path)) if rollouts else []
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)
             continue
-        batch = (header.eval.metadata or {}).get("batch")
+        batch = (header.eval.metadata or {}).get("batch") if rollouts else 0
         if isinstance(batch, int):
-            rollouts = [_figures(sample) for sample in samples]
-            found.append(BatchLog(path.relative_to(log_dir), header.eval.task, batch, rollouts))
+            figures = [_read_figures(sample) for sample in samples]
+            found.append(BatchLog(path.relative_to(log_dir), header.eval.task, batch, figures))
     return found
 
 
-def _evaluations(log_dir: Path) -> list[BatchLog]:
-    found = []
-    for path in sorted((log_dir / EVALUATION_LOGS).glob("*.eval")):
-        try:
-            task = read_header(str(path)).eval.task
-        except Exception as error:
-            logger.warning("the log %s cannot be read: %s", path, error)
-            continue
-        found.append(BatchLog(path.relative_to(log_dir), task, 0, ()))
-    return found
-
-
-def _figures(sample: EvalSampleSummary) -> RolloutFigures:
+def _read_figures(sample: EvalSampleSummary) -> RolloutFigures:
     seen = figures(sample)
-    metrics = _mapping(seen.get("metrics"))
+    metrics: Mapping[str, Any] = seen.get("metrics") or {}
     return RolloutFigures(
         reward=number(seen, "reward"),
         graded=seen.get("status") == "graded",
-        stop=_text(seen.get("stop_reason")),
-        cause=_text(seen.get("error_cause")) or ("stopped" if sample.error else None),
+        stop=seen.get("stop_reason"),
+        cause=seen.get("error_cause") or ("stopped" if sample.error else None),
         turns=number(seen, "turns"),
-        tokens=number(_mapping(seen.get("tokens")), "sampled"),
+        tokens=number(seen.get("tokens") or {}, "sampled"),
         scores={
             name.removeprefix("score/"): value
             for name in metrics
             if name.startswith("score/") and (value := number(metrics, name)) is not None
         },
-        times=_times(sample.total_time, metrics),
+        times=_split_time(sample.total_time, metrics),
     )
 
 
-def _times(total: float | None, metrics: Mapping[str, Any]) -> dict[str, float]:
+def _split_time(total: float | None, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Split a rollout's time; the environment's share is what sandbox and scoring leave."""
     environment = number(metrics, "time/environment_s") or 0.0
     scoring = min(environment, number(metrics, "time/scoring_s") or 0.0)
@@ -347,11 +341,3 @@ def _times(total: float | None, metrics: Mapping[str, Any]) -> dict[str, float]:
         "sandbox": sandbox,
         "scoring": scoring,
     }
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

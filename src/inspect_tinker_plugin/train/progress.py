@@ -9,10 +9,11 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.journal import parse_rows
@@ -36,7 +37,6 @@ _PROBLEM = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
 _MANY = 5
 _REMIND = 10
 """Steps after which a warning about a run that learns nothing is repeated."""
-_QUIET = ("py.warnings",)
 
 
 class FileTail:
@@ -59,66 +59,66 @@ class FileTail:
         return [line.decode(errors="replace") for line in whole]
 
 
-class Progress:
-    """Follows the files of a run in its own thread.
+@contextmanager
+def show_progress(
+    log_dir: Path, say: Callable[[str], None], *, steps: int | None = None
+) -> Iterator[None]:
+    """Follow the files of a run in a thread, and say what is new in them.
 
     Args:
         log_dir: Folder of the run.
         say: Called with each line.
+        steps: Steps of the whole run.
     """
+    progress = _Progress(log_dir, say, steps)
+    ended = threading.Event()
 
-    def __init__(self, log_dir: Path, say: Callable[[str], None]) -> None:
+    def follow() -> None:
+        while not ended.wait(PERIOD):
+            progress.look()
+
+    thread = threading.Thread(target=follow, name="train-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress.look()
+        progress.count_problems()
+
+
+class _Progress:
+    def __init__(self, log_dir: Path, say: Callable[[str], None], steps: int | None) -> None:
         self._metrics = FileTail(log_dir / METRICS)
         self._log = FileTail(log_dir / "logs.log")
         self._say = say
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="train-progress", daemon=True)
-        self._total: int | None = None
-        self._problems: dict[str, int] = {}
+        self._total = f"/{steps}" if steps else ""
+        self._problems = Counter[str]()
         self._last = time.monotonic()
         self._rollout_errors = 0.0
         self._silent: dict[str, int] = {}
 
-    def expect(self, steps: int) -> None:
-        """Set how many steps the run has."""
-        self._total = steps
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-        hidden = {text: count for text, count in self._problems.items() if count > 1}
-        for text, count in hidden.items():
-            self._say(f"         (seen {count} times) {text}")
-
-    def _follow(self) -> None:
-        while not self._ended.wait(PERIOD):
-            self._look()
-        self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
         for line in self._log.lines():
             self._problem(line)
         for row in parse_rows(self._metrics.lines()):
             for line in self._lines(row):
                 self._say(line)
 
+    def count_problems(self) -> None:
+        """Say how often those problems were seen that were seen several times."""
+        for text, count in self._problems.items():
+            if count > 1:
+                self._say(f"         (seen {count} times) {text}")
+
     def _problem(self, line: str) -> None:
         match = _PROBLEM.match(line)
-        if match is None or match[1] in _QUIET:
+        if match is None or match[1] == "py.warnings":
             return
         text = match[2][:200]
-        seen = self._problems.get(text, 0)
-        self._problems[text] = seen + 1
-        if not seen and len(self._problems) <= _MANY:
+        self._problems[text] += 1
+        if self._problems[text] == 1 and len(self._problems) <= _MANY:
             self._say(f"         ! {text}")
 
     def _lines(self, row: Mapping[str, Any]) -> list[str]:
@@ -138,8 +138,8 @@ class Progress:
             lines.append(f"         evaluation {', '.join(evaluated)}")
         loss = number(row, LOSS)
         if loss is not None:
-            total = f"/{self._total}" if self._total else ""
-            lines.append(f"imitation {int(row.get('step', 0)) + 1:>4}{total}  loss {loss:.3f}")
+            done = int(row.get("step", 0)) + 1
+            lines.append(f"imitation {done:>4}{self._total}  loss {loss:.3f}")
         reward = number(row, REWARD)
         if reward is not None:
             lines.append(self._step(row, reward))
@@ -151,8 +151,7 @@ class Progress:
         seconds = number(row, "time/total") or now - self._last
         self._last = now
         done = int(row.get("step", 0)) + 1
-        total = f"/{self._total}" if self._total else ""
-        parts = [f"step {done:>4}{total}  reward {reward:6.3f}"]
+        parts = [f"step {done:>4}{self._total}  reward {reward:6.3f}"]
         by_task = [
             f"{task} {value:.3f}"
             for task in tasks_of(row)
@@ -174,11 +173,9 @@ class Progress:
 
     def _silence(self, row: Mapping[str, Any]) -> list[str]:
         """Say what kept the step from learning: immediately, then less often while it lasts."""
-        problems = step_problems(row)
-        found = {problem: self._silent.get(problem, 0) + 1 for problem in problems}
-        self._silent = found
+        self._silent = {each: self._silent.get(each, 0) + 1 for each in step_problems(row)}
         lines = []
-        for problem, steps in found.items():
+        for problem, steps in self._silent.items():
             if steps == 1 or steps % _REMIND == 0:
                 again = f" ({counted(steps, 'step')} in a row)" if steps > 1 else ""
                 lines.append(f"         ! {problem}{again}")

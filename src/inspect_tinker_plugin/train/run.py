@@ -50,12 +50,9 @@ from inspect_tinker_plugin.train.history import (
     read_steps,
 )
 from inspect_tinker_plugin.train.imitation import WarmStart, imitated
-from inspect_tinker_plugin.train.progress import Progress
+from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import REPORT, write_report
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
-
-if TYPE_CHECKING:
-    from tinker_local import LocalServer
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
@@ -205,8 +202,7 @@ async def _imitate_train_test(request: TrainRequest, run: _Run, executor: Execut
         if run.warm is not None and run.done is None:
             checkpoint = await _imitate(request, run.warm, config.base_url)
             config = chz.replace(config, load_checkpoint_path=checkpoint)
-        with Progress(request.log_dir, request.say) as progress:
-            progress.expect(config.max_steps)
+        with show_progress(request.log_dir, request.say, steps=config.max_steps):
             if not run.trained:
                 await cookbook.main(config)
             if not run.tested:
@@ -363,8 +359,7 @@ async def _imitate(request: TrainRequest, warm: WarmStart, base_url: str | None)
         request.say(f"the imitation of {warm.path} is done; training starts from its checkpoint")
         return done
     request.say(f"imitating {warm.path}: {counted(warm.steps, 'step')}")
-    with Progress(request.log_dir / IMITATION, request.say) as progress:
-        progress.expect(warm.steps)
+    with show_progress(request.log_dir / IMITATION, request.say, steps=warm.steps):
         await supervised.main(chz.replace(warm.config, base_url=base_url))
     checkpoint = imitated(request.log_dir)
     assert checkpoint is not None, "the loop ends with the checkpoint `final`"
