@@ -187,7 +187,7 @@ class ErrorPolicy:
     """Penalty by cause; a cause that is not listed raises, or has the built-in price."""
 
     built_in: frozenset[Cause] = frozenset({Cause.INSIDE_SANDBOX})
-    """Causes that have the built-in price (``rewards/price.py``)."""
+    """Causes that have the built-in price (``rewards/resolve.py``)."""
 
     @classmethod
     def of(cls, on_error: OnError) -> ErrorPolicy:

@@ -1,24 +1,26 @@
-"""How messages say counts, and what may have been meant by a wrong name."""
+r"""How texts are written: counts, what may have been meant by a wrong name, half surrogate pairs.
+
+Half surrogate pairs fit in neither tokenizers nor JSON files. JSON can name them (``"\ud83d"``), so
+a policy's tool calls may contain them, and tools may return them. They are written as Inspect's
+logs write them.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 def counted(count: float, noun: str) -> str:
     """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1.5 turns``."""
     number = int(count) if count == int(count) else count
-    return f"{number:,} {_of(number, noun)}"
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
 def part_of(part: int, whole: int, noun: str) -> str:
     """Write a part of a count with its noun: ``1 of 1 sample``, ``3 of 8 samples``."""
     return f"{part:,} of {counted(whole, noun)}"
-
-
-def _of(count: float, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
@@ -36,3 +38,25 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
     if close := difflib.get_close_matches(name, names, n=2, cutoff=0.6):
         return f" Did you mean {' or '.join(close)}?"
     return f" There is {', '.join(names)}." if 0 < len(names) <= most else ""
+
+
+def spelt_out(text: str) -> str:
+    r"""Return a text with each half surrogate pair as ``\ud83d``; any other text is unchanged."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
+
+
+def all_spelt_out(value: Any, write: Callable[[str], str] = spelt_out) -> Any:
+    """Do the same, or what ``write`` does, in each text and each key of JSON data."""
+    if isinstance(value, str):
+        return write(value)
+    if isinstance(value, list):
+        return [all_spelt_out(item, write) for item in value]
+    if isinstance(value, dict):
+        return {write(key): all_spelt_out(item, write) for key, item in value.items()}
+    return value

@@ -52,7 +52,7 @@ from inspect_ai.util._limit import (
 )
 from inspect_ai.util._store import init_subtask_store
 
-from inspect_tinker_plugin.contracts.surrogates import spelt_out
+from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.inspect_internals.tasks import PrerequisiteError, without_markup
 
 __all__ = [

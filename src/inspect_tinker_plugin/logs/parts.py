@@ -28,7 +28,7 @@ from pydantic import PrivateAttr
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
+from inspect_tinker_plugin.contracts.wording import all_spelt_out
 
 _LARGE = frozenset({"events", "events_data", "attachments", "messages", "store"})
 _CHANGED = ("epoch", "metadata", "scores")

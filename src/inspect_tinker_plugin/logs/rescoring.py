@@ -30,7 +30,7 @@ from inspect_tinker_plugin.rewards import (
     resolve_group_reward,
     resolve_reward,
 )
-from inspect_tinker_plugin.rewards.naming import require_scores
+from inspect_tinker_plugin.rewards.scores import require_scores
 
 RESCORED = "rescored"
 """Entry of a new log's metadata that says what it was made of."""

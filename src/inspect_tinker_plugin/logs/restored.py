@@ -22,7 +22,7 @@ from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, figures, own_metadat
 from inspect_tinker_plugin.logs.spec import EXPECTED_SCORES
 from inspect_tinker_plugin.processes.cancellation import contained
 from inspect_tinker_plugin.rewards import UnscoredError
-from inspect_tinker_plugin.rewards.scores import ScorePath
+from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 
 def expected_scores(log: EvalLog) -> dict[str, tuple[str, ...]]:
@@ -83,7 +83,7 @@ def unread_scores(result: EpisodeResult) -> list[str]:
     missing = []
     for name in result.expected_scores:
         try:
-            ScorePath(name).read(result)
+            ScoreReward(name).read(result)
         except UnscoredError:
             missing.append(name)
     return missing

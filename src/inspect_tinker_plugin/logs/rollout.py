@@ -13,7 +13,7 @@ from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
 
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import EpisodeError
-from inspect_tinker_plugin.contracts.surrogates import spelt_out
+from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.logs.run import GroupSlot
 
 SAMPLED_KEY = "inspect_rl_sampled"

@@ -41,38 +41,31 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.tools import ToolExecutor, ToolInvocation, ToolScope
 
 _HOMES = {
-    "part_of": "contracts.wording",
-    "counted": "contracts.wording",
-    "build": "plugins.expressions",
-    "ExpressionError": "plugins.expressions",
-    "PluginError": "contracts.errors",
-    "HOOKS": "plugins.manager",
-    "NAMING_HOOKS": "plugins.manager",
-    "Catalogue": "plugins.manager",
-    "EpisodeEnded": "contracts.observers",
-    "EpisodeObserver": "contracts.observers",
-    "EpisodeResult": "contracts.episodes",
-    "EpisodeStarted": "contracts.observers",
-    "GroupAggregator": "rewards",
-    "GroupMember": "rewards",
-    "GroupOutcome": "samplers",
-    "Mean": "rewards",
-    "Plugin": "plugins.manager",
-    "Plugins": "plugins.manager",
-    "Reward": "rewards",
-    "RewardAggregator": "rewards",
-    "SamplePool": "samplers",
-    "SampleStage": "contracts.observers",
-    "Sampler": "samplers",
-    "SandboxMapper": "contracts.sandboxes",
-    "ToolExecutor": "tools",
-    "ToolInvocation": "tools",
-    "ToolScope": "tools",
-    "TurnTaken": "contracts.observers",
-    "default_plugins": "plugins.manager",
-    "hookimpl": "plugins.hookspecs",
+    "contracts.episodes": ["EpisodeResult"],
+    "contracts.errors": ["PluginError"],
+    "contracts.observers": [
+        "EpisodeEnded",
+        "EpisodeObserver",
+        "EpisodeStarted",
+        "SampleStage",
+        "TurnTaken",
+    ],
+    "contracts.sandboxes": ["SandboxMapper"],
+    "contracts.wording": ["counted", "part_of"],
+    "plugins.expressions": ["ExpressionError", "build"],
+    "plugins.hookspecs": ["hookimpl"],
+    "plugins.manager": [
+        "HOOKS",
+        "NAMING_HOOKS",
+        "Catalogue",
+        "Plugin",
+        "Plugins",
+        "default_plugins",
+    ],
+    "rewards": ["GroupAggregator", "GroupMember", "Mean", "Reward", "RewardAggregator"],
+    "samplers": ["GroupOutcome", "SamplePool", "Sampler"],
+    "tools": ["ToolExecutor", "ToolInvocation", "ToolScope"],
 }
-
 __all__ = [
     "HOOKS",
     "NAMING_HOOKS",
@@ -108,12 +101,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -119,10 +119,10 @@ class Plugins:
     """
 
     def __init__(self) -> None:
-        self._manager = pluggy.PluginManager(PROJECT)
-        self._manager.add_hookspecs(hookspecs)
         self._plugins: list[Plugin] = []
-        self._objects: dict[str, object] = {}
+        self._managers: dict[int, pluggy.PluginManager] = {}
+        """By the place of a working plugin: pluggy's manager of it alone."""
+
         self._given: dict[str, dict[str, list[tuple[Plugin, Callable[..., Any]]]]] = {
             hook: {} for hook in NAMING_HOOKS
         }
@@ -172,22 +172,17 @@ class Plugins:
             PluginError: an implementation raised; the message names its package.
         """
         answers: list[tuple[Plugin, Any]] = []
-        for plugin in self._plugins:
-            if hook in plugin.hooks:
-                answers += [(plugin, a) for a in self._call_one(plugin, hook, arguments)]
-        return answers
-
-    def _call_one(self, plugin: Plugin, hook: str, arguments: dict[str, Any]) -> list[Any]:
-        one = self._objects[_key(plugin)]
-        others = [o for o in self._manager.get_plugins() if o is not one]
-        caller = self._manager.subset_hook_caller(hook, others)
-        try:
-            answers: list[Any] = caller(**arguments)
-        except (Exception, SystemExit) as ex:
-            raise PluginError(
-                f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) raised "
-                f"{type(ex).__name__}: {ex}"
-            ) from ex
+        for place, plugin in enumerate(self._plugins):
+            if hook not in plugin.hooks:
+                continue
+            try:
+                given = getattr(self._managers[place].hook, hook)(**arguments)
+            except (Exception, SystemExit) as ex:
+                raise PluginError(
+                    f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) raised "
+                    f"{type(ex).__name__}: {ex}"
+                ) from ex
+            answers += [(plugin, answer) for answer in given]
         return answers
 
     def _add(self, entry_point: EntryPoint) -> None:
@@ -196,11 +191,10 @@ class Plugins:
         loaded: object = None
         try:
             loaded = _load(entry_point)
-            trial = _trial(loaded)
-            hooks = _checked_hooks(loaded, trial)
-            given = {hook: _given_names(trial, hook) for hook in hooks if hook in NAMING_HOOKS}
+            manager = _register_alone(loaded)
+            hooks = _checked_hooks(loaded, manager)
+            given = {hook: _given_names(manager, hook) for hook in hooks if hook in NAMING_HOOKS}
             self._refuse_names_of_built_ins(given)
-            self._manager.register(loaded, name=_key(plugin))
         except (Exception, SystemExit) as ex:
             error = str(ex) if isinstance(ex, PluginError) else f"{type(ex).__name__}: {ex}"
             error += _place(ex, loaded)
@@ -209,8 +203,8 @@ class Plugins:
             return
         names = {hook: tuple(sorted(given.get(hook, ()))) for hook in hooks}
         plugin = Plugin(plugin.name, plugin.package, plugin.version, names)
+        self._managers[len(self._plugins)] = manager
         self._plugins.append(plugin)
-        self._objects[_key(plugin)] = loaded
         for hook, entries in given.items():
             for name, entry in entries.items():
                 self._given[hook].setdefault(name, []).append((plugin, entry))
@@ -230,10 +224,6 @@ class Plugins:
 def default_plugins() -> Plugins:
     """Return the plugins of this process, loaded on first use."""
     return Plugins()
-
-
-def _key(plugin: Plugin) -> str:
-    return f"{plugin.package}:{plugin.name}"
 
 
 def _plugin(entry_point: EntryPoint) -> Plugin:
@@ -261,37 +251,37 @@ def _place(error: BaseException, loaded: object) -> str:
             Path(frame.filename).parts
         ):
             return f" ({frame.filename}:{frame.lineno})"
-    told = str(error).partition(_KNOWN)[0]
+    problem = str(error).partition(_KNOWN)[0]
     for name, value in vars(loaded).items() if hasattr(loaded, "__dict__") else ():
-        if name in re.findall(r"inspect_rl_\w+", told) and hasattr(value, "__code__"):
+        if name in re.findall(r"inspect_rl_\w+", problem) and hasattr(value, "__code__"):
             return f" ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
     file = getattr(loaded, "__file__", None)
     return f" ({file})" if file else ""
 
 
-def _trial(loaded: object) -> pluggy.PluginManager:
-    """Register a plugin alone, because pluggy leaves one that fails half registered.
+def _register_alone(loaded: object) -> pluggy.PluginManager:
+    """Register a plugin with a manager of its own: pluggy leaves one that fails half registered.
 
     Raises:
         PluginError: it implements a hook that does not exist, or one with other arguments.
     """
-    trial = pluggy.PluginManager(PROJECT)
-    trial.add_hookspecs(hookspecs)
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
     try:
-        trial.register(loaded)
-        trial.check_pending()
+        manager.register(loaded)
+        manager.check_pending()
     except pluggy.PluginValidationError as ex:
         raise PluginError(f"{' '.join(str(ex).split())}{_KNOWN}{', '.join(HOOKS)}") from ex
-    return trial
+    return manager
 
 
-def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ...]:
+def _checked_hooks(loaded: object, manager: pluggy.PluginManager) -> tuple[str, ...]:
     """Return the names of the hooks that a plugin implements.
 
     Raises:
         PluginError: it implements none, or a function is named like a hook but not marked so.
     """
-    hooks = {caller.name for caller in trial.get_hookcallers(loaded) or ()}
+    hooks = {caller.name for caller in manager.get_hookcallers(loaded) or ()}
     for name in dir(loaded):
         if name.startswith("inspect_rl_") and name not in hooks:
             raise PluginError(f"{name} is not marked with @hookimpl")
@@ -300,13 +290,13 @@ def _checked_hooks(loaded: object, trial: pluggy.PluginManager) -> tuple[str, ..
     return tuple(hook for hook in HOOKS if hook in hooks)
 
 
-def _given_names(trial: pluggy.PluginManager, hook: str) -> Mapping[str, Callable[..., Any]]:
+def _given_names(manager: pluggy.PluginManager, hook: str) -> Mapping[str, Callable[..., Any]]:
     """Ask a plugin for the objects that it provides by name.
 
     Raises:
         PluginError: the answer is not a mapping of names to callables.
     """
-    answers = getattr(trial.hook, hook)()
+    answers = getattr(manager.hook, hook)()
     given = answers[0] if answers else None
     if not isinstance(given, Mapping):
         raise PluginError(f"{hook} gave {given!r:.80}, not a mapping of names to factories")

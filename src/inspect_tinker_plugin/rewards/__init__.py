@@ -23,7 +23,6 @@ from inspect_tinker_plugin.rewards.builtin import (
     Minimum,
     Product,
     RewardFactory,
-    ScoreReward,
     Term,
     ToolErrorPenalty,
     TurnPenalty,
@@ -37,6 +36,7 @@ from inspect_tinker_plugin.rewards.resolve import (
     resolve_group_reward,
     resolve_reward,
 )
+from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 __all__ = [
     "AggregatorError",

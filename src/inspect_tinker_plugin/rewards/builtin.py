@@ -20,18 +20,7 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
 from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.contracts.rewards import Reward, RewardAggregator, checked_reward
 from inspect_tinker_plugin.rewards.calling import call_function, object_name
-from inspect_tinker_plugin.rewards.scores import ScorePath, all_scores, score_names
-
-
-@dataclass(frozen=True)
-class ScoreReward:
-    """One score, or one key of a dict score: ``score:judge.helpfulness``."""
-
-    path: str
-    """Name of the score, with ``.key`` for one key of a dict score."""
-
-    async def __call__(self, result: EpisodeResult) -> Reward:
-        return ScorePath(self.path).read(result)
+from inspect_tinker_plugin.rewards.scores import ScoreReward, all_scores, score_names
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ class First:
         first = next(iter(score_names(result)), None)
         if first is None:
             return all_scores(result)[0]  # raises if there is none
-        return ScorePath(first).read(result)
+        return ScoreReward(first).read(result)
 
 
 @dataclass(frozen=True)

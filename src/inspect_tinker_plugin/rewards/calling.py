@@ -2,8 +2,8 @@
 
 An async reward function runs in the loop of the rollouts, since it may use objects that belong
 to that loop (a judge's model, a semaphore). While it blocks, the loop stands still and its timers
-with it, so that no time-out of the loop can fire. A separate thread therefore watches the steps of
-such coroutines, and raises an exception inside the one that takes too long: at its next line of
+with it, so that no time-out of the loop can fire. A separate thread therefore watches each step of
+such a coroutine, and raises an exception inside the one that takes too long: at its next line of
 Python, and in the main thread also inside a call that waits in the operating system
 (``time.sleep``, a socket, a lock).
 """
@@ -17,7 +17,6 @@ import functools
 import inspect
 import signal
 import threading
-import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import copy_context
@@ -35,9 +34,6 @@ from inspect_tinker_plugin.processes.cancellation import (
 
 T = TypeVar("T")
 
-_PERIOD = 0.1
-"""Seconds between checks of the running steps."""
-
 _AGAIN = 1.0
 """Seconds until a step that swallowed its interruption is interrupted again."""
 
@@ -50,7 +46,10 @@ class _Interruption(BaseException):
     """Raised inside a blocking step; not an ``Exception``, so that the step does not handle it."""
 
 
-async def interrupt_if_blocked(coroutine: Coroutine[Any, Any, T], *, after: float) -> T:
+@types.coroutine
+def _interrupt_if_blocked(
+    coroutine: Coroutine[Any, Any, T], after: float
+) -> Generator[Any, Any, T]:
     """Await a coroutine; interrupt it when one of its steps blocks the event loop too long.
 
     Args:
@@ -60,11 +59,6 @@ async def interrupt_if_blocked(coroutine: Coroutine[Any, Any, T], *, after: floa
     Raises:
         BlockedLoopError: a step took longer.
     """
-    return await _stepwise(coroutine, after)
-
-
-@types.coroutine
-def _stepwise(coroutine: Coroutine[Any, Any, T], after: float) -> Generator[Any, Any, T]:
     advance: Any = coroutine.send
     value: Any = None
     try:
@@ -84,90 +78,53 @@ def _stepwise(coroutine: Coroutine[Any, Any, T], after: float) -> Generator[Any,
 
 
 def _step(advance: Any, value: Any, after: float) -> Any:
-    step = _Step(after)
+    """Run a coroutine up to its next await; a thread interrupts it when it is late."""
+    step = _Step()
+    threading.Thread(target=step.interrupt_if_late, args=(after,), daemon=True).start()
     try:
-        _watchdog.add(step)
         try:
             return advance(value)
         finally:
-            step.finish()
+            step.end()
             if step.interrupted:  # it may have swallowed the interruption
                 raise BlockedLoopError("the event loop was blocked")
     except _Interruption:
-        step.finish()
+        step.end()
         raise BlockedLoopError("the event loop was blocked") from None
 
 
 class _Step:
-    """One step of a coroutine: the time between two awaits."""
+    """The time between two awaits of a coroutine, in the thread that makes it."""
 
-    def __init__(self, after: float) -> None:
-        self.deadline = time.monotonic() + after
+    def __init__(self) -> None:
+        self.interrupted = False
         self._thread = threading.get_ident()
         self._main = self._thread == threading.main_thread().ident
         self._lock = threading.Lock()
-        self._finished = False
-        self.interrupted = False
+        self._ended = threading.Event()
         if self._main:
             _accept_nudges()
 
-    def interrupt_if_late(self) -> None:
-        """Raise an exception in the step's thread when its time is over."""
-        with self._lock:
-            if self._finished or time.monotonic() < self.deadline:
-                return
-            self.interrupted = True
-            self.deadline = time.monotonic() + _AGAIN
-            _raise_in(self._thread, _Interruption)
-            if self._main and _NUDGE is not None:
-                # ends a wait in the operating system; the exception is raised in the handler
-                signal.pthread_kill(self._thread, _NUDGE)
+    def interrupt_if_late(self, after: float) -> None:
+        """Wait for the step's end; raise an exception in its thread when its time is over."""
+        while not self._ended.wait(after):
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                self.interrupted = True
+                _raise_in(self._thread, _Interruption)
+                if self._main and _NUDGE is not None:
+                    # ends a wait in the operating system; the exception is raised in the handler
+                    signal.pthread_kill(self._thread, _NUDGE)
+            after = _AGAIN
 
-    def finish(self) -> None:
+    def end(self) -> None:
         """End the step; an interruption that has not been raised by now is withdrawn."""
         with self._lock:
-            if self._finished:
-                return
-            self._finished = True
+            self._ended.set()
             if self.interrupted:
                 _raise_in(self._thread, None)
-        _watchdog.remove(self)
 
-
-class _Watchdog:
-    """Watches the running steps from a thread, which lives only while there are any."""
-
-    def __init__(self) -> None:
-        self._steps: set[_Step] = set()
-        self._some = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, step: _Step) -> None:
-        with self._lock:
-            self._steps.add(step)
-            if self._thread is None or not self._thread.is_alive():  # or left behind by a fork
-                self._thread = threading.Thread(target=self._watch, name="rewards", daemon=True)
-                self._thread.start()
-        self._some.set()
-
-    def remove(self, step: _Step) -> None:
-        with self._lock:
-            self._steps.discard(step)
-
-    def _watch(self) -> None:
-        while True:
-            self._some.wait()
-            time.sleep(_PERIOD)
-            with self._lock:
-                steps = list(self._steps)
-                if not steps:
-                    self._some.clear()
-            for step in steps:
-                step.interrupt_if_late()
-
-
-_watchdog = _Watchdog()
 
 _NUDGE: signal.Signals | None = getattr(signal, "SIGURG", None)
 """A signal that does nothing by default, and that is rarely used."""
@@ -266,7 +223,7 @@ async def _apart(work: Coroutine[Any, Any, Any]) -> Any:
 async def _watched(work: Awaitable[Any], timeout: float | None) -> Any:
     if timeout is None or not isinstance(work, Coroutine):
         return await work
-    return await interrupt_if_blocked(work, after=timeout)
+    return await _interrupt_if_blocked(work, timeout)
 
 
 async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -1,8 +1,12 @@
-"""Turns an expression, an object or a function into the aggregator that scores episodes."""
+"""Turns an expression, an object or a function into the aggregator that scores episodes.
+
+Also tells the least reward that an aggregator can give, which is the price of a broken sandbox.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -20,7 +24,16 @@ from inspect_tinker_plugin.contracts.rewards import (
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
 from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
-from inspect_tinker_plugin.rewards.builtin import ScoreReward, Term, only_reads_scores
+from inspect_tinker_plugin.rewards.builtin import (
+    Maximum,
+    Mean,
+    Minimum,
+    Penalty,
+    Product,
+    Term,
+    Weighted,
+    only_reads_scores,
+)
 from inspect_tinker_plugin.rewards.calling import (
     DEFAULT_GROUP_TIMEOUT,
     DEFAULT_TIMEOUT,
@@ -29,6 +42,7 @@ from inspect_tinker_plugin.rewards.calling import (
     object_name,
     require_one_argument,
 )
+from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 
 class RewardExpressionError(ExpressionError, RewardError):
@@ -205,3 +219,56 @@ def _first(ex: Exception) -> BaseException:
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]
     return inner
+
+
+_SCORE = (0.0, 1.0)
+"""Worst and best value of a score, and of an aggregator that is not built in. For scores below 0
+the group sees to it: its least own reward counts if that is lower (``rl/group.py``)."""
+
+
+def least_reward(aggregator: object, result: EpisodeResult) -> float:
+    """Return the price of an episode whose policy made its sandbox fail; at most 0.
+
+    Its scores count as their worst, and the reward is shaped like any other: by the format of what
+    was said, its length, its turns. So breaking the sandbox never pays more than a wrong answer.
+    """
+    return min(0.0, _bounds(aggregator, result)[0])
+
+
+def _bounds(aggregator: object, result: EpisodeResult) -> tuple[float, float]:
+    """Return the least and greatest reward of an episode, whatever its scores are."""
+    match aggregator:
+        case ResolvedReward():
+            return _bounds(aggregator.aggregator, result)
+        case Penalty():
+            low, high = _bounds(aggregator.reward, result)
+            penalty = aggregator.penalty(result)
+            return low - penalty, high - penalty
+        case Weighted(terms=terms):
+            parts = [_scaled(term.weight, _bounds(term.part, result)) for term in terms]
+            return _each(math.fsum, parts)
+        case Mean(parts=[_, *_] as given):
+            low, high = _each(math.fsum, [_bounds(part, result) for part in given])
+            return low / len(given), high / len(given)
+        case Minimum(parts=[_, *_] as given):
+            return _each(min, [_bounds(part, result) for part in given])
+        case Maximum(parts=[_, *_] as given):
+            return _each(max, [_bounds(part, result) for part in given])
+        case Product(parts=[_, *_] as given):
+            total = (1.0, 1.0)
+            for part in given:
+                ends = [a * b for a in total for b in _bounds(part, result)]
+                total = min(ends), max(ends)
+            return total
+    return _SCORE
+
+
+def _scaled(weight: float, bounds: tuple[float, float]) -> tuple[float, float]:
+    ends = [weight * bound for bound in bounds]
+    return min(ends), max(ends)
+
+
+def _each(
+    combine: Callable[[Iterable[float]], float], parts: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    return combine([low for low, _ in parts]), combine([high for _, high in parts])

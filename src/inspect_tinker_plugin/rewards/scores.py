@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from inspect_ai.scorer import (
     CORRECT,
@@ -20,7 +20,9 @@ from inspect_ai.scorer import (
 )
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
+from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.contracts.rewards import Reward, UnscoredError
+from inspect_tinker_plugin.contracts.wording import suggestion
 
 _GRADES = {CORRECT, INCORRECT, PARTIAL, NOANSWER}
 _WORDS = {"yes", "true", "no", "false"}
@@ -28,11 +30,14 @@ _to_float = value_to_float()
 
 
 @dataclass(frozen=True)
-class ScorePath:
-    """Names one scorer, or one key of its dict score: ``accuracy``, ``judge.helpfulness``."""
+class ScoreReward:
+    """One score, or one key of a dict score: ``score:judge.helpfulness``."""
 
     path: str
     """Name of the score, followed by ``.key`` for one key of a dict (or index of a list)."""
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        return self.read(result)
 
     def read(self, result: EpisodeResult) -> Reward:
         """Read the score as a number.
@@ -110,12 +115,66 @@ def all_scores(result: EpisodeResult) -> list[Reward]:
     names = score_names(result)
     if not names:
         raise UnscoredError("the episode has no score")
-    return [ScorePath(name).read(result) for name in names]
+    return [ScoreReward(name).read(result) for name in names]
 
 
 def score_names(result: EpisodeResult) -> list[str]:
     """Names of the scores that an episode should have: of the task's scorers, then its solver's."""
     return [*result.expected_scores, *(n for n in result.scores if n not in result.expected_scores)]
+
+
+def require_scores(
+    option: str,
+    expression: object,
+    aggregator: object,
+    scorers: Sequence[str],
+    *,
+    whose: str = "scorer of the task gives; its scorers are",
+) -> None:
+    """Check that there are the scores that a reward expression names.
+
+    Only expressions are checked. A score that a solver sets itself has no scorer; in a task that
+    has scorers, name it with an aggregator in Python, ``reward=ScoreReward("name")``. The names of
+    a task's scores are not known in advance if it has no scorers.
+
+    Args:
+        option: The caller's name for the expression.
+        expression: The reward expression.
+        aggregator: The aggregator that it was resolved to.
+        scorers: Names of the scorers, including those that plugins add.
+        whose: How the message goes on between "which no" and the names.
+
+    Raises:
+        RewardError: There is no such scorer; the message lists the existing ones.
+    """
+    if not isinstance(expression, str) or not scorers:
+        return
+    for path in _named_scores(aggregator):
+        if not any(path == name or path.startswith(f"{name}.") for name in scorers):
+            raise RewardError(
+                f"{option} {expression!r} names the score {path!r}, which no {whose} "
+                f"{', '.join(scorers)}.{suggestion(path, list(scorers), most=0)}"
+            )
+
+
+def reads_other_than_scorers(expression: object, aggregator: object) -> bool:
+    """Whether a reward needs no scorers: it is a function, or names a score."""
+    return not isinstance(expression, str) or any(True for _ in _named_scores(aggregator))
+
+
+def _named_scores(part: object) -> Iterator[str]:
+    """Find the names of scores in an aggregator and in its parts."""
+    if isinstance(part, ScoreReward):
+        yield part.path
+    elif is_dataclass(part):
+        for each in fields(part):
+            yield from _named_scores(getattr(part, each.name))
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _named_scores(value)
+    elif isinstance(part, Sequence) and not isinstance(part, str):
+        for value in part:
+            yield from _named_scores(value)
 
 
 def _no_score(scorer: str) -> UnscoredError:

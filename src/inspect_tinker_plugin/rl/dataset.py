@@ -21,7 +21,7 @@ from inspect_tinker_plugin.options import (
 )
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.logged import logged_outcomes
-from inspect_tinker_plugin.rewards.naming import reads_other_than_scorers, require_scores
+from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers

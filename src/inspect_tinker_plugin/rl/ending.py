@@ -36,7 +36,7 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     UnscoredError,
 )
-from inspect_tinker_plugin.rewards.price import least_reward
+from inspect_tinker_plugin.rewards.resolve import least_reward
 
 
 class TurnRules:

@@ -24,8 +24,7 @@ from pydantic_core import to_jsonable_python
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_NAME
-from inspect_tinker_plugin.contracts.surrogates import all_spelt_out
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import all_spelt_out, counted
 from inspect_tinker_plugin.episode.model import PolicyGradingError
 from inspect_tinker_plugin.testing.replies import SCRIPTED, Player
 

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.contracts.surrogates import spelt_out
+from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.tokens.messages import conversation_prefix
 from inspect_tinker_plugin.tokens.prompts import Extension, PromptTail, flatten
 from inspect_tinker_plugin.tokens.replies import ReplyParser

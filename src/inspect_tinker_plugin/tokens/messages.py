@@ -30,7 +30,7 @@ from tinker_cookbook.renderers import (
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
 
 from inspect_tinker_plugin.contracts.errors import RendererError
-from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
+from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
 
 Write = Callable[[str], str]
 """Returns a text as a renderer gets it: half surrogate pairs and control tokens may be changed."""

@@ -25,7 +25,7 @@ from tinker_cookbook.renderers import ToolCall as RendererToolCall
 from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
-from inspect_tinker_plugin.contracts.surrogates import all_spelt_out, spelt_out
+from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
 from inspect_tinker_plugin.inspect_internals import (
     parse_tool_call,
     tool_parse_error_message,
