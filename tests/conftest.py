@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -42,10 +43,35 @@ ENGINES = ("agents", "docker", "local", "ray")
 """Markers of tests that share one engine, or start servers that need the whole machine."""
 
 
+SLOW_MODULES = frozenset(
+    Path(__file__).parent / name
+    for name in (
+        "agents/test_bridges.py",
+        "agents/test_host_tools.py",
+        "agents/test_proxy_parity.py",
+        "agents/test_side_models.py",
+        "cli/test_stdout.py",
+        "episode/test_state_machine.py",
+        "example_tasks/test_cheats.py",
+        "faults/test_hanging_parts.py",
+        "faults/test_inside_sandbox.py",
+        "inspect_rl_audit/test_audit.py",
+        "inspect_rl_audit/test_corpus.py",
+        "test_releases.py",
+        "test_startup.py",
+        "test_workers.py",
+        "tokens/test_bridged.py",
+    )
+)
+"""Modules that take 20 seconds and more, as measured: `make check` runs them, `make test` does not."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep the tests of engines in one worker when tests run in parallel (``-n``)."""
+    """Keep tests of engines in one worker when tests run in parallel (``-n``); mark slow modules."""
     if any(item.get_closest_marker(name) for name in ENGINES):
         item.add_marker(pytest.mark.xdist_group("engines"))
+    if item.path in SLOW_MODULES:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,7 +30,7 @@ Use = Callable[[SandboxEnvironment], Awaitable[Any]]
 KINDS = [
     pytest.param("local", id="local"),
     pytest.param("docker_pool", id="docker_pool", marks=pytest.mark.docker),
-    pytest.param("docker", id="docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+    pytest.param("docker", id="docker", marks=[pytest.mark.docker, pytest.mark.nightly]),
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -69,7 +69,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow  # Inspect's own way polls every five seconds
+@pytest.mark.nightly  # Inspect's own way polls every five seconds
 @each_kind
 async def test_a_command_is_as_in_an_eval(kind: str, tmp_path: Path) -> None:
     async def use(box: SandboxEnvironment) -> Any:

@@ -172,7 +172,7 @@ def server(model: Path) -> Iterator[local.LocalServer]:
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hosted_model_is_sampled_once(
     task: str, attempts: Path, model: Path, server: local.LocalServer, tmp_path: Path
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_hosted_model_is_sampled_once(
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.long
 def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) -> None:
     """Samples that are always or never solved cost nothing, and every group has a difference."""
@@ -226,7 +226,7 @@ def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) 
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hosted_model_is_rolled_out(
     task: str, model: Path, server: local.LocalServer, tmp_path: Path
 ) -> None:
@@ -257,7 +257,7 @@ def test_a_hosted_model_is_rolled_out(
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["audit", "rollout", "train"])
 def test_a_server_that_is_not_there_is_reported_at_once(
     command: str, task: str, model: Path, tmp_path: Path
