@@ -63,11 +63,11 @@ SLOW_MODULES = frozenset(
         "tokens/test_bridged.py",
     )
 )
-"""Modules that take 20 seconds and more, as measured: `make check` runs them, `make test` does not."""
+"""Modules that take 20 seconds and more, as measured: left to `make check`."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep tests of engines in one worker when tests run in parallel (``-n``); mark slow modules."""
+    """Keep tests of engines in one worker when tests run in parallel; mark slow modules."""
     if any(item.get_closest_marker(name) for name in ENGINES):
         item.add_marker(pytest.mark.xdist_group("engines"))
     if item.path in SLOW_MODULES:

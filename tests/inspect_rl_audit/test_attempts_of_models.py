@@ -116,7 +116,7 @@ def attempts_at(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.local
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
     task: str, attempts: Path, tmp_path: Path
 ) -> None:
@@ -257,7 +257,7 @@ def test_a_hosted_model_is_rolled_out(
 
 
 @pytest.mark.local
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["audit", "rollout", "train"])
 def test_a_server_that_is_not_there_is_reported_at_once(
     command: str, task: str, model: Path, tmp_path: Path
