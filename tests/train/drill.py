@@ -19,7 +19,7 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState, generate
 
 from inspect_tinker_plugin.plugins.manager import default_plugins
-from inspect_tinker_plugin.train.config import TEST_LOGS
+from inspect_tinker_plugin.train.history import TEST_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import train
 

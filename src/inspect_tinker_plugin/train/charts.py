@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
+from statistics import fmean
 
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     LOSS,
     REWARD,
+    TEST,
     TIMES,
     WITH_SIGNAL,
     RolloutFigures,
@@ -23,199 +26,193 @@ from inspect_tinker_plugin.train.history import (
 
 WIDTH = 560
 HEIGHT = 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 30
-COLUMNS = 120
-"""Maximum number of stacked columns; with more steps, several share a column."""
+LEFT, RIGHT, TOP, BOTTOM = 50, 16, 10, 30
 
 COLOURS = 8
-"""Colours of the style sheet, classes ``c0`` to ``c7``, and lines in a chart of many."""
+"""Colours of the style sheet, classes ``c0`` to ``c7``."""
 
 Points = Sequence[tuple[float, float]]
-Chart = tuple[str, str, str]
-"""Title, note and drawing."""
+Band = Sequence[tuple[float, float, float]]
+"""An area between two values by step."""
+Values = Sequence[tuple[int, Sequence[float]]]
+"""The figures of a step's rollouts, by step; steps without any are left out."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """Values by step."""
+class Chart:
+    """Lines by their names, over areas in the colour of the first line."""
 
-    name: str
-    points: Points
-    colour: int = 0
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Band:
-    """An area between two values by step."""
-
-    points: Sequence[tuple[float, float, float]]
-    colour: int = 0
+    title: str
+    note: str
+    lines: Mapping[str, Points]
+    bands: Sequence[Band] = ()
+    from_zero: bool = True
+    """Whether the scale includes zero."""
+    unit: str = ""
+    """Unit of the values, for the tooltips."""
 
 
-def draw_charts(steps: Sequence[Step]) -> list[Chart]:
-    """Draw the charts of a training."""
-    tasks = sorted({task for step in steps for task in tasks_of(step.figures)})
-    by_task = {task: of_task(task, REWARD) for task in tasks}
-    signal_by_task = {task: of_task(task, WITH_SIGNAL) for task in tasks}
-    names = {name for step in steps for name in step.figures if name.startswith(EVALUATION)}
-    evaluated = {name.removeprefix(EVALUATION): name for name in sorted(names)}
-    estimates = {"v1": "optim/kl_sample_train_v1", "v2": "optim/kl_sample_train_v2"}
-    stops = _count(steps, lambda one: one.stop if one.graded else None, shares=True)
-    found = [
-        (
+def chart_training(steps: Sequence[Step]) -> list[Chart]:
+    """Return the charts of a training."""
+    rewards = [(step.number, step.rewards()) for step in steps if step.rewards()]
+    tokens = _values(steps, lambda one: one.tokens)
+    charts = [
+        Chart(
             "Reward",
             "Mean over the rollouts of a step; the areas hold the middle 50% and 80% of them.",
-            _draw_rewards(steps),
+            {
+                "training": [(s.number, s.reward) for s in steps if s.reward is not None],
+                **_metrics(steps, {"test": TEST + REWARD}),
+            },
+            [_spread(rewards, low) for low in (0.1, 0.25)],
+            from_zero=False,
         ),
-        ("Scores", "Mean of each scorer.", _draw_scores(steps)),
-        (
+        Chart("Scores", "Mean of each scorer.", _scores(steps), from_zero=False),
+        Chart(
             "Groups with a signal",
             "Share of the groups whose rewards differ; the others teach nothing.",
-            _draw_figures(steps, {"groups": WITH_SIGNAL}, from_zero=True),
+            _metrics(steps, {"groups": WITH_SIGNAL}),
         ),
-        (
+        Chart(
             "KL",
             "Between the sampling and the trained policy, per token: two estimates.",
-            _draw_figures(steps, estimates),
+            _metrics(steps, {"v1": "optim/kl_sample_train_v1", "v2": "optim/kl_sample_train_v2"}),
+            from_zero=False,
         ),
-        (
+        Chart(
             "Loss and entropy",
             "As far as the cookbook's loop records them.",
-            _draw_figures(steps, {"entropy": "optim/entropy", "loss": "optim/loss"}),
+            _metrics(steps, {"entropy": "optim/entropy", "loss": "optim/loss"}),
+            from_zero=False,
         ),
-        (
+        Chart(
             "Length",
             "Sampled tokens of a rollout: mean, and the middle 80%.",
-            _draw_means(steps, "tokens", lambda one: one.tokens, colour=2, band=True),
+            {"tokens": _means(tokens)},
+            [_spread(tokens, 0.1)],
         ),
-        (
+        Chart(
             "Turns",
             "Model calls of a rollout.",
-            _draw_means(steps, "turns", lambda one: one.turns, colour=4),
+            {"turns": _means(_values(steps, lambda one: one.turns))},
         ),
-        ("Stop reasons", "Why rollouts ended, as shares of a step.", stops),
-        (
+        Chart(
+            "Stop reasons",
+            "Why rollouts ended, as shares of a step.",
+            _counts(steps, lambda one: one.stop if one.graded else None, shares=True),
+            unit="%",
+        ),
+        Chart(
             "Errors by cause",
             "Failed rollouts per step, including those that were tried again.",
-            _count(steps, lambda one: one.cause),
+            _counts(steps, lambda one: one.cause),
         ),
-        (
+        Chart(
             "Time of a rollout",
             "Seconds, mean; sampling is the wait for the policy.",
-            _draw_times(steps),
+            {name: _means(_values(steps, partial(_time, name))) for name in TIMES},
+            unit=" s",
         ),
-        ("Time of a step", "Seconds of wall clock.", _draw_wall_clock(steps)),
+        Chart(
+            "Time of a step",
+            "Seconds of wall clock.",
+            _metrics(
+                steps,
+                {
+                    "whole step": "time/total",
+                    "rollouts": "time/sampling",
+                    "training": "time/train_step",
+                    "test set": "time/run_evaluations_parallel",
+                },
+            ),
+            unit=" s",
+        ),
+        Chart(
+            "Evaluations",
+            "Figures of the further evaluations (evaluator_builders).",
+            _metrics(steps, _evaluations(steps)),
+            from_zero=False,
+        ),
     ]
-    if evaluated:
-        note = "Figures of the further evaluations (evaluator_builders)."
-        found.append(("Evaluations", note, _draw_figures(steps, evaluated)))
-    if tasks:
-        note = "Mean over the rollouts of a step."
-        found.append(("Reward by task", note, _draw_figures(steps, by_task)))
-        note = "Share of a task's groups whose rewards differ."
-        drawing = _draw_figures(steps, signal_by_task, from_zero=True)
-        found.append(("Groups with a signal by task", note, drawing))
-    return found
+    tasks = sorted({task for step in steps for task in tasks_of(step.figures)})
+    for title, note, name in (
+        ("Reward by task", "Mean over the rollouts of a step.", REWARD),
+        (
+            "Groups with a signal by task",
+            "Share of a task's groups whose rewards differ.",
+            WITH_SIGNAL,
+        ),
+    ):
+        lines = _metrics(steps, {task: of_task(task, name) for task in tasks})
+        charts.append(Chart(title, note, lines, from_zero=name == WITH_SIGNAL))
+    of_some = {"Evaluations", "Reward by task", "Groups with a signal by task"}
+    return [chart for chart in charts if chart.title not in of_some or any(chart.lines.values())]
 
 
-def draw_imitation(steps: Mapping[int, Mapping[str, object]]) -> list[Chart]:
-    """Draw the chart of an imitation; none if there was none."""
+def chart_imitation(steps: Mapping[int, Mapping[str, object]]) -> list[Chart]:
+    """Return the chart of an imitation; none if there was none."""
     points = [(i + 1, loss) for i, row in steps.items() if (loss := number(row, LOSS)) is not None]
-    if not points:
-        return []
     note = "Before the training: nats per token that was learned, by step."
-    return [("Imitation", note, draw_lines([Line("loss", points)], from_zero=True))]
+    return [Chart("Imitation", note, {"loss": points})] if points else []
 
 
-def _draw_rewards(steps: Sequence[Step]) -> str:
-    lines = [Line("training", [(s.number, s.reward) for s in steps if s.reward is not None])]
-    tests = [(s.number, s.test_reward) for s in steps if s.test_reward is not None]
-    if tests:
-        lines.append(Line("test", tests, colour=1, dashed=True))
-    spread = [(s.number, s.rewards()) for s in steps if s.rewards()]
-    return draw_lines(lines, bands=[_band(spread, low) for low in (0.1, 0.25) if spread])
+def _metrics(steps: Sequence[Step], names: Mapping[str, str]) -> dict[str, Points]:
+    """Return metrics of the cookbook by their labels."""
+    return {
+        label: [(s.number, v) for s in steps if (v := number(s.figures, name)) is not None]
+        for label, name in names.items()
+    }
 
 
-def _draw_scores(steps: Sequence[Step]) -> str:
-    counts = Counter(name for step in steps for one in step.graded for name in one.scores)
-    lines = []
-    for colour, (name, _) in enumerate(counts.most_common(COLOURS)):
-        values = [(s.number, [o.scores[name] for o in s.graded if name in o.scores]) for s in steps]
-        lines.append(Line(name, [(i, mean(v)) for i, v in values if v], colour=colour))
-    return draw_lines(lines)
+def _evaluations(steps: Sequence[Step]) -> dict[str, str]:
+    names = {name for step in steps for name in step.figures if name.startswith(EVALUATION)}
+    return {name.removeprefix(EVALUATION): name for name in sorted(names)}
 
 
-def _draw_figures(
-    steps: Sequence[Step], names: Mapping[str, str], *, from_zero: bool = False
-) -> str:
-    """Draw metrics of the cookbook by their labels; absent metrics are left out."""
-    lines = []
-    for colour, (label, name) in enumerate(names.items()):
-        points = [(s.number, v) for s in steps if (v := number(s.figures, name)) is not None]
-        if points:
-            lines.append(Line(label, points, colour=colour % COLOURS))
-    return draw_lines(lines, from_zero=from_zero)
-
-
-def _draw_means(
-    steps: Sequence[Step],
-    name: str,
-    figure: Callable[[RolloutFigures], float | None],
-    *,
-    colour: int,
-    band: bool = False,
-) -> str:
+def _values(steps: Sequence[Step], figure: Callable[[RolloutFigures], float | None]) -> Values:
     values = [(s.number, [v for o in s.graded if (v := figure(o)) is not None]) for s in steps]
-    known = [(i, v) for i, v in values if v]
-    line = Line(name, [(i, mean(v)) for i, v in known], colour=colour)
-    bands = [_band(known, 0.1, colour)] if band and known else []
-    return draw_lines([line], bands=bands, from_zero=True)
+    return [(step, found) for step, found in values if found]
 
 
-def _band(values: Sequence[tuple[int, Sequence[float]]], low: float, colour: int = 0) -> Band:
-    return Band([(i, quantile(v, low), quantile(v, 1 - low)) for i, v in values], colour)
+def _time(part: str, rollout: RolloutFigures) -> float | None:
+    return rollout.times.get(part)
 
 
-def _count(
+def _means(values: Values) -> Points:
+    return [(step, fmean(found)) for step, found in values]
+
+
+def _spread(values: Values, low: float) -> Band:
+    return [(step, quantile(found, low), quantile(found, 1 - low)) for step, found in values]
+
+
+def _scores(steps: Sequence[Step]) -> dict[str, Points]:
+    counts = Counter(name for step in steps for one in step.graded for name in one.scores)
+    return {
+        name: [
+            (s.number, fmean(found))
+            for s in steps
+            if (found := [o.scores[name] for o in s.graded if name in o.scores])
+        ]
+        for name, _ in counts.most_common(COLOURS)
+    }
+
+
+def _counts(
     steps: Sequence[Step],
     label: Callable[[RolloutFigures], str | None],
     *,
     shares: bool = False,
-) -> str:
+) -> dict[str, Points]:
     logged = [step for step in steps if step.logs]
     counts = [Counter(filter(None, map(label, step.rollouts))) for step in logged]
-    layers = {
-        name: [100 * c[name] / max(1, c.total()) if shares else float(c[name]) for c in counts]
+    return {
+        name: [
+            (step.number, 100 * c[name] / max(1, c.total()) if shares else c[name])
+            for step, c in zip(logged, counts, strict=True)
+        ]
         for name, _ in sum(counts, Counter()).most_common()
     }
-    return draw_columns([step.number for step in logged], layers, unit="%" if shares else "")
-
-
-def _draw_times(steps: Sequence[Step]) -> str:
-    timed = [step for step in steps if step.graded]
-    layers = {
-        name: [mean([one.times.get(name, 0.0) for one in step.graded]) for step in timed]
-        for name in TIMES
-    }
-    return draw_columns([step.number for step in timed], layers, unit=" s")
-
-
-def _draw_wall_clock(steps: Sequence[Step]) -> str:
-    timed = [step for step in steps if number(step.figures, "time/total")]
-    named = {
-        "rollouts": "sampling",
-        "training": "train_step",
-        "test set": "run_evaluations_parallel",
-    }
-    layers = {
-        label: [number(step.figures, f"time/{name}") or 0.0 for step in timed]
-        for label, name in named.items()
-    }
-    totals = [number(step.figures, "time/total") or 0.0 for step in timed]
-    parts = zip(totals, *layers.values(), strict=True)
-    layers["other"] = [max(0.0, total - sum(known)) for total, *known in parts]
-    return draw_columns([step.number for step in timed], layers, unit=" s")
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -227,31 +224,24 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the average."""
-    return sum(values) / len(values)
-
-
 # drawing
 
 
 class _Frame:
     """Maps values to positions in a drawing, and draws its axes."""
 
-    def __init__(
-        self, values: Sequence[float], steps: Sequence[float], *, from_zero: bool, inset: float = 4
-    ) -> None:
+    def __init__(self, values: Sequence[float], steps: Sequence[float], *, from_zero: bool) -> None:
         low, high = min(values), max(values)
         if from_zero:
             low, high = min(0.0, low), max(0.0, high)
         self._ticks = _round_ticks(low, high)
         self._low, self._high = min(low, self._ticks[0]), max(high, self._ticks[-1])
-        self._first, self._last, self._inset = min(steps), max(steps), inset
+        self._first, self._last = min(steps), max(steps)
 
     def x(self, step: float) -> float:
         span = self._last - self._first
         share = (step - self._first) / span if span else 0.5
-        return LEFT + self._inset + share * (WIDTH - LEFT - RIGHT - 2 * self._inset)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         share = (value - self._low) / (self._high - self._low)
@@ -283,80 +273,37 @@ def _round_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     return [i * size for i in range(first, last + 1)]
 
 
-def draw_lines(
-    lines: Sequence[Line], *, bands: Sequence[Band] = (), from_zero: bool = False
-) -> str:
-    """Draw lines over areas, with a legend; a note when there is nothing to draw."""
-    values = [y for line in lines for _, y in line.points]
-    values += [y for band in bands for _, low, high in band.points for y in (low, high)]
-    if not values:
+def draw_chart(chart: Chart) -> str:
+    """Draw a chart with its legend; a note when there is nothing to draw."""
+    lines = {name: points for name, points in chart.lines.items() if points}
+    if not lines:
         return '<p class="none">no figures yet</p>'
-    frame = _Frame(values, [x for line in lines for x, _ in line.points], from_zero=from_zero)
+    values = [y for points in lines.values() for _, y in points]
+    values += [y for band in chart.bands for _, low, high in band for y in (low, high)]
+    steps = [x for points in lines.values() for x, _ in points]
+    frame = _Frame(values, steps, from_zero=chart.from_zero)
     parts = frame.axes()
-    for band in bands:
-        up = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in band.points]
-        down = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(band.points)]
-        parts.append(f'<polygon class="band c{band.colour}" points="{" ".join(up + down)}"/>')
-    for line in lines:
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
-        style = "line dashed" if line.dashed else "line"
-        parts.append(f'<polyline class="{style} c{line.colour}" points="{path}"/>')
+    for band in chart.bands:
+        up = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in band]
+        down = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(band)]
+        parts.append(f'<polygon class="band c0" points="{" ".join(up + down)}"/>')
+    keys = []
+    for i, (name, points) in enumerate(lines.items()):
+        colour = f"c{i % COLOURS}"
+        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+        parts.append(f'<polyline class="line {colour}" points="{path}"/>')
         # the points of a long line are invisible, but have tooltips
-        seen = line.dashed or len(line.points) <= 40
-        kind, size = ("dot", 2.6) if seen else ("dot hidden", 4)
-        for x, y in line.points:
-            tip = escape(f"step {x:g}: {line.name} {_short(y)}")
+        kind, size = ("dot", 2.6) if len(points) <= 40 else ("dot hidden", 4)
+        for x, y in points:
+            tip = escape(f"step {x:g}: {name} {_short(y)}{chart.unit}")
             parts.append(
-                f'<circle class="{kind} c{line.colour}" cx="{frame.x(x):.1f}" '
+                f'<circle class="{kind} {colour}" cx="{frame.x(x):.1f}" '
                 f'cy="{frame.y(y):.1f}" r="{size}"><title>{tip}</title></circle>'
             )
-    return _add_legend(parts, [(line.name, line.colour) for line in lines])
-
-
-def draw_columns(
-    steps: Sequence[float], layers: Mapping[str, Sequence[float]], *, unit: str = ""
-) -> str:
-    """Draw one column per step, with the layers on top of each other.
-
-    Args:
-        steps: Positions.
-        layers: By name, one value per step.
-        unit: Unit of the values, for the tooltips.
-    """
-    share = max(1, math.ceil(len(steps) / COLUMNS))
-    starts = range(0, len(steps), share)
-    steps = [steps[i] for i in starts]
-    layers = {name: [mean(v[i : i + share]) for i in starts] for name, v in layers.items()}
-    totals = [sum(values[i] for values in layers.values()) for i in range(len(steps))]
-    if not totals or max(totals) <= 0:
-        return '<p class="none">none</p>'
-    inner = (WIDTH - LEFT - RIGHT) / len(steps)
-    frame = _Frame([0.0, max(totals)], steps, from_zero=True, inset=inner / 2)
-    parts = frame.axes()
-    width = max(1.0, inner * 0.78)
-    bases = [0.0] * len(steps)
-    for colour, (name, values) in enumerate(layers.items()):
-        for i, value in enumerate(values):
-            if value <= 0:
-                continue
-            top, bottom = frame.y(bases[i] + value), frame.y(bases[i])
-            bases[i] += value
-            tip = escape(f"step {steps[i]:g}: {name} {_short(value)}{unit}")
-            parts.append(
-                f'<rect class="bar c{colour % COLOURS}" x="{frame.x(steps[i]) - width / 2:.1f}" '
-                f'y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}">'
-                f"<title>{tip}</title></rect>"
-            )
-    return _add_legend(parts, [(name, i % COLOURS) for i, name in enumerate(layers)])
-
-
-def _add_legend(parts: Sequence[str], names: Sequence[tuple[str, int]]) -> str:
-    keys = "".join(
-        f'<span><i class="key c{colour}"></i>{escape(name)}</span>' for name, colour in names
-    )
+        keys.append(f'<span><i class="key {colour}"></i>{escape(name)}</span>')
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
-        f'<div class="legend">{keys}</div>'
+        f'<div class="legend">{"".join(keys)}</div>'
     )
 
 

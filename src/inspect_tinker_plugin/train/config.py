@@ -37,15 +37,10 @@ from inspect_tinker_plugin.train.history import (
     EVALUATION,
     EVALUATION_LOGS,
     IMITATION,
+    ROLLOUT_LOGS,
     read_steps,
 )
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
-
-ROLLOUT_LOGS = "rollouts/train"
-"""Folder of the ``.eval`` logs of training batches, in the run's folder."""
-
-TEST_LOGS = "rollouts/test"
-"""Folder of the ``.eval`` logs of evaluations on the test set."""
 
 
 @dataclass(frozen=True)

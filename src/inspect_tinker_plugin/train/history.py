@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
@@ -40,8 +41,14 @@ TEST = "test/"
 EVALUATION = "eval/"
 """Prefix of the metrics of ``evaluator_builders``."""
 
+ROLLOUT_LOGS = "rollouts/train"
+"""Folder of the ``.eval`` logs of training batches, in the run's folder."""
+
+TEST_LOGS = "rollouts/test"
+"""Folder of the ``.eval`` logs of evaluations on the test set."""
+
 EVALUATION_LOGS = "evaluations"
-"""Folder of their ``.eval`` logs, in the run's folder."""
+"""Folder of the ``.eval`` logs of ``evaluator_builders``."""
 
 WITH_SIGNAL = "env/all/by_group/frac_mixed"
 """Share of the groups whose rewards differ: only these have non-zero advantages."""
@@ -206,9 +213,7 @@ class Step:
     def reward(self) -> float | None:
         """Mean reward, as trained on."""
         value = number(self.figures, REWARD)
-        if value is None and (rewards := self.rewards()):
-            return sum(rewards) / len(rewards)
-        return value
+        return fmean(rewards) if value is None and (rewards := self.rewards()) else value
 
     @property
     def rollouts(self) -> list[RolloutFigures]:
@@ -253,17 +258,11 @@ class History:
         return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
 
-def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
-    """Read the folder of a run; for a missing or damaged file, only its part is left out.
-
-    Args:
-        log_dir: Folder of the run.
-        logs: Name of the folder in it with the logs of batches.
-        test_logs: Name of the folder with those of evaluations.
-    """
+def read_history(log_dir: Path) -> History:
+    """Read the folder of a run; for a missing or damaged file, only its part is left out."""
     figures = read_steps(log_dir)
     batches: dict[int, dict[str, BatchLog]] = {}
-    for log in _read_logs(log_dir, logs):
+    for log in _read_logs(log_dir, ROLLOUT_LOGS):
         batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
     return History(
         log_dir=log_dir,
@@ -273,7 +272,7 @@ def read_history(log_dir: Path, *, logs: str, test_logs: str) -> History:
             Step(index, figures.get(index, {}), list(batches.get(index, {}).values()))
             for index in sorted({*figures, *batches})
         ],
-        tests=_read_logs(log_dir, test_logs),
+        tests=_read_logs(log_dir, TEST_LOGS),
         evaluations=_read_logs(log_dir, EVALUATION_LOGS, rollouts=False),
         imitation=read_steps(log_dir / IMITATION),
     )

@@ -7,10 +7,11 @@ import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import quote
 
 from inspect_tinker_plugin.rl.builder import short_name
-from inspect_tinker_plugin.train.charts import draw_charts, draw_imitation, mean
+from inspect_tinker_plugin.train.charts import Chart, chart_imitation, chart_training, draw_chart
 from inspect_tinker_plugin.train.history import (
     WITH_SIGNAL,
     History,
@@ -28,21 +29,15 @@ _PAGE = """<!doctype html>
 """
 
 
-def write_report(log_dir: Path, *, logs: str, test_logs: str) -> Path:
+def write_report(log_dir: Path) -> Path:
     """Write the report of a run atomically; works at any time of a run.
-
-    Args:
-        log_dir: Folder of the run.
-        logs: Name of the folder in it with the logs of batches.
-        test_logs: Name of the folder with those of evaluations.
 
     Raises:
         OSError: It cannot be written.
     """
-    page = render(read_history(log_dir, logs=logs, test_logs=test_logs))
     path = log_dir / REPORT
     temporary = path.with_suffix(".writing")
-    temporary.write_text(page, encoding="utf-8")
+    temporary.write_text(render(read_history(log_dir)), encoding="utf-8")
     os.replace(temporary, path)
     return path
 
@@ -58,8 +53,7 @@ def render(history: History) -> str:
         _problems(history),
         _tiles(history),
         '<div class="grid2">',
-        *(_card(*chart) for chart in draw_imitation(history.imitation)),
-        *(_card(*chart) for chart in draw_charts(history.steps)),
+        *map(_card, [*chart_imitation(history.imitation), *chart_training(history.steps)]),
         "</div>",
         _step_table(history),
         _test_table(history),
@@ -90,7 +84,7 @@ def _tiles(history: History) -> str:
     tiles = [(str(len(rewards)), "steps", "")]
     if rewards:
         quarter = max(1, len(rewards) // 4)
-        first, last = mean(rewards[:quarter]), mean(rewards[-quarter:])
+        first, last = fmean(rewards[:quarter]), fmean(rewards[-quarter:])
         tiles.append(
             (f"{first:.3f} → {last:.3f}", "reward, first and last quarter", _way(first, last))
         )
@@ -99,7 +93,9 @@ def _tiles(history: History) -> str:
         tiles.append((text, "test reward, first and last", _way(tests[0], tests[-1])))
     shares = [v for s in history.steps if (v := number(s.figures, WITH_SIGNAL)) is not None]
     if shares:
-        tiles.append((f"{mean(shares):.0%}", "groups with a signal", "" if any(shares) else "down"))
+        tiles.append(
+            (f"{fmean(shares):.0%}", "groups with a signal", "" if any(shares) else "down")
+        )
     tiles += [
         (str(sum(one.graded for one in rollouts)), "rollouts trained on", ""),
         (str(sum(one.cause is not None for one in rollouts)), "failed rollouts", ""),
@@ -122,10 +118,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _card(title: str, note: str, drawing: str) -> str:
+def _card(chart: Chart) -> str:
     return (
-        f'<section class="card"><h2>{escape(title)}</h2>'
-        f'<p class="note">{escape(note)}</p>{drawing}</section>'
+        f'<section class="card"><h2>{escape(chart.title)}</h2>'
+        f'<p class="note">{escape(chart.note)}</p>{draw_chart(chart)}</section>'
     )
 
 
@@ -153,13 +149,11 @@ def _step_table(history: History) -> str:
 
 
 def _test_table(history: History) -> str:
-    if not history.tests:
-        return ""
     rows = [
         [
             str(position),
             escape(log.task),
-            _shown(mean(log.rewards()) if log.rewards() else None),
+            _shown(fmean(log.rewards()) if log.rewards() else None),
             str(len(log.rollouts)),
             str(sum(one.cause is not None for one in log.rollouts)),
             _link(log.path),
@@ -171,14 +165,14 @@ def _test_table(history: History) -> str:
 
 
 def _evaluations(history: History) -> str:
-    if not history.evaluations:
-        return ""
     rows = [[escape(log.task), _link(log.path)] for log in history.evaluations]
     note = "Logs of <code>evaluator_builders</code>, in the order in which they ran."
     return _table("Further evaluations", note, ["task", "log"], rows)
 
 
 def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (

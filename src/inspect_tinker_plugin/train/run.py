@@ -31,18 +31,15 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.service import context_window, require_server, require_weights
-from inspect_tinker_plugin.train.config import (
-    ROLLOUT_LOGS,
-    TEST_LOGS,
-    build_config,
-    check_same_run,
-)
+from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.history import (
     CHECKPOINTS,
     IMITATION,
     METRICS,
     REWARD,
+    ROLLOUT_LOGS,
     TEST,
+    TEST_LOGS,
     last_checkpoint,
     last_saved,
     last_weights,
@@ -382,7 +379,7 @@ def _finish_logs(log_dir: Path) -> None:
         except OSError as error:
             print(f"some rollout logs cannot be written: {error}", file=sys.stderr)
     try:
-        write_report(log_dir, logs=ROLLOUT_LOGS, test_logs=TEST_LOGS)
+        write_report(log_dir)
     except OSError as error:
         print(f"the report cannot be written: {error}", file=sys.stderr)
 
