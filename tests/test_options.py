@@ -19,7 +19,6 @@ from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset, load_e
 from inspect_tinker_plugin.cli.main import COMMANDS, rl
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
-    OLD_NAMES,
     DatasetKeywords,
     DatasetOptions,
     declared_options,
@@ -34,10 +33,6 @@ def test_the_keywords_for_type_checkers_are_the_declared_options() -> None:
         name: each.__forward_arg__ if isinstance(each, ForwardRef) else str(each)
         for name, each in DatasetKeywords.__annotations__.items()
     }
-    for old, new in OLD_NAMES.items():
-        assert old in keywords
-        del keywords[old]
-        assert new in keywords
     assert keywords == {each.name: each.annotation for each in OPTIONS.values()}
 
 
@@ -111,27 +106,6 @@ def test_train_has_every_option_that_a_rollout_has() -> None:
 def test_the_page_of_options_has_a_row_for_every_option(name: str) -> None:
     text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| `{name}` \|", text, re.MULTILINE)
-
-
-def test_the_old_name_of_limit_still_works_and_warns_where_it_is_used() -> None:
-    with pytest.warns(DeprecationWarning, match="max_samples is now called limit") as caught:
-        dataset = as_rl_dataset(task(), renderer(), max_samples=2)
-    assert len(dataset) == 2
-    assert caught[0].filename == __file__
-    of_method: Any = getattr(task(), "as_rl_dataset")  # noqa: B009
-    with pytest.warns(DeprecationWarning, match="now called limit") as caught:
-        three = of_method(renderer(), max_samples=3)
-    assert len(three) == 3
-    assert caught[0].filename == __file__
-    with (
-        pytest.warns(DeprecationWarning, match="max_samples"),
-        pytest.raises(ConfigError, match="give limit or its old name max_samples, not both"),
-    ):
-        as_rl_dataset(task(), renderer(), max_samples=2, limit=3)
-    builder: Any = InspectRLDatasetBuilder
-    with pytest.warns(DeprecationWarning, match="max_samples is now called limit"):
-        options = builder(task="t", model_name="m", max_samples=5).dataset_options()
-    assert options.limit == 5
 
 
 def test_the_call_of_the_older_bridge_keeps_its_word() -> None:

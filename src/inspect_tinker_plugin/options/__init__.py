@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.options.declared import (
     COMMANDS,
-    OLD_NAMES,
-    DatasetKeywords,
     DatasetOptions,
     EpisodeOptions,
+    Selection,
+)
+from inspect_tinker_plugin.options.keywords import (
+    DatasetKeywords,
     Option,
     declared_options,
     documented,
     read_keywords,
     signature_of,
 )
-from inspect_tinker_plugin.options.selection import Selection
 
 __all__ = [
     "COMMANDS",
-    "OLD_NAMES",
     "DatasetKeywords",
     "DatasetOptions",
     "EpisodeOptions",

@@ -6,19 +6,15 @@ from here. A field is declared with :func:`option`; a test keeps the rest consis
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, OnError
 from inspect_tinker_plugin.contracts.policy import read_side_models
-from inspect_tinker_plugin.contracts.wording import suggestion
-from inspect_tinker_plugin.options.selection import Selection
 
 if TYPE_CHECKING:
     from inspect_ai.model import Model
@@ -114,14 +110,11 @@ class EpisodeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions(EpisodeOptions):
-    """How a task becomes batches of groups of episodes.
-
-    ``P`` is the number of groups per batch and ``G`` the number of episodes per group, as
-    in the cookbook.
+class Selection:
+    """Selects samples, with the words and the meaning of ``inspect eval``.
 
     Raises:
-        ConfigError: An option has an impossible value, or two exclude each other.
+        ConfigError: Two of the choices exclude each other, or one of them chooses nothing.
     """
 
     limit: int | tuple[int, int] | None = option(
@@ -139,6 +132,42 @@ class DatasetOptions(EpisodeOptions):
     sample_shuffle: bool | int | None = option(
         None, "Shuffle the samples before the limit is applied; a number is the seed.", *COMMANDS
     )
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+        _check_ids(self.sample_ids)
+        if self.sample_id is not None and not self.patterns:
+            raise ConfigError("sample_id is empty, so there is no sample; None takes all of them")
+        if self.sample_ids is not None and self.sample_id is not None:
+            raise ConfigError("sample_id and sample_ids exclude each other; give one of them")
+        if self.sample_id is None and self.sample_ids is None:
+            return
+        for name in ("limit", "sample_shuffle"):
+            if getattr(self, name) not in (None, False):
+                by_id = "sample_id" if self.sample_ids is None else "sample_ids"
+                raise ConfigError(
+                    f"{name} and {by_id} exclude each other: sample ids go neither with a limit "
+                    "nor with shuffling"
+                )
+
+    @property
+    def patterns(self) -> list[str | int]:
+        """The patterns of ``sample_id`` as a list."""
+        wanted = self.sample_id
+        return [wanted] if isinstance(wanted, str | int) else list(wanted or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(Selection, EpisodeOptions):
+    """How a task becomes batches of groups of episodes.
+
+    ``P`` is the number of groups per batch and ``G`` the number of episodes per group, as
+    in the cookbook.
+
+    Raises:
+        ConfigError: An option has an impossible value, or two exclude each other.
+    """
+
     batch_size: int = option(1, "Groups per batch (P).", "train")
     group_size: int = option(1, "Episodes per group (G), all of the same sample.", *ROLLING)
     epochs: int = option(1, "Passes over the samples.", "train")
@@ -187,8 +216,10 @@ class DatasetOptions(EpisodeOptions):
         for name in ("batch_size", "group_size", "epochs"):
             _require_positive(name, getattr(self, name))
         for name in _LIMITS:
-            _require_positive(name, getattr(self, name), optional=True)
-        _require_amount("cost_limit", self.cost_limit)
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if self.cost_limit is not None:
+            _require_amount("cost_limit", self.cost_limit)
         _require_amount("stop_timeout", self.stop_timeout)
         if self.sandbox_config is not None:
             # Folded into the sandbox, so that there is one place to look it up.
@@ -200,67 +231,13 @@ class DatasetOptions(EpisodeOptions):
             object.__setattr__(self, "sampler_logs", [self.sampler_logs])
         ErrorPolicy.of(self.on_error)
         read_side_models(self.side_models)
-        _ = self.selection
+        super().__post_init__()
 
     @property
     def selection(self) -> Selection:
-        """The choice of samples.
+        """The choice of samples alone."""
+        return Selection(**{each.name: getattr(self, each.name) for each in fields(Selection)})
 
-        Raises:
-            ConfigError: Two of the choices exclude each other, or one chooses nothing.
-        """
-        return Selection(
-            limit=self.limit,
-            sample_id=self.sample_id,
-            sample_ids=self.sample_ids,
-            sample_shuffle=self.sample_shuffle,
-        )
-
-
-class DatasetKeywords(TypedDict, total=False):
-    """The options as keywords, for type checkers and editors; :class:`DatasetOptions` has the rest.
-
-    A test keeps the two consistent.
-    """
-
-    max_turns: int | None
-    message_limit: int | None
-    token_limit: int | None
-    time_limit: int | None
-    working_limit: int | None
-    cost_limit: float | None
-    score_on_error: bool
-    max_sandboxes: int | None
-    max_subprocesses: int | None
-    stop_timeout: float
-    model_roles: Mapping[str, str | Model | list[str | Model]]
-    side_models: Mapping[str, str]
-    limit: int | tuple[int, int] | None
-    sample_id: str | int | Sequence[str | int] | None
-    sample_ids: Sequence[int | str] | None
-    sample_shuffle: bool | int | None
-    batch_size: int
-    group_size: int
-    epochs: int
-    shuffle: bool
-    seed: int | None
-    sampler: SamplerSpec | None
-    sampler_logs: Sequence[str] | None
-    solver: SolverLike | None
-    sandbox: SandboxEnvironmentType | Mapping[str, str] | None
-    sandbox_config: Any
-    tool_executor: Any
-    reward: RewardSpec
-    group_reward: GroupRewardSpec | None
-    on_error: OnError
-    rollout_limits: RolloutLimits | None
-    context_window: int | None
-    log_dir: str | Path | None
-    max_samples: int | None  # the old name of limit
-
-
-OLD_NAMES = {"max_samples": "limit"}
-"""Options that were renamed; the old name still works, with a warning."""
 
 _LIMITS = (
     "max_sandboxes",
@@ -274,95 +251,23 @@ _LIMITS = (
 )
 
 
-@dataclass(frozen=True)
-class Option:
-    """One declared option."""
-
-    name: str
-    annotation: str
-    """Its type as it is written in the declaration."""
-
-    default: Any
-    help: str
-    commands: tuple[str, ...]
-    """Commands of ``inspect rl`` that have it."""
+def _check_limit(limit: object) -> None:
+    if limit is None:
+        return
+    whole = [limit] if not isinstance(limit, tuple) else [limit[0] + 1, limit[1]]
+    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in whole):
+        raise ConfigError(f"limit must be a whole number of at least 1, or a range, got {limit!r}")
+    if isinstance(limit, tuple) and (len(limit) != 2 or limit[0] >= limit[1]):
+        raise ConfigError(f"limit {limit!r} leaves no sample; a range is (from, to), from 0")
 
 
-def declared_options() -> list[Option]:
-    """Return all options: those of the dataset, then those of its episodes."""
-    of_episodes = {each.name for each in fields(EpisodeOptions)}
-    declared = sorted(fields(DatasetOptions), key=lambda each: each.name in of_episodes)
-    return [
-        Option(
-            each.name,
-            str(each.type),
-            each.default_factory() if each.default_factory is not MISSING else each.default,
-            each.metadata["help"],
-            each.metadata["commands"],
-        )
-        for each in declared
-    ]
-
-
-def read_keywords(
-    keywords: Mapping[str, Any], *, function: str = "as_rl_dataset", stacklevel: int = 3
-) -> dict[str, Any]:
-    """Check the names of keywords, and replace old names with a warning.
-
-    Args:
-        keywords: The caller's keywords.
-        function: The called function, for messages.
-        stacklevel: Of the warning; 3 is who calls the function that calls this one.
-
-    Raises:
-        TypeError: There is no option of this name; a close one is suggested.
-    """
-    known = {each.name for each in declared_options()}
-    read = dict(keywords)
-    for old, new in OLD_NAMES.items():
-        if old not in read:
-            continue
-        value = read.pop(old)
-        warnings.warn(
-            f"{function}: {old} is now called {new}", DeprecationWarning, stacklevel=stacklevel
-        )
-        if value is not None and read.get(new) is not None:
-            raise ConfigError(f"{function}: give {new} or its old name {old}, not both")
-        if value is not None:
-            read[new] = value
-    for name in read:
-        if name not in known:
-            raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}."
-                f"{suggestion(name, known)}"
-            )
-    return read
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature with ``**options`` spelled out, for editors and ``help()``."""
-    given = inspect.signature(function)
-    own = [each for each in given.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = [
-        inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,
-            annotation=each.annotation,
-        )
-        for each in declared_options()
-    ]
-    return given.replace(parameters=[*own, *options])
-
-
-def documented(text: str) -> str:
-    """Replace ``{options}`` in a docstring with a line per option."""
-    line = next((line for line in text.splitlines() if "{options}" in line), None)
-    if line is None:
-        return text
-    indent = line[: line.index("{options}")]
-    lines = [f"{indent}{each.name}: {each.help}" for each in declared_options()]
-    return text.replace(line, "\n".join(lines))
+def _check_ids(ids: object) -> None:
+    if ids is None:
+        return
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise ConfigError(f"sample_ids is a list of ids, such as [{ids!r}], not {ids!r:.80}")
+    if not ids:
+        raise ConfigError("sample_ids is empty, so there is no sample; None takes all of them")
 
 
 def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
@@ -421,15 +326,11 @@ def _require_kind(name: str, annotation: str, value: object) -> None:
         raise ConfigError(f"{name} must be {words}, got {value!r}")
 
 
-def _require_positive(name: str, value: object, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _require_positive(name: str, value: object) -> None:
+    if not (_is_whole(value) and isinstance(value, int) and value >= 1):
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _require_amount(name: str, value: object) -> None:
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.options import OLD_NAMES, DatasetOptions, declared_options, read_keywords
+from inspect_tinker_plugin.options import DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, build_mixture
 from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
@@ -121,7 +120,6 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         doc="Another dataset takes single groups out of its batches, as the cookbook's "
         "interleaving does: logs then name no step.",
     )
-    max_samples: int | None = chz.field(default=None, doc="The old name of limit.")
     options: dict[str, Any] = chz.field(
         default_factory=dict, doc="Options of as_rl_dataset by name, over the fields."
     )
@@ -282,14 +280,6 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         given["side_models"] = given["side_models"] or {}
         if self.log_dir is not None:
             given["log_dir"] = Path(self.log_dir) / "train"
-        for old, new in OLD_NAMES.items():
-            if (value := getattr(self, old)) is not None:
-                warnings.warn(
-                    f"InspectRLDatasetBuilder: {old} is now called {new}",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                given[new] = value
         return DatasetOptions(**{**given, **self._read(self.options, "options"), **changes})
 
     def _read(self, options: dict[str, Any], field: str) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""The options as keywords of functions: for type checkers, signatures, docstrings and messages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from inspect_tinker_plugin.contracts.wording import suggestion
+from inspect_tinker_plugin.options.declared import DatasetOptions, EpisodeOptions
+
+if TYPE_CHECKING:
+    from inspect_ai.model import Model
+    from inspect_ai.util import SandboxEnvironmentType
+    from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+    from inspect_tinker_plugin.contracts.episodes import SolverLike
+    from inspect_tinker_plugin.contracts.errors import OnError
+    from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
+    from inspect_tinker_plugin.contracts.samplers import SamplerSpec
+
+
+class DatasetKeywords(TypedDict, total=False):
+    """The options as keywords, for type checkers and editors; :class:`DatasetOptions` has the rest.
+
+    A test keeps the two consistent.
+    """
+
+    max_turns: int | None
+    message_limit: int | None
+    token_limit: int | None
+    time_limit: int | None
+    working_limit: int | None
+    cost_limit: float | None
+    score_on_error: bool
+    max_sandboxes: int | None
+    max_subprocesses: int | None
+    stop_timeout: float
+    model_roles: Mapping[str, str | Model | list[str | Model]]
+    side_models: Mapping[str, str]
+    limit: int | tuple[int, int] | None
+    sample_id: str | int | Sequence[str | int] | None
+    sample_ids: Sequence[int | str] | None
+    sample_shuffle: bool | int | None
+    batch_size: int
+    group_size: int
+    epochs: int
+    shuffle: bool
+    seed: int | None
+    sampler: SamplerSpec | None
+    sampler_logs: Sequence[str] | None
+    solver: SolverLike | None
+    sandbox: SandboxEnvironmentType | Mapping[str, str] | None
+    sandbox_config: Any
+    tool_executor: Any
+    reward: RewardSpec
+    group_reward: GroupRewardSpec | None
+    on_error: OnError
+    rollout_limits: RolloutLimits | None
+    context_window: int | None
+    log_dir: str | Path | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option."""
+
+    name: str
+    annotation: str
+    """Its type as it is written in the declaration."""
+
+    default: Any
+    help: str
+    commands: tuple[str, ...]
+    """Commands of ``inspect rl`` that have it."""
+
+
+def declared_options() -> list[Option]:
+    """Return all options: those of the dataset, then those of its episodes."""
+    of_episodes = {each.name for each in fields(EpisodeOptions)}
+    declared = sorted(fields(DatasetOptions), key=lambda each: each.name in of_episodes)
+    return [
+        Option(
+            each.name,
+            str(each.type),
+            each.default_factory() if each.default_factory is not MISSING else each.default,
+            each.metadata["help"],
+            each.metadata["commands"],
+        )
+        for each in declared
+    ]
+
+
+def read_keywords(
+    keywords: Mapping[str, Any], *, function: str = "as_rl_dataset"
+) -> dict[str, Any]:
+    """Return a caller's keywords, which are options of :class:`DatasetOptions`.
+
+    Raises:
+        TypeError: There is no option of this name; a close one is suggested.
+    """
+    known = {each.name for each in declared_options()}
+    for name in keywords:
+        if name not in known:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}."
+                f"{suggestion(name, known)}"
+            )
+    return dict(keywords)
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature with ``**options`` spelled out, for editors and ``help()``."""
+    given = inspect.signature(function)
+    own = [each for each in given.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=each.annotation,
+        )
+        for each in declared_options()
+    ]
+    return given.replace(parameters=[*own, *options])
+
+
+def documented(text: str) -> str:
+    """Replace ``{options}`` in a docstring with a line per option."""
+    line = next((line for line in text.splitlines() if "{options}" in line), None)
+    if line is None:
+        return text
+    indent = line[: line.index("{options}")]
+    lines = [f"{indent}{each.name}: {each.help}" for each in declared_options()]
+    return text.replace(line, "\n".join(lines))
