@@ -9,7 +9,6 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,40 +41,31 @@ from inspect_tinker_plugin.train.history import (
 )
 from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
 
+HOSTED: dict[str, Any] = {
+    "batch_size": 8,
+    "group_size": 8,
+    "max_tokens": 1024,
+    "lora_rank": 32,
+    "save_every": 10,
+    "eval_every": 10,
+    "steps": None,
+    "learning_rate": None,
+    "renderer": None,
+}
+"""Defaults for a model on a Tinker service; learning rate and renderer are the cookbook's."""
 
-@dataclass(frozen=True)
-class Defaults:
-    """Defaults for options that are not given."""
-
-    batch_size: int
-    group_size: int
-    max_tokens: int
-    lora_rank: int
-    save_every: int
-    eval_every: int
-    steps: int | None = None
-    learning_rate: float | None = None
-    renderer: str | None = None
-
-
-HOSTED = Defaults(
-    batch_size=8, group_size=8, max_tokens=1024, lora_rank=32, save_every=10, eval_every=10
-)
-"""For a model on a Tinker service; learning rate and renderer are the cookbook's defaults."""
-
-LOCAL = Defaults(
-    batch_size=2,
-    group_size=16,
-    max_tokens=16,
-    lora_rank=16,
-    save_every=5,
-    eval_every=5,
-    steps=15,
-    learning_rate=3e-2,
-    renderer="qwen3_instruct",
-)
-"""For the tiny model on the local server: a few seconds per step on two cores."""
-
+LOCAL: dict[str, Any] = {
+    "batch_size": 2,
+    "group_size": 16,
+    "max_tokens": 16,
+    "lora_rank": 16,
+    "save_every": 5,
+    "eval_every": 5,
+    "steps": 15,
+    "learning_rate": 3e-2,
+    "renderer": "qwen3_instruct",
+}
+"""Defaults for the tiny model on the local server: a few seconds per step on two cores."""
 
 _REFUSALS = (
     ConstructionException,
@@ -225,46 +215,43 @@ def _check_local(config: Any) -> None:
 
 
 def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
-    chosen = LOCAL if request.local else HOSTED
-    renderer = _renderer(request, model, chosen.renderer)
-    steps = request.steps or (chosen.steps if request.epochs == 1 else None)
+    """Return the fields of the cookbook's configuration that the request sets, by their paths."""
+    defaults = LOCAL if request.local else HOSTED
+    if request.epochs != 1:
+        defaults = {**defaults, "steps": None}
+    chosen = {
+        name: default if (value := getattr(request, name)) is None else value
+        for name, default in defaults.items()
+    }
+    steps, renderer = chosen.pop("steps"), _renderer(chosen.pop("renderer"), model)
+    learning_rate = chosen.pop("learning_rate") or _learning_rate(model)
+    of_test = ("test_task", "test_task_args", "test_split", "test_samples", "allow_overlap")
     data = {
         "task": request.task if isinstance(request.task, str) else list(request.task),
         "mix": None if request.mix is None else list(request.mix),
         "task_args": dict(request.task_args),
         "model_name": model,
         "renderer_name": renderer,
-        "batch_size": request.batch_size or chosen.batch_size,
-        "group_size": request.group_size or chosen.group_size,
+        "batch_size": chosen.pop("batch_size"),
+        "group_size": chosen.pop("group_size"),
         "epochs": request.epochs,
         "min_batches": steps,
         **_options(request),
         "log_dir": str((request.log_dir / ROLLOUT_LOGS).parent),
-        "test_task": request.test_task,
-        "test_task_args": dict(request.test_task_args),
-        "test_split": request.test_split,
-        "test_samples": request.test_samples,
-        "allow_overlap": request.allow_overlap,
+        **{name: getattr(request, name) for name in of_test},
     }
     return {
+        **chosen,
         "recipe_name": RECIPE,
         "model_name": model,
         "renderer_name": renderer,
         "log_path": str(request.log_dir),
         "base_url": request.base_url,
         "max_steps": steps,
-        "max_tokens": request.max_tokens or chosen.max_tokens,
-        "lora_rank": request.lora_rank or chosen.lora_rank,
-        "learning_rate": request.learning_rate or chosen.learning_rate or _learning_rate(model),
-        "save_every": _given(request.save_every, chosen.save_every),
-        "eval_every": _given(request.eval_every, chosen.eval_every),
+        "learning_rate": learning_rate,
         "dataset_builder": TrainingDataBuilder,
         **{f"dataset_builder.{name}": value for name, value in data.items()},
     }
-
-
-def _given(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def _options(request: TrainRequest) -> dict[str, Any]:
@@ -278,8 +265,7 @@ def _options(request: TrainRequest) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _renderer(request: TrainRequest, model: str, default: str | None) -> str:
-    name = request.renderer or default
+def _renderer(name: str | None, model: str) -> str:
     if name is None:
         return recommended_renderer(model, option="--renderer")
     require_renderer(name, option="--renderer")
@@ -317,7 +303,8 @@ def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None)
         ConfigError: The folder holds another run that has begun.
     """
     path = log_dir / FILE
-    wanted = {**identity(config), "data to imitate": warm_start}
+    text = json.dumps({**identity(config), "data to imitate": warm_start}, indent=2, default=str)
+    wanted = json.loads(text)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
@@ -333,18 +320,16 @@ def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None)
             "write over it; choose another --log-dir"
         )
     if found is None or not has_begun(log_dir):
-        if found is not None and found != json.loads(json.dumps(wanted, default=str)):
+        if found not in (None, wanted):
             (log_dir / TRAINING_ID).unlink(missing_ok=True)  # the logs of the other run stay
-        path.write_text(json.dumps(wanted, indent=2, default=str) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
         return
-    wanted = json.loads(json.dumps(wanted, default=str))
-    changed = [name for name in wanted if found.get(name) != wanted[name]]
-    if changed:
-        name = changed[0]
-        raise ConfigError(
-            f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted[name]!r}; give "
-            "the same options to continue it, or choose another --log-dir"
-        )
+    for name in wanted:
+        if found.get(name) != wanted[name]:
+            raise ConfigError(
+                f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted[name]!r}; "
+                "give the same options to continue it, or choose another --log-dir"
+            )
 
 
 def has_begun(log_dir: Path) -> bool:

@@ -5,7 +5,7 @@ Both are read from the files that the cookbook writes.
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 import threading
 import time
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from inspect_tinker_plugin.contracts.wording import counted
@@ -208,38 +209,27 @@ def reward_curve(log_dir: Path) -> str:
     Returns:
         Lines for a terminal; empty when fewer than two steps have a reward.
     """
-    rewards = [
-        reward
-        for row in read_steps(log_dir).values()
-        if (reward := number(row, REWARD)) is not None
-    ]
+    rows = read_steps(log_dir).values()
+    rewards = [reward for row in rows if (reward := number(row, REWARD)) is not None]
     if len(rewards) < 2:
         return ""
     quarter = max(1, len(rewards) // 4)
-    first, last = (sum(part) / quarter for part in (rewards[:quarter], rewards[-quarter:]))
+    first, last = fmean(rewards[:quarter]), fmean(rewards[-quarter:])
     caption = f"mean reward: first quarter {first:.3f}, last quarter {last:.3f}"
     return "\n".join([*_rows(rewards), caption])
 
 
 def _rows(values: Sequence[float]) -> list[str]:
-    """Draw one column per value, with a scale (several values per column if they do not fit)."""
+    """Draw one column per value, or per several of them if they do not fit, with a scale."""
     low, high = min(0.0, *values), max(values)
-    span = (high - low) or 1.0
-    columns = _columns(values)
-    eighths = [round((value - low) / span * HEIGHT * 8) for value in columns]
+    each = math.ceil(len(values) / WIDTH)
+    columns = [fmean(values[i : i + each]) for i in range(0, len(values), each)]
+    eighths = [round((value - low) / ((high - low) or 1.0) * HEIGHT * 8) for value in columns]
+    wide = max(1, WIDTH // (2 * len(columns)))
     rows = []
     for row in reversed(range(HEIGHT)):
         label = f"{high:.2f}" if row == HEIGHT - 1 else f"{low:.2f}" if row == 0 else ""
-        bars = "".join(_BARS[max(0, min(8, filled - row * 8))] for filled in eighths)
+        bars = "".join(_BARS[max(0, min(8, filled - row * 8))] * wide for filled in eighths)
         rows.append(f"{label:>7} │{bars}")
-    rows.append(f"{'':>7} └{'─' * len(columns)} {counted(len(values), 'step')}")
+    rows.append(f"{'':>7} └{'─' * wide * len(columns)} {counted(len(values), 'step')}")
     return rows
-
-
-def _columns(values: Sequence[float]) -> list[float]:
-    if len(values) <= WIDTH:
-        each = max(1, WIDTH // (2 * len(values)))
-        return [value for value in values for _ in range(each)]
-    bounds = [round(i * len(values) / WIDTH) for i in range(WIDTH + 1)]
-    pairs = itertools.pairwise(bounds)
-    return [sum(values[a:b]) / (b - a) for a, b in pairs]
