@@ -230,11 +230,15 @@ async def test_a_program_that_fails_is_an_error_of_the_solver(failure: str, tmp_
 
 
 IN_A_FRESH_PROCESS = """
+import asyncio
 from inspect_swe._util.trace import trace
-from inspect_tinker_plugin.agents.bridge import use_agent_bridges
+from inspect_tinker_plugin.agents.bridge import serve_agents
 
-with use_agent_bridges():
-    trace("started")
+async def main():
+    async with serve_agents(lambda operation: operation):
+        trace("started")
+
+asyncio.run(main())
 """
 
 

@@ -26,7 +26,7 @@ from inspect_docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.sandbox import Places, in_surroundings, sandbox_places
+from inspect_tinker_plugin.episode.sandbox import InSurroundings, Places, sandbox_places
 from inspect_tinker_plugin.options import EpisodeOptions
 
 
@@ -47,7 +47,7 @@ async def test_surroundings_are_changed_only_while_the_work_itself_runs(tmp_path
         return "never"
 
     async def run() -> str:
-        return await in_surroundings(work(), str(tmp_path), {"RL_TEST": "1"})
+        return await InSurroundings(work(), str(tmp_path), {"RL_TEST": "1"})
 
     task = asyncio.create_task(run())
     for _ in range(6):

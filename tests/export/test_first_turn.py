@@ -18,7 +18,7 @@ from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.episode.runner import _running
+from inspect_tinker_plugin.episode.machine import _running
 from inspect_tinker_plugin.export.prompts import FirstTurns
 from inspect_tinker_plugin.options import EpisodeOptions
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -15,15 +13,13 @@ from typing import Any, cast
 import pytest
 import tinker
 from inspect_ai import Task
-from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser, Content, ContentImage, ContentText, get_model
+from inspect_ai.model import ChatMessageUser, get_model
 from inspect_ai.scorer import (
     Score,
     Scorer,
     Target,
     accuracy,
-    choice,
     includes,
     mean,
     model_graded_qa,
@@ -33,23 +29,17 @@ from inspect_ai.solver import (
     Generate,
     Solver,
     TaskState,
-    basic_agent,
     generate,
-    multiple_choice,
     solver,
     use_tools,
 )
 from inspect_ai.tool import Tool, bash, tool
-from inspect_ai.util import ExecResult, SandboxEnvironment, sandbox, sandboxenv
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import Trajectory
-from typing_extensions import override
 
 from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_dataset
-from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
@@ -60,7 +50,6 @@ from inspect_tinker_plugin.testing import (
     load_renderer,
     load_tokenizer,
     say,
-    submit,
 )
 
 IMAGE = "inspect-rl-test/python:1"
@@ -178,28 +167,6 @@ async def test_a_judge_that_is_refused_is_no_zero_where_nobody_tells() -> None:
     assert caught.value.cause is Cause.JUDGE
 
 
-@pytest.mark.parametrize(("answer", "reward"), [("B", 1.0), ("A", 0.0)])
-async def test_choices_reach_solver_and_scorer(answer: str, reward: float) -> None:
-    sample = Sample(input="Which?", choices=["stone", "apple"], target="B")
-    task = Task(dataset=[sample], solver=multiple_choice(), scorer=choice())
-    rollout = await roll(task, [f"ANSWER: {answer}"])
-    assert rollout.reward == reward
-    assert "B) apple" in rollout.prompts[0]
-
-
-@pytest.mark.parametrize("agent", [react, basic_agent], ids=["react", "basic_agent"])
-async def test_agents_load_and_what_they_submit_is_scored(agent: Any) -> None:
-    task = Task(dataset=ask(), solver=agent(tools=[oracle()]), scorer=includes())
-    assert (await roll(task, [submit("yes")])).reward == 1.0
-    assert (await roll(task, [submit("no")])).reward == 0.0
-
-
-async def test_a_dict_score_is_worth_its_values() -> None:
-    task = Task(dataset=ask(), scorer=gives({"style": 1.0, "facts": 0.5}))
-    assert (await roll(task, ["yes"])).reward == 0.75
-    assert (await roll(task, ["yes"], reward="score:gives.facts")).reward == 0.5
-
-
 async def test_little_credit_stays_little(tmp_path: Path) -> None:
     rollout = await roll(Task(dataset=ask(), scorer=gives(0.1)), ["yes"])
     assert rollout.reward == pytest.approx(0.1)
@@ -236,18 +203,6 @@ async def test_a_reply_without_its_end_is_a_cut_one_though_the_parser_returns_an
     assert env.ending is not None
     assert env.ending.result.truncated
     await builder.cleanup()
-
-
-async def test_a_solvers_own_get_model_is_the_policy() -> None:
-    @solver
-    def own() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state.output = await get_model().generate(state.messages)
-            return state
-
-        return solve
-
-    assert (await roll(Task(dataset=ask(), solver=own(), scorer=includes()), ["yes"])).reward == 1.0
 
 
 async def test_a_reply_stands_between_two_questions() -> None:
@@ -287,14 +242,6 @@ async def test_a_tool_that_times_out_is_told_to_the_model() -> None:
     rollout = await roll(task, [say("", call("slow")), "yes"])
     assert rollout.reward == 1.0
     assert "timed out" in rollout.prompts[1]
-
-
-async def test_an_image_is_never_dropped() -> None:
-    pixel = "data:image/png;base64," + base64.b64encode(b"not looked at").decode()
-    content: list[Content] = [ContentText(text="What?"), ContentImage(image=pixel)]
-    sample = Sample(input=[ChatMessageUser(content=content)], target="yes")
-    with pytest.raises(RendererError, match="image"):
-        await roll(Task(dataset=[sample], scorer=includes()), ["yes"])
 
 
 async def test_tool_arguments_reach_prompts_as_json() -> None:
@@ -376,132 +323,6 @@ async def test_samples_of_different_shapes_are_exported_together(tmp_path: Path)
     assert "2024-02-29" in json.dumps(rows[2]["info"])
 
 
-ALIVE: set[object] = set()
-MOST_ALIVE: list[int] = [0]
-
-
-@sandboxenv(name="counted")
-class CountedSandbox(SandboxEnvironment):
-    """Does nothing."""
-
-    @classmethod
-    @override
-    async def sample_init(
-        cls, task_name: str, config: Any, metadata: dict[str, str]
-    ) -> dict[str, SandboxEnvironment]:
-        environment = cls()
-        ALIVE.add(environment)
-        MOST_ALIVE[0] = max(MOST_ALIVE[0], len(ALIVE))
-        return {"default": environment}
-
-    @classmethod
-    @override
-    async def sample_cleanup(
-        cls,
-        task_name: str,
-        config: Any,
-        environments: dict[str, SandboxEnvironment],
-        interrupted: bool,
-    ) -> None:
-        ALIVE.difference_update(environments.values())
-
-    @override
-    async def exec(self, cmd: list[str], *args: Any, **kwargs: Any) -> ExecResult[str]:
-        return ExecResult(True, 0, "", "")
-
-    @override
-    async def write_file(self, file: str, contents: str | bytes) -> None:
-        return None
-
-    @override
-    async def read_file(self, file: str, text: bool = True) -> Any:
-        return str(id(self))
-
-
-@solver
-def names_its_sandbox() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        state.store.set("sandbox", await sandbox().read_file("x"))
-        state = await generate(state)
-        state.messages.append(ChatMessageUser(content="And?"))
-        return await generate(state)
-
-    return solve
-
-
-def sandboxed() -> Task:
-    return Task(dataset=ask(), solver=names_its_sandbox(), scorer=includes(), sandbox="counted")
-
-
-async def _step_once_and(ending: str) -> None:
-    [builder] = as_rl_dataset(sandboxed(), load_renderer()).get_batch(0)
-    envs = await builder.make_envs()
-    parked = asyncio.Event()
-
-    class Waits:
-        async def __call__(self, *args: Any, **kwargs: Any) -> TokensWithLogprobs:
-            parked.set()
-            await asyncio.sleep(60)
-            raise AssertionError("was not stopped")
-
-    policy: Any = (
-        Waits()
-        if ending in ("cancel", "timeout")
-        else ScriptedPolicy(load_renderer(), ["hm", "yes"])
-    )
-    limits = {
-        "timeout": RolloutLimits(rollout_timeout_seconds=0.3),
-        "max_turns": RolloutLimits(max_turns=1),
-    }.get(ending)
-    rollout = asyncio.ensure_future(run_rollout(policy, envs[0], limits=limits))
-    if ending == "cancel":
-        await parked.wait()
-        assert len(ALIVE) == 1
-        rollout.cancel()
-        await asyncio.gather(rollout, return_exceptions=True)
-    else:
-        await rollout
-    await builder.cleanup()
-
-
-@pytest.mark.parametrize("ending", ["cancel", "timeout", "max_turns", "end"])
-async def test_no_sandbox_is_left_behind(ending: str) -> None:
-    ALIVE.clear()
-    await _step_once_and(ending)
-    assert not ALIVE
-
-
-async def test_each_member_of_a_group_has_a_sandbox_of_its_own() -> None:
-    ALIVE.clear()
-    [builder] = as_rl_dataset(sandboxed(), load_renderer(), group_size=4).get_batch(0)
-    envs = await builder.make_envs()
-    policy: Any = ScriptedPolicy(load_renderer(), ["hm", "yes"])
-    try:
-        await asyncio.gather(*[run_rollout(policy, env) for env in envs])
-    finally:
-        await builder.cleanup()
-    endings = [cast(InspectEnv, env).ending for env in envs]
-    names = {ending.result.state.store.get("sandbox") for ending in endings if ending}
-    assert len(names) == 4
-
-
-def test_builders_pickle_with_whatever_a_task_encloses() -> None:
-    secret = object()
-
-    @solver
-    def encloses() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            assert secret is not None
-            return await generate(state)
-
-        return solve
-
-    task = Task(dataset=ask(), solver=encloses(), scorer=gives(1.0))
-    [builder] = as_rl_dataset(task, load_renderer(), group_size=2).get_batch(0)
-    copied = pickle.loads(pickle.dumps(builder))
-    assert copied.sample == builder.sample
-
-
 async def test_compact_json_in_a_call_does_not_split_a_trajectory() -> None:
     compact = '<tool_call>\n{"name":"oracle","arguments":{"question":"Rain?"}}\n</tool_call>'
     replies = [f"{compact}<|im_end|>", f"So: {compact}<|im_end|>", "yes<|im_end|>"]
@@ -534,11 +355,3 @@ async def test_step_takes_a_third_argument_and_does_without() -> None:
         step = await env.step(tokens, **cast(Any, extra))
         assert (step.reward, step.episode_done) == (1.0, True)
     await builder.cleanup()
-
-
-def test_a_setting_that_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    task = Task(dataset=ask(), scorer=includes(), name="watched")
-    vars(task)["sentinel"] = object()  # a package of its own makes them
-    for _ in range(2):
-        as_rl_dataset(task, load_renderer())
-    assert caplog.text.count("its sentinel has no effect here") == 1

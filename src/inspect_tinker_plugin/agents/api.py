@@ -1,8 +1,7 @@
 """The model APIs that agent programs speak: an HTTP request becomes a call of Inspect's bridge.
 
-Does on this side of the sandbox what Inspect's own proxy does inside: the same paths, the
-same checks, the same errors, one request per connection. Inspect's bridge translates the requests
-and answers them.
+Does on this side of the sandbox what Inspect's own proxy does inside: the same paths, checks and
+errors, one request per connection. Inspect's bridge translates the requests and answers them.
 """
 
 from __future__ import annotations
@@ -111,40 +110,35 @@ class ModelApi:
         """
         wire = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         body = bytearray()
-        try:
-            request = await self._read(client, wire, body)
-            if isinstance(request, Response):
-                await _refuse(client, wire, request)
-            elif request is not None:
-                await _respond(client, wire, request.method, await self.answer(request))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # the client left
-        except CallFailedError:
-            raise
-        except Exception as ex:
-            self._report(ex)
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client left
+            try:
+                await self._serve(client, wire, body)
+            except (CallFailedError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                raise
+            except Exception as ex:
+                self._report(ex)
                 await _refuse(client, wire, _failure(ex))
-        finally:
-            self._held -= len(body)
-            with anyio.CancelScope(shield=True):
-                await client.aclose()
+            finally:
+                self._held -= len(body)
+                with anyio.CancelScope(shield=True):
+                    await client.aclose()
 
-    async def _read(
-        self, client: Client, wire: h11.Connection, body: bytearray
-    ) -> Request | Response | None:
-        """Read a request; return a response if it is none, nothing if the client leaves."""
+    async def _serve(self, client: Client, wire: h11.Connection, body: bytearray) -> None:
         try:
             with anyio.fail_after(_READ_SECONDS):
-                return await self._receive(client, wire, body)
+                request = await self._receive(client, wire, body)
         except (h11.RemoteProtocolError, UnicodeDecodeError, TimeoutError) as ex:
-            return _refusal(400, str(ex) or "the request did not come in time")
+            reason = str(ex) or "the request did not come in time"
+            return await _refuse(client, wire, _refusal(400, reason))
         except ValueError as ex:  # no address
-            return _failure(ex)
+            return await _refuse(client, wire, _failure(ex))
+        if request is not None:
+            await _respond(client, wire, request.method, await self.answer(request))
 
     async def _receive(
         self, client: Client, wire: h11.Connection, body: bytearray
     ) -> Request | None:
+        """Read a request; ``None`` if the client leaves."""
         head: h11.Request | None = None
         while True:
             event: Any = wire.next_event()
@@ -170,7 +164,7 @@ class ModelApi:
                 headers = {name.decode("ascii"): v.decode("latin-1") for name, v in head.headers}
                 path = unquote(urlsplit(head.target.decode("ascii")).path)
                 return Request(head.method.decode("ascii"), path, headers, bytes(body))
-            else:  # the client left
+            else:
                 return None
 
     def _report(self, fault: Exception) -> None:

@@ -12,8 +12,8 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from inspect import signature
 from typing import Any, NoReturn, cast
@@ -40,21 +40,17 @@ _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False
 
 @asynccontextmanager
 async def serve_agents(watch: Watch) -> AsyncIterator[None]:
-    """Serve the bridges and remote commands of an episode's agents: a ``SandboxService``."""
-    with use_agent_bridges():
-        async with use_processes(watch):
-            yield
+    """Serve the bridges and remote commands of an episode's agents: a ``SandboxService``.
 
-
-@contextmanager
-def use_agent_bridges() -> Iterator[None]:
-    """Serve the agent bridges of this context, and of everything it starts, from this process."""
+    They are those of this context, and of everything it starts.
+    """
     internals.route_agent_bridges(_stand_in, _serve)
     # Agents of inspect_swe log at this level by its name, which only an eval gives it.
     logging.addLevelName(internals.TRACE, "TRACE")
     token = _active.set(True)
     try:
-        yield
+        async with use_processes(watch):
+            yield
     finally:
         _active.reset(token)
 

@@ -16,6 +16,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,23 @@ async def _start(
 ) -> Any:
     """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
     commands = _commands.get()
-    given = options or ExecRemoteAwaitableOptions()
-    process = commands and await commands.start(internals.unproxied(environment), cmd, given)
-    if not process:
+    if commands is None:
         return None
-    shown: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
-    shown = {name: value for name, value in shown.items() if value}
+    given = options or ExecRemoteAwaitableOptions()
+    where: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
+
+    async def open_noted() -> OpenCommand | None:
+        shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
+        command = await open_command(internals.unproxied(environment), shell, **where)
+        if isinstance(command, LocalCommand):
+            commands.local.append(command)
+        return command
+
+    command = await commands.watch(open_noted)()
+    if command is None:
+        return None
+    process = Process(command, commands.watch)
+    shown = {name: value for name, value in where.items() if value}
     internals.record_event(SandboxEvent(action="exec", cmd=shlex.join(cmd), options=shown))
     try:
         await process.start_input(given)
@@ -127,32 +139,17 @@ async def _start(
         raise
 
 
+@dataclass
 class _Commands:
     """The commands of an episode.
 
     Attributes:
+        watch: Makes an operation of the episode of what waits for one.
         local: Those that the end of a sandbox may not end.
     """
 
-    def __init__(self, watch: Watch) -> None:
-        self.local: list[LocalCommand] = []
-        self._watch = watch
-
-    async def start(
-        self, environment: SandboxEnvironment, cmd: list[str], options: Options
-    ) -> Process | None:
-        """Start a command; ``None`` where that is left to Inspect."""
-
-        async def open_noted() -> OpenCommand | None:
-            shell = ["/bin/sh", "-c", shlex.join(cmd)]  # as Inspect's own server in the sandbox
-            where: dict[str, Any] = {"cwd": options.cwd, "env": options.env, "user": options.user}
-            command = await open_command(environment, shell, **where)
-            if isinstance(command, LocalCommand):
-                self.local.append(command)
-            return command
-
-        command = await self._watch(open_noted)()
-        return None if command is None else Process(command, self._watch)
+    watch: Watch
+    local: list[LocalCommand] = field(default_factory=list)
 
 
 class Process:

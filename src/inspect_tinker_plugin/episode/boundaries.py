@@ -2,7 +2,7 @@
 
 Whoever calls foreign code (a sandbox operation, a tool, a judge, the policy) stamps the cause on
 what it raises; the first stamp stays. Solver, scorer, start-up and reward are the parts that run
-the rest. The table in docs/design/episodes.md has the rules. Texts of messages are never looked at.
+the rest. Texts of messages are never looked at.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from inspect_ai.util import LimitExceededError
-
-from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.processes.cancellation import contained
 
 T = TypeVar("T")
@@ -35,11 +32,10 @@ nothing else does: whoever handles a missing file can fail for reasons of its ow
 
 @dataclass(frozen=True)
 class Stamp:
-    """The cause of an exception, and the call that raised it."""
+    """The cause of an exception, and the call that raised it, e.g. ``exec() of the sandbox``."""
 
     cause: Cause
     call: str = ""
-    """The call in words, e.g. ``read_file() of the sandbox``."""
 
 
 class Boundaries:
@@ -60,8 +56,8 @@ class Boundaries:
         _running.set(Part(self, self.part))
 
     def stamp(self, error: BaseException, stamp: Stamp) -> None:
-        """Stamp an exception, unless it or what it was raised about tells a cause already."""
-        found = self._find(error)
+        """Stamp an exception, unless it or what it was raised about has a cause already."""
+        found = self._find(error, set())
         if found is not None and found.call:
             return
         if len(self._stamps) >= _MOST_STAMPS:
@@ -88,33 +84,36 @@ class Boundaries:
         """
         if phase is Cause.SANDBOX:
             return Stamp(phase)
-        found = self._find(error)
-        if found is None and is_timeout(error) and cut_off_since is None:
+        if found := self._find(error, set()):
+            return found
+        if cut_off_since is None and is_timeout(error):
             cut_off_since = time.monotonic() - _MOMENT
-        if found is None and cut_off_since is not None:
-            late = [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
-            found = _strongest(late) or next(iter(late), None)
-        return found or Stamp(phase)
+        if cut_off_since is None:
+            return Stamp(phase)
+        late = [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
+        return _strongest(late) or next(iter(late), Stamp(phase))
 
-    def _find(self, error: BaseException, seen: set[int] | None = None) -> Stamp | None:
+    def _find(self, error: BaseException, seen: set[int]) -> Stamp | None:
         """Return the stamp of an exception, or of what it was raised from or about."""
-        seen = set() if seen is None else seen  # a member may be raised about its own group
         found = []
         for link, is_source in _walk_chain(error, seen):
-            stamp = self._of_link(link, seen)
+            stamp = self._find_own(link, seen)
             if stamp is not None and (is_source or stamp.cause is not Cause.INSIDE_SANDBOX):
                 found.append(stamp)
         return _strongest(found) or next(iter(found), None)
 
-    def _of_link(self, error: BaseException, seen: set[int]) -> Stamp | None:
+    def _find_own(self, error: BaseException, seen: set[int]) -> Stamp | None:
         known, stamp = self._stamps.get(id(error), (None, None))
         if known is error:
             return stamp
         if isinstance(error, BaseExceptionGroup):
             found = [self._find(member, seen) for member in error.exceptions]
-            # A member that tells nothing is a failure of what was running, and no price is paid.
+            # A member without a cause is a failure of what was running, and no price is paid.
             return _strongest(found) or (None if None in found else found[0])
-        return _find_stated(error)
+        stated = getattr(error, "inside_sandbox", None)  # what its provider says
+        if not isinstance(stated, bool):
+            return None
+        return Stamp(Cause.INSIDE_SANDBOX if stated else Cause.SANDBOX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,21 +137,14 @@ def running_part() -> Part | None:
     return _running.get()
 
 
-def stamp(error: BaseException, cause: Cause, call: str = "") -> None:
+def stamp(error: BaseException, cause: Cause) -> None:
     """Stamp an exception in the running episode, if there is one."""
-    part = _running.get()
-    if part is not None:
-        part.boundaries.stamp(error, Stamp(cause, call))
+    if part := _running.get():
+        part.boundaries.stamp(error, Stamp(cause))
 
 
 def enclose(cause: Cause, call: str, work: Awaitable[T]) -> Awaitable[T]:
-    """Return what awaits foreign code and stamps what it raises; the work itself without episode.
-
-    Args:
-        cause: The cause of what it raises.
-        call: The call in words.
-        work: The call.
-    """
+    """Return what awaits a call of foreign code and stamps what it raises, in an episode."""
     part = _running.get()
     return work if part is None else _enclosed(part, Stamp(cause, call), work)
 
@@ -174,17 +166,6 @@ def _strongest(found: Sequence[Stamp | None]) -> Stamp | None:
     return next(ranked, None)
 
 
-def _find_stated(error: BaseException) -> Stamp | None:
-    """Return the cause that an exception states itself: its attribute ``inside_sandbox``."""
-    try:
-        stated = getattr(error, "inside_sandbox", None)
-    except Exception:  # a property of its class
-        return None
-    if not isinstance(stated, bool):
-        return None
-    return Stamp(Cause.INSIDE_SANDBOX if stated else Cause.SANDBOX)
-
-
 def _walk_chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
     """Yield an exception and those that it was raised about; true if only by ``raise … from``."""
     left: list[tuple[BaseException | None, bool]] = [(error, True)]
@@ -196,7 +177,7 @@ def _walk_chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseExce
         yield current, is_source
         try:
             left += [(current.__cause__, is_source), (current.__context__, False)]
-        except Exception:  # properties of its class
+        except Exception:  # its class has made them properties
             continue
 
 
@@ -207,10 +188,8 @@ def is_timeout(error: BaseException) -> bool:
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         [error] = error.exceptions
-    return any(
-        is_source and isinstance(link, TimeoutError)
-        for link, is_source in _walk_chain(error, set())
-    )
+    chain = _walk_chain(error, set())
+    return any(is_source and isinstance(link, TimeoutError) for link, is_source in chain)
 
 
 def first_error(error: Exception) -> Exception:
@@ -218,25 +197,3 @@ def first_error(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def episode_error(
-    error: BaseException, stamp: Stamp, *, task: str, sample_id: int | str | None, epoch: int
-) -> EpisodeError:
-    """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
-    error = first_error(error) if isinstance(error, Exception) else error
-    text: Any = internals.text_of(error)
-    if isinstance(error, LimitExceededError):
-        text = f"{error.message} while scoring"
-    if stamp.call and stamp.cause in (Cause.SANDBOX, Cause.INSIDE_SANDBOX):
-        text = f"{text} (in {stamp.call})"
-    wrapped = EpisodeError(
-        f"{type(error).__name__}: {text}",
-        cause=stamp.cause,
-        task=task,
-        sample_id=sample_id,
-        epoch=epoch,
-        call=stamp.call,
-    )
-    wrapped.__cause__ = error
-    return wrapped

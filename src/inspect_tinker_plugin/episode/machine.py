@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from logging import getLogger
 from typing import Any
 
 import anyio
 from inspect_ai.dataset import Sample
-from inspect_ai.event import Event
 from inspect_ai.log import EvalSample
-from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin.contracts.episodes import (
     EpisodeResult,
@@ -52,6 +50,8 @@ class EpisodeMachine:
     Attributes:
         state: Where the episode is.
         heard: Whether somebody still waited for the last reply.
+        run: The run of its sample, once there is one.
+        task: The task that drives the episode, once it has started.
     """
 
     def __init__(
@@ -64,36 +64,11 @@ class EpisodeMachine:
         self.epoch = epoch
         self._keep_log = keep_log
         self._mailbox = Mailbox()
-        self._run: SampleRun | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.run: SampleRun | None = None
+        self.task: asyncio.Task[None] | None = None
         self._scope: anyio.CancelScope | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._at_end: list[Callable[[], None]] = []
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """The task that drives the episode, once it has started."""
-        return self._task
-
-    @property
-    def released(self) -> bool:
-        """Whether it has begun, and nothing of it runs any more."""
-        return self._task is not None and self._task.done()
-
-    @property
-    def name(self) -> str:
-        """Task, sample and epoch, for messages."""
-        return f"task {self.prepared.name!r}, sample {self.sample.id!r}, epoch {self.epoch}"
-
-    @property
-    def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
-        """The sandboxes of the episode, once they have started."""
-        return {} if self._run is None else self._run.sandboxes
-
-    @property
-    def events(self) -> Sequence[Event]:
-        """The events recorded so far."""
-        return () if self._run is None else self._run.events
+        self._at_end: list[Callable[[], object]] = []
 
     # calls of the environment
 
@@ -107,7 +82,7 @@ class EpisodeMachine:
             name=f"episode {self.prepared.name}/{self.sample.id}",
             context=run.context,
         )
-        self._task = task
+        self.task = task
         _running.add(task)
         task.add_done_callback(self._ended)
         return await self._mailbox.next()
@@ -139,13 +114,13 @@ class EpisodeMachine:
         if state is EpisodeState.NEW:
             self._finish(self._make_run().give_up(f"{reason}: it had not started"))
             self._leave()
-        if not state.before(EpisodeState.SCORED) or self._task is None:
+        if not state.before(EpisodeState.SCORED) or self.task is None:
             return
         if self._deadline is None:
             self._deadline = self._in_patience(self._give_up, reason)
         if state.before(EpisodeState.STOPPING):
-            assert self._run is not None
-            self._run.stop(reason)
+            assert self.run is not None
+            self.run.stop(reason)
             self.state = EpisodeState.STOPPING
             self._abandon_calls()
 
@@ -164,32 +139,29 @@ class EpisodeMachine:
             return
         self.state = EpisodeState.CLOSED
         self._mailbox.finish(self._closed())
-        if self._task is None:
+        if self.task is None:
             self._leave()
             return
-        if self._scope is not None and not self._task.get_loop().is_closed():
+        if self._scope is not None and not self.task.get_loop().is_closed():
             self._scope.cancel()
         self._abandon_calls()
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self._in_patience(self._cut_off)
+        assert self.run is not None
+        self._deadline = self._in_patience(self.run.cut_off)
 
     def _in_patience(
         self, work: Callable[..., None], *arguments: Any
     ) -> asyncio.TimerHandle | None:
         """Do something in ``stop_timeout`` seconds, unless the episode has ended by then."""
-        assert self._task is not None
-        loop, patience = self._task.get_loop(), self.prepared.options.stop_timeout
+        assert self.task is not None
+        loop, patience = self.task.get_loop(), self.prepared.options.stop_timeout
         return None if loop.is_closed() else loop.call_later(patience, work, *arguments)
-
-    def _cut_off(self) -> None:
-        if self._run is not None:
-            self._run.cut_off()
 
     def _abandon_calls(self) -> None:
         """Cancel the model calls that the cancellation of the solver does not reach."""
-        assert self._task is not None
-        loop = self._task.get_loop()
+        assert self.task is not None
+        loop = self.task.get_loop()
         if loop.is_closed():
             self._mailbox.abandon()
         else:
@@ -197,42 +169,35 @@ class EpisodeMachine:
 
     def _do(self, work: Callable[..., None], *arguments: Any) -> None:
         """Do something where the episode runs."""
-        if self._task is None or not run_in(self._task.get_loop(), work, *arguments):
+        if self.task is None or not run_in(self.task.get_loop(), work, *arguments):
             work(*arguments)
 
     def _require_loop(self) -> None:
         """Raise when the episode waits in an event loop that has stopped: nothing would come."""
-        if self._task is None or self._task.done():
+        if self.task is None or self.task.done():
             return
-        loop = self._task.get_loop()
+        loop = self.task.get_loop()
         if not loop.is_running() and self.state.before(EpisodeState.SCORED):
             self._mailbox.abandon()
-            raise EpisodeClosedError(f"{self.name}: the event loop that it ran in has ended")
+            raise EpisodeClosedError(f"{self._name}: the event loop that it ran in has ended")
 
     async def close(self) -> None:
         """``shut()``, and wait until everything is released."""
         self.shut()
-        task = self._task
+        task, patience = self.task, self.prepared.options.stop_timeout + CLOSE_GRACE
         if task is None or task.done():
             return
-        if not await wait_for_end(task, self._release_patience) and task.get_loop().is_running():
-            self._report_hanging()
+        if not await wait_for_end(task, patience) and task.get_loop().is_running():
+            logger.error(
+                "%s: it was closed %.0f s ago and still runs; something in it "
+                "cannot be cancelled. It is left running",
+                self._name,
+                patience,
+            )
 
-    @property
-    def _release_patience(self) -> float:
-        return self.prepared.options.stop_timeout + CLOSE_GRACE
-
-    def _report_hanging(self) -> None:
-        logger.error(
-            "%s: it was closed %.0f s ago and still runs; something in it "
-            "cannot be cancelled. It is left running",
-            self.name,
-            self._release_patience,
-        )
-
-    def at_end(self, callback: Callable[[], None]) -> None:
+    def at_end(self, callback: Callable[[], object]) -> None:
         """Call back when nothing of the episode runs any more (immediately if nothing will)."""
-        task = self._task
+        task = self.task
         if self.state is EpisodeState.NEW or (task is not None and not task.done()):
             self._at_end.append(callback)
         else:
@@ -240,9 +205,9 @@ class EpisodeMachine:
 
     def build_log(self) -> EvalSample | None:
         """Build the log of what has run so far; ``None`` when nothing has run or no log is kept."""
-        if self._run is None or not self._run.has_log:
+        if self.run is None or not self.run.has_log:
             return None
-        return self._run.context.copy().run(self._run.build_log)
+        return self.run.context.copy().run(self.run.build_log)
 
     # the task that drives it
 
@@ -269,28 +234,28 @@ class EpisodeMachine:
 
     def _give_up(self, reason: str) -> None:
         """Stop waiting for scorers and clean-up; the task continues and releases everything."""
-        if self._run is None or not self.state.before(EpisodeState.SCORED):
+        if self.run is None or not self.state.before(EpisodeState.SCORED):
             return
         patience = self.prepared.options.stop_timeout
-        self._finish(self._run.give_up(f"{reason}, and {patience:g} s {HAD_NOT_ENDED}"))
+        self._finish(self.run.give_up(f"{reason}, and {patience:g} s {HAD_NOT_ENDED}"))
         if self._scope is not None:
             self._scope.cancel()
         self._abandon_calls()
-        self._cut_off()
+        self.run.cut_off()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Clean up after the driving task, however it ended, and wake everybody who waits."""
         _running.discard(task)
         fault = None if task.cancelled() else task.exception()
-        if self.state.before(EpisodeState.SCORED) and task.cancelled() and self._run is not None:
+        if self.state.before(EpisodeState.SCORED) and task.cancelled() and self.run is not None:
             # Nobody closed it: something inside cancelled the task that drives it.
-            self._finish(self._run.give_up(CANCELLED_ITSELF))
+            self._finish(self.run.give_up(CANCELLED_ITSELF))
         if self.state.before(EpisodeState.SCORED):
             self.state = EpisodeState.CLOSED
             self._mailbox.finish(fault or self._closed())
         elif fault is not None and not isinstance(fault, KeyboardInterrupt | SystemExit):
             # Those two are of a process that is told to end; asyncio hands them on.
-            logger.error("%s: it failed while it was closed", self.name, exc_info=fault)
+            logger.error("%s: it failed while it was closed", self._name, exc_info=fault)
         self._mailbox.abandon()  # nothing has answered threads that outlive the loop
         self._leave()
 
@@ -302,7 +267,7 @@ class EpisodeMachine:
             callback()
 
     def _make_run(self) -> SampleRun:
-        self._run = SampleRun(
+        self.run = SampleRun(
             self.prepared,
             self.sample,
             epoch=self.epoch,
@@ -310,7 +275,12 @@ class EpisodeMachine:
             keep_log=self._keep_log,
             entering=self._enter,
         )
-        return self._run
+        return self.run
+
+    @property
+    def _name(self) -> str:
+        """Task, sample and epoch, for messages."""
+        return f"task {self.prepared.name!r}, sample {self.sample.id!r}, epoch {self.epoch}"
 
     def _closed(self) -> EpisodeClosedError:
-        return EpisodeClosedError(f"{self.name}: the episode was closed before it ended")
+        return EpisodeClosedError(f"{self._name}: the episode was closed before it ended")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from typing import Any, TypeVar
 
@@ -100,18 +100,12 @@ class RequestRefusedError(Exception):
 
 
 class RoleBook(dict[str, Any]):
-    """Model roles of a task; warns about roles that were asked for but are not set.
-
-    Args:
-        roles: Models by role.
-        task: Name of the task.
-    """
+    """Model roles of a task; warns about roles that were asked for but are not set."""
 
     def __init__(self, roles: Mapping[str, Any], *, task: str) -> None:
         super().__init__(roles)
         self._task = task
-        self._told: set[str] = set()
-        """Roles that a warning was given for."""
+        self._warned_of: set[str] = set()
 
     def __bool__(self) -> bool:
         """Return true even when empty: Inspect would replace an empty mapping by a plain dict."""
@@ -119,25 +113,21 @@ class RoleBook(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the model of a role; note the role when it is not set."""
-        if key not in self:
-            _missing_role.set(key)
-            if (
-                key not in self._told
-                and _scoring.get() is None  # refused when it is asked
-                and role_falls_back_on_active_model()
-            ):
-                self._told.add(key)
-                logger.warning(
-                    "task %r asks for the model role %r, which is not set: the model under "
-                    "training plays it, as in an eval, and what it says there is trained with the "
-                    "reward of the whole episode. Set the role to keep it apart: "
-                    "model_roles={%r: 'provider/model'}, or --model-role %s=provider/model",
-                    self._task,
-                    key,
-                    key,
-                    key,
-                )
-        return super().get(key, default)
+        if key in self:
+            return super().get(key)
+        _missing_role.set(key)
+        is_refused = _scoring.get() is not None  # when it is asked
+        if key not in self._warned_of and not is_refused and role_falls_back_on_active_model():
+            self._warned_of.add(key)
+            logger.warning(
+                "task %r asks for the model role %r, which is not set: the model under "
+                "training plays it, as in an eval, and what it says there is trained with the "
+                "reward of the whole episode. Set the role to keep it apart: "
+                "model_roles={%r: 'provider/model'}, or --model-role %s=provider/model",
+                self._task,
+                *[key] * 3,
+            )
+        return default
 
 
 @contextmanager
@@ -318,27 +308,23 @@ class MergedConfigs:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[GenerateConfig, GenerateConfig] | None = None
+        self._last: tuple[GenerateConfig, str, GenerateConfig] | None = None
 
-    def find(self, asked: GenerateConfig) -> GenerateConfig | None:
-        """Return the merged options, or ``None`` when the last ones asked for were different."""
-        if self._last is None or self._last[0] != asked:
-            return None
-        last, merged = self._last
+    def merge(
+        self, asked: GenerateConfig, merge: Callable[[GenerateConfig], GenerateConfig]
+    ) -> GenerateConfig:
+        """Return the merged options; the caller may change ``asked`` afterwards."""
         # 1 and True are equal, and not the same in JSON.
-        free = [(each.extra_body, each.response_schema) for each in (asked, last)]
-        return merged if free[0] == (None, None) or repr(free[0]) == repr(free[1]) else None
-
-    def keep(self, asked: GenerateConfig, merged: GenerateConfig) -> None:
-        """Remember merged options; the caller may change ``asked`` afterwards."""
-        self._last = asked.model_copy(deep=True), merged
+        free = repr((asked.extra_body, asked.response_schema))
+        if self._last is None or self._last[:2] != (asked, free):
+            self._last = asked.model_copy(deep=True), free, merge(asked)
+        return self._last[2]
 
 
 T = TypeVar("T")
 
 NO_PLACE = object()
 """What a call holds that needs no place in a pool of connections."""
-
 
 _NO_OPTIONS = GenerateConfig()
 
@@ -377,15 +363,15 @@ class PolicyModel(Model):
 
     def _resolve_config(self, config: GenerateConfig | None) -> GenerateConfig:
         asked = config or GenerateConfig()
-        usual = self._own is None or self._own == _NO_OPTIONS
-        known = self.merged.find(asked) if usual else None
-        if known is None:
-            known = super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
-            if usual:
-                self.merged.keep(asked, known)
+        if self._own is not None and self._own != _NO_OPTIONS:
+            return self._merge_config(asked)
+        known = self.merged.merge(asked, self._merge_config)
         # Without a log and anybody who looks at the call, nothing writes to it.
         shared = self.fast and not self.keep_events and not internals.somebody_watches_model_calls()
         return known if shared else known.model_copy()
+
+    def _merge_config(self, asked: GenerateConfig) -> GenerateConfig:
+        return super()._resolve_config(asked).model_copy(update=_POLICY_CONFIG)
 
     # Plain functions: each coroutine on the way to a parked call is kept by every waiting episode.
 
@@ -403,44 +389,31 @@ class PolicyModel(Model):
         Raises:
             SideModelRefusedError: A program asked for a model that is refused.
         """
-        asked = requested_model.get()
-        rule = find_side_model(self.side_models, asked)
-        if rule is not None or _untrained.get():
-            return self._generate_aside(
-                rule, asked, input, tools, tool_choice, config, on_stream=on_stream
-            )
-        return super().generate(input, tools, tool_choice, config, cache=False, on_stream=on_stream)
+        ask_policy = partial(
+            super().generate,
+            *(input, tools, tool_choice, config),
+            cache=False,
+            on_stream=on_stream,
+        )
+        rule = find_side_model(self.side_models, requested_model.get())
+        return ask_policy() if rule is None else self._generate_aside(rule, ask_policy)
 
     async def _generate_aside(
-        self,
-        rule: SideModel | None,
-        asked: str | None,
-        input: str | list[ChatMessage],
-        tools: Sequence[Tool | ToolDef | ToolInfo | ToolSource] | ToolSource,
-        tool_choice: ToolChoice | None,
-        config: GenerateConfig,
-        on_stream: Callable[[StreamEvent], Awaitable[None]] | None,
+        self, rule: SideModel, ask_policy: partial[Coroutine[Any, Any, ModelOutput]]
     ) -> ModelOutput:
-        if rule is not None:
-            self._count_side(rule.how)
-            if rule.how == "refuse":
-                raise SideModelRefusedError(f"The model {asked!r} does not exist.")
-            if rule.how == "reply":
-                return ModelOutput.from_content(POLICY_MODEL, rule.what)
-            if rule.how == "role":
-                other = get_model(role=rule.what, required=True)
-                return await other.generate(input, tools, tool_choice, config)
-        token = _untrained.set(rule is not None and rule.how == "policy")
+        counter = f"side_models/{rule.how}"
+        self.metrics[counter] = self.metrics.get(counter, 0) + 1
+        if rule.how == "refuse":
+            raise SideModelRefusedError(f"The model {requested_model.get()!r} does not exist.")
+        if rule.how == "reply":
+            return ModelOutput.from_content(POLICY_MODEL, rule.what)
+        if rule.how == "role":
+            return await get_model(role=rule.what, required=True).generate(*ask_policy.args)
+        token = _untrained.set(True)
         try:
-            return await super().generate(
-                input, tools, tool_choice, config, cache=False, on_stream=on_stream
-            )
+            return await ask_policy()
         finally:
             _untrained.reset(token)
-
-    def _count_side(self, how: str) -> None:
-        name = f"side_models/{how}"
-        self.metrics[name] = self.metrics.get(name, 0) + 1
 
     def _connection_concurrency(self, config: GenerateConfig) -> Any:
         """Give a place in the pool of connections, or :data:`NO_PLACE` on the fast path."""

@@ -20,11 +20,9 @@ from inspect_tinker_plugin.contracts.episodes import (
     Reply,
     SolverLike,
 )
-from inspect_tinker_plugin.episode.machine import EpisodeMachine, _running
+from inspect_tinker_plugin.episode.machine import EpisodeMachine
 from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping
 from inspect_tinker_plugin.options import EpisodeOptions
-
-__all__ = ["Episode", "EpisodeRunner", "_running"]
 
 
 class EpisodeRunner:
@@ -72,8 +70,9 @@ class Episode:
 
     ``start()`` runs the task's own solver up to its first model call; ``reply()`` answers
     the call and runs on to the next, or to the scored end. Failures are in the result's
-    ``error``. ``close()`` ends it at any point; an episode without references is
-    closed too. The table in ``docs/design/episodes.md`` says what each call does in each state.
+    ``error``. ``close()`` ends it at any point; an episode without references is closed, too.
+    The table in ``docs/design/episodes.md`` says what each call does in each state; one that was
+    closed raises :class:`EpisodeClosedError`, before or during a call.
     """
 
     def __init__(
@@ -98,7 +97,8 @@ class Episode:
     @property
     def released(self) -> bool:
         """Whether it has begun, and nothing of it runs any more."""
-        return self._machine.released
+        task = self._machine.task
+        return task is not None and task.done()
 
     @property
     def heard(self) -> bool:
@@ -108,12 +108,12 @@ class Episode:
     @property
     def sandboxes(self) -> Mapping[str, SandboxEnvironment]:
         """The episode's sandboxes by name, once they have started."""
-        return self._machine.sandboxes
+        return {} if self._machine.run is None else self._machine.run.sandboxes
 
     @property
     def events(self) -> Sequence[Event]:
         """The events recorded so far; without a log, model calls hold the conversation itself."""
-        return self._machine.events
+        return () if self._machine.run is None else self._machine.run.events
 
     def require_new(self) -> None:
         """Raise what ``start()`` would raise."""
@@ -123,13 +123,12 @@ class Episode:
         """Run to the first model call, or to the end when the solver makes no call.
 
         Raises:
-            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: It was started before; the running episode is not affected.
         """
         if self._machine.state is EpisodeState.NEW:
             dropped = weakref.finalize(self, _drop, self._machine)
             dropped.atexit = False
-            self._machine.at_end(lambda: _forget(dropped))
+            self._machine.at_end(dropped.detach)
         return await self._machine.start()
 
     async def reply(self, reply: Reply) -> Outcome:
@@ -140,7 +139,6 @@ class Episode:
             meantime (a time limit, say), the answer is dropped and the result returned.
 
         Raises:
-            EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: No call waits for an answer yet; nothing changes.
         """
         return await self._machine.reply(reply)
@@ -161,9 +159,6 @@ class Episode:
         Returns:
             The result, with a limit of type ``custom``; with an error when no solver had
             begun, or when it did not end in time.
-
-        Raises:
-            EpisodeClosedError: It was closed, before or during the call.
         """
         return await self._machine.stop(reason)
 
@@ -189,10 +184,6 @@ class Episode:
             The log up to that point; ``None`` when it was never started or keeps no log.
         """
         return self._machine.build_log()
-
-
-def _forget(dropped: weakref.finalize[[EpisodeMachine], Episode]) -> None:
-    dropped.detach()
 
 
 def _drop(machine: EpisodeMachine) -> None:

@@ -3,40 +3,39 @@
 The order of steps, what each limit leads to, and what is scored after which failure follow
 ``task_run_sample`` of Inspect (``inspect_ai/_eval/task/run.py``). Left out is what belongs
 to an eval rather than a sample: display, retries, log files, early stopping, hooks.
-
-Its ``stages`` are set-up (context, input, sandboxes), solving and scoring; they work on
-one ``record``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from contextvars import copy_context
+from copy import deepcopy
 from datetime import UTC, datetime
 from logging import getLogger
+from typing import Any
 
 import anyio
 from inspect_ai.dataset import Sample
-from inspect_ai.event import Event
+from inspect_ai.event import Event, SampleInitEvent
 from inspect_ai.log import EvalSample
+from inspect_ai.model import Model
+from inspect_ai.scorer import Target
+from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
 from inspect_tinker_plugin.contracts.errors import Cause
-from inspect_tinker_plugin.episode.boundaries import Stamp
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
+from inspect_tinker_plugin.episode.boundaries import Stamp, enclose
+from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on
 from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.model import policy_model
-from inspect_tinker_plugin.episode.record import SampleRecord
-from inspect_tinker_plugin.episode.stages import (
-    EpisodeTranscript,
-    Preparing,
-    Scoring,
-    Solving,
-    new_state,
-)
+from inspect_tinker_plugin.episode.model import PolicyModel, policy_model, policy_name
+from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
+from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained, stray
 
@@ -47,8 +46,148 @@ class StoppedError(RuntimeError):
     """The trainer ended an episode before there was anything to score."""
 
 
-def _nobody(state: EpisodeState) -> None:
-    """Stand for an owner that is told of no more states."""
+def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
+    """Make the state that the solver starts from."""
+    limits = task.limits
+    assert sample.id is not None
+    return TaskState(
+        model=policy_name(),
+        sample_id=sample.id,
+        epoch=epoch,
+        input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
+        messages=internals.first_messages(sample),
+        target=Target(sample.target),
+        choices=sample.choices,
+        message_limit=limits.message,
+        token_limit=limits.token,
+        token_limit_type=limits.token_type,
+        cost_limit=limits.cost,
+        completed=False,
+        metadata=deepcopy(sample.metadata) if sample.metadata else {},
+        sample_uuid=internals.unique_id(),
+    )
+
+
+class Preparing:
+    """Sets one sample up, step by step, and releases it.
+
+    Attributes:
+        doing: What it waits for, in words.
+        phase: The cause that a failure is attributed to.
+        recorder: Metrics of the sandboxes, if there are any.
+        transcript: The events recorded for the sample, once it has begun.
+    """
+
+    def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
+        self.doing = "reading the input"
+        self.phase = Cause.SOLVER
+        self.recorder: Recorder | None = None
+        self.transcript: internals.Transcript | None = None
+        self._record = record
+        self._model = model
+        self._opened: AsyncExitStack | None = None
+
+    async def release(self) -> None:
+        """Release the sandboxes, if there are any."""
+        if self._opened is not None:
+            await self._opened.aclose()
+
+    def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
+        """Bind the sample to the context variables that Inspect reads."""
+        record, task = self._record, self._record.task
+        task.enter_context(self._model)
+        generate = task.generate_with(self._model)
+        internals.set_task_generate(generate)
+        internals.init_sample_model_data()
+        if task.first_calls:
+            internals.init_state_of_loaded_providers()
+        else:
+            internals.init_sample_assistant_internal()
+        internals.reset_sample_limit_data()
+        internals.limit_subprocesses(task.options.max_subprocesses)
+        internals.forget_tools()
+        record.boundaries.begin_part()
+        internals.enclose_calls(_enclose_tool, _enclose_model)
+        self.transcript = transcript = self._make_transcript()
+        internals.init_transcript(transcript)
+        self._bind_state()
+        if task.scorers:
+            internals.init_scoring_context(
+                [named.scorer for named in task.scorers], Target(record.sample.target)
+            )
+        active = internals.running_sample(
+            task=task.name,
+            model=POLICY_MODEL,
+            sample=record.sample,
+            state=record.state,
+            transcript=transcript,
+            time_limit=task.limits.time,
+            working_limit=task.limits.working,
+        )
+        return active, generate
+
+    def _make_transcript(self) -> internals.Transcript:
+        record = self._record
+        if record.keep_log or record.task.reads_events or not is_on(FastPath.TRANSCRIPTS):
+            return internals.Transcript(log_model_api=False)
+        return QuietTranscript(record.task.note_reading)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may have to wait for something."""
+        sample = self._record.sample
+        return not isinstance(sample.input, str) or self._record.task.asks_for_sandbox(sample)
+
+    async def materialize_input(self) -> None:
+        """Read images and other media of the input; a plain string has none."""
+        record = self._record
+        if not isinstance(record.sample.input, str):
+            plan = internals.capture_task_input_media([record.sample])
+            record.sample = await internals.materialize_sample_input(record.sample, plan)
+            record.state = new_state(record.task, record.sample, epoch=record.epoch)
+            self._bind_state()
+        if record.keep_log:
+            no_contents = dict.fromkeys(record.sample.files or (), "") or record.sample.files
+            sample = record.sample.model_copy(update={"files": no_contents})
+            state: Any = internals.state_jsonable(record.state)
+            internals.record_event(SampleInitEvent(sample=sample, state=state))
+
+    async def open_sandboxes(self, active: internals.ActiveSample) -> None:
+        """Start the sample's sandboxes."""
+        record, task = self._record, self._record.task
+        self.phase, self.doing = Cause.SANDBOX, "finding its sandbox"
+        spec = await task.sandbox_of(record.sample)
+        if spec is None:
+            return
+        self._opened = stack = AsyncExitStack()
+        provider = internals.registry_find_sandboxenv(spec.type)
+        if record_metrics := getattr(provider, "record_metrics", None):
+            self.recorder = stack.enter_context(record_metrics())
+        record.sandboxes = await stack.enter_async_context(
+            sample_sandboxes(
+                task, spec, record.sample, metrics=record.metrics, doing=self._describe
+            )
+        )
+        internals.load_extensions()  # which add services
+        for serve in SANDBOX_SERVICES:
+            await stack.enter_async_context(serve(record.sandboxes.operations.watched))
+        active.sandbox_environments = record.sandboxes.environments
+
+    def _describe(self, doing: str) -> None:
+        self.doing = doing
+
+    def _bind_state(self) -> None:
+        internals.set_sample_state(self._record.state)
+        internals.init_subtask_store(self._record.state.store)
+
+
+def _enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
+    """Inspect runs each tool in a task of its own, in which ``SystemExit`` would end the loop."""
+    return enclose(Cause.TOOL, f"the tool {name!r}", call)
+
+
+def _enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
+    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
 
 
 class SampleRun:
@@ -91,8 +230,7 @@ class SampleRun:
             policy=self._policy,
             keep_log=keep_log,
         )
-        self._spans = EpisodeTranscript(keep=keep_log)
-        self._scoring = Scoring(self._spans)
+        self._scoring = Scoring(self._record)
         self._setup = Preparing(self._record, self._model)
         self._setting_up: anyio.CancelScope | None = None
         self._solving: Solving | None = None
@@ -114,24 +252,13 @@ class SampleRun:
         active, generate = self._setup.enter_context()
         self._begun = True
         try:
-            async with self._setup:
+            try:
                 if await self._set_up(active):
-                    try:
-                        self._solving = Solving(record, active, generate, self._spans)
-                        self._phase = Cause.SOLVER
-                        self._entering(EpisodeState.RUNNING)
-                        try:
-                            await self._solving.run()
-                        finally:
-                            self._mailbox.close()
-                            self._entering(EpisodeState.STOPPING)
-                        await self._score()
-                    except asyncio.CancelledError:
-                        self._cancelled_in = self._phase
-                        raise
-                    finally:
-                        await self._clean_up()
+                    self._solving = Solving(record, active, generate)
+                    await self._solve_and_score(self._solving)
                     self._phase = Cause.SANDBOX
+            finally:
+                await self._setup.release()
         except asyncio.CancelledError as error:
             if being_cancelled():
                 raise
@@ -142,8 +269,25 @@ class SampleRun:
             active.checkpointer.close()
             active.complete()
             record.boundaries.forget()
-            self._entering = _nobody  # it is the owner's, which holds this run
+            self._entering = lambda state: None  # it is the owner's, which holds this run
         return self.result()
+
+    async def _solve_and_score(self, solving: Solving) -> None:
+        try:
+            self._phase = Cause.SOLVER
+            self._entering(EpisodeState.RUNNING)
+            try:
+                await solving.run()
+            finally:
+                self._mailbox.close()
+                self._entering(EpisodeState.STOPPING)
+            self._phase = Cause.SCORER
+            await self._scoring.run()
+        except asyncio.CancelledError:
+            self._cancelled_in = self._phase
+            raise
+        finally:
+            await self._clean_up()
 
     def stop(self, reason: str) -> None:
         """End set-up, or the solver as a limit would; does nothing once the solver has ended."""
@@ -174,7 +318,7 @@ class SampleRun:
     def result(self) -> EpisodeResult:
         """Return the result so far."""
         record, context = self._record, self.context.copy()
-        recorder = self._setup.recorder
+        measured = self._setup.recorder.snapshot() if self._setup.recorder else {}
         return EpisodeResult(
             task=record.task.name,
             sample=record.sample,
@@ -187,9 +331,7 @@ class SampleRun:
             usage=self._policy.usage,
             truncated=self._policy.truncated,
             expected_scores={named.name: named.keys for named in record.task.scorers},
-            metrics=record.metrics
-            | self._model.metrics
-            | dict(recorder.snapshot() if recorder else {}),
+            metrics={**record.metrics, **self._model.metrics, **measured},
             build_log=(lambda: context.run(self.build_log)) if self.has_log else None,
         )
 
@@ -229,7 +371,7 @@ class SampleRun:
         if self._stopped is None:
             with anyio.CancelScope() if self._setup.waits else nullcontext() as scope:
                 self._setting_up = scope
-                async with self._spans.span("init", "init"):
+                async with self._record.span("init", "init"):
                     try:
                         await self._setup.materialize_input()
                         await self._setup.open_sandboxes(active)
@@ -245,10 +387,6 @@ class SampleRun:
         )
         self._record.fail(stopped, self._setup.phase)
         return False
-
-    async def _score(self) -> None:
-        self._phase = Cause.SCORER
-        await self._scoring.run(self._record)
 
     async def _clean_up(self) -> None:
         record = self._record

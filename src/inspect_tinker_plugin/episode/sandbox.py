@@ -26,6 +26,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.operations import Operations
+from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.inspect_internals.turnstile import Turnstile
 from inspect_tinker_plugin.processes.cancellation import (
     GivenUpError,
@@ -48,11 +49,10 @@ class _Startup:
 
 
 class SandboxLifecycle:
-    """Provider state of this process: started once, cleaned up at interpreter exit.
+    """Providers of this process: each is started once, and cleaned up at interpreter exit.
 
     Inspect keeps what a provider must clean up (running compose projects, generated
-    files) on a state object that an eval owns. Episodes have no eval around them, so one
-    such object serves the process; each process of a pool has its own.
+    files) on a state object that an eval owns; here, one such object serves the process.
     """
 
     def __init__(self) -> None:
@@ -66,26 +66,24 @@ class SandboxLifecycle:
 
         It runs in its own task: a caller that is cancelled does not end it for the others.
         """
-        started = self._started.get(startup)
-        if started is None or (not started.done() and not _same_loop(started)):
-            started = asyncio.ensure_future(self._start(startup))
-            self._started[startup] = started
+        started, loop = self._started.get(startup), asyncio.get_running_loop()
+        if started is None or (not started.done() and started.get_loop() is not loop):
+            self._started[startup] = started = loop.create_task(self._start(startup))
             started.add_done_callback(lambda task: self._forget_failed(startup, task))
-        if not started.done():
-            await asyncio.shield(started)
+        if started.done():
+            started.result()  # it may belong to another loop
         else:
-            started.result()
+            await asyncio.shield(started)
 
     async def _start(self, startup: _Startup) -> None:
         provider = internals.registry_find_sandboxenv(startup.spec.type)
-        await in_surroundings(
+        await InSurroundings(
             provider.task_init("startup", startup.spec.config), startup.run_dir, dict(startup.env)
         )
 
     def _forget_failed(self, startup: _Startup, task: asyncio.Task[None]) -> None:
         """Let the next caller try again."""
-        failed = task.cancelled() or task.exception() is not None
-        if failed and self._started.get(startup) is task:
+        if _has_failed(task) and self._started.get(startup) is task:
             del self._started[startup]
 
     def shutdown(self) -> None:
@@ -94,7 +92,7 @@ class SandboxLifecycle:
         if os.getpid() != self._pid:
             return
         for startup, task in started.items():
-            if not task.done() or task.cancelled() or task.exception() is not None:
+            if not task.done() or _has_failed(task):
                 continue
             try:
                 asyncio.run(self._cleanup(startup))
@@ -108,8 +106,8 @@ class SandboxLifecycle:
             await provider.task_cleanup("shutdown", startup.spec.config, True)
 
 
-def _same_loop(task: asyncio.Task[None]) -> bool:
-    return task.get_loop() is asyncio.get_running_loop()
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 _lifecycle: SandboxLifecycle | None = None
@@ -132,22 +130,19 @@ async def prepare_provider(
     # The working directory belongs to the whole process, so it is changed only when necessary.
     relative = isinstance(spec.config, str) and not os.path.isabs(spec.config)
     found = provider.task_init_environment(spec.config, sample.metadata or {})
-    env = await (in_surroundings(found, run_dir, {}) if relative else found)
+    env = await (InSurroundings(found, run_dir, {}) if relative else found)
     startup = _Startup(spec=spec, run_dir=run_dir, env=tuple(sorted(env.items())))
     await lifecycle.ensure_started(startup)
 
 
-def in_surroundings(work: Awaitable[T], folder: str, env: dict[str, str]) -> Awaitable[T]:
-    """Run work with its own working directory and environment, which no other task sees.
+@dataclass(frozen=True)
+class InSurroundings(Awaitable[T]):
+    """Runs work with its own working directory and environment, which no other task sees.
 
     Both belong to the whole process. They are changed only while the work itself runs, and
     restored whenever it waits, so whatever runs in between finds its own.
     """
-    return _Surroundings(work, folder, env)
 
-
-@dataclass(frozen=True)
-class _Surroundings(Awaitable[T]):
     work: Awaitable[T]
     folder: str
     env: dict[str, str]
@@ -207,12 +202,8 @@ def sandbox_places(provider: str) -> Places:
 
 
 START_GRACE = 60.0
-"""Seconds that a cancelled episode waits for its sandbox to come up, in order to release it.
-
-Cancelling a start half-way leaves behind what the engine goes on creating after its client is
-gone: ``docker compose`` is killed, its last request is carried out nevertheless, and nobody
-knows of the container or network that it makes.
-"""
+"""Seconds that a cancelled episode waits for its sandbox to come up, in order to release it:
+killed half-way, ``docker compose`` leaves behind what the engine goes on creating for it."""
 
 RELEASE_GRACE = 10.0
 """Seconds that a start or release has to end after it was cancelled for taking too long."""
@@ -222,11 +213,8 @@ RELEASE_GRACE = 10.0
 class SampleSandboxes:
     """The sandboxes of an episode, with the operations that run in them."""
 
-    environments: dict[str, SandboxEnvironment]
+    environments: dict[str, SandboxEnvironment] = field(default_factory=dict)
     operations: Operations = field(default_factory=Operations)
-
-
-NO_SANDBOXES = SampleSandboxes(environments={})
 
 
 class OnThisMachine:
@@ -302,9 +290,8 @@ class SandboxHolder:
         """Start the sandboxes; if the caller is cancelled, ``release()`` removes them."""
         self._arguments = (task_name, config)
         context = copy_context()
-        self._starting = asyncio.get_running_loop().create_task(
-            _started(self._provider, task_name, config, metadata), context=context
-        )
+        start: Any = self._provider.sample_init(task_name, config, metadata)
+        self._starting = asyncio.get_running_loop().create_task(start, context=context)
         environments = await asyncio.shield(self._starting)
         for variable, value in context.items():  # what a provider binds is meant for its sample
             if variable.get(None) is not value:
@@ -350,20 +337,15 @@ class SandboxHolder:
             await asyncio.wait([starting], timeout=RELEASE_GRACE)
             if not starting.done():
                 raise self._too_slow(f"still starting {RELEASE_GRACE:g} s after it was cancelled")
-        if starting.cancelled() or starting.exception() is not None:
+        if _has_failed(starting):
             return  # a provider cleans up after a failed start itself
-        cleaning = self._clean_up(starting.result())
+        cleaning: Any = self._provider.sample_cleanup(*self._arguments, starting.result(), False)
         try:
             await bounded(cleaning, self._patience, grace=RELEASE_GRACE)
         except GivenUpError:
             raise self._too_slow(
                 f"not released within {self._patience:g} s (stop_timeout)"
             ) from None
-
-    async def _clean_up(self, environments: dict[str, SandboxEnvironment]) -> None:
-        task_name, config = self._arguments
-        cleanup: Callable[..., Any] = self._provider.sample_cleanup
-        await cleanup(task_name, config, environments, False)
 
     def _too_slow(self, what: str) -> TimeoutError:
         return TimeoutError(
@@ -372,25 +354,14 @@ class SandboxHolder:
         )
 
 
-async def _started(
-    provider: type[SandboxEnvironment], task_name: str, config: Any, metadata: dict[str, str]
-) -> dict[str, SandboxEnvironment]:
-    start: Callable[..., Any] = provider.sample_init
-    environments: dict[str, SandboxEnvironment] = await start(task_name, config, metadata)
-    return environments
-
-
 @asynccontextmanager
 async def sample_sandboxes(
-    task_name: str,
-    run_dir: str,
+    task: PreparedTask,
     spec: SandboxEnvironmentSpec,
     sample: Sample,
     *,
-    max_sandboxes: int | None,
-    patience: float,
     metrics: Metrics,
-    doing: Callable[[str], None] = lambda stage: None,
+    doing: Callable[[str], None],
 ) -> AsyncIterator[SampleSandboxes]:
     """Start the sandboxes of a sample, with its files and set-up script, and release them.
 
@@ -400,21 +371,19 @@ async def sample_sandboxes(
     first use.
 
     Args:
-        task_name: Name of the task.
-        run_dir: The folder that the task's relative paths start from.
+        task: The task.
         spec: The sandbox.
         sample: The sample, with its files and set-up script.
-        max_sandboxes: Sandboxes of this provider that may be alive at once; the provider's
-            default if not given.
-        patience: Seconds that the release may take.
         metrics: Receives ``sandbox/acquire_s``.
         doing: Called with a description of what is waited for.
     """
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
     doing(f"preparing sandbox {spec.type!r}")
-    await prepare_provider(provider, spec, sample, run_dir)
-    bound = max_sandboxes if max_sandboxes is not None else provider.default_concurrency()
+    await prepare_provider(provider, spec, sample, task.run_dir)
+    bound = task.options.max_sandboxes
+    if bound is None:
+        bound = provider.default_concurrency()
     places = sandbox_places(spec.type)
     doing(
         f"waiting for a place for its sandbox ({spec.type!r}, max_sandboxes={bound}, "
@@ -423,15 +392,15 @@ async def sample_sandboxes(
     async with places.place(bound):
         doing(f"starting sandbox {spec.type!r}, with files and set-up script")
         files, setup = await _sample_files(sample)
-        holder = SandboxHolder(provider, patience=patience, script=setup)
+        holder = SandboxHolder(provider, patience=task.options.stop_timeout, script=setup)
         operations = Operations()
         provider_like: Any = holder
         try:
-            share_setup = getattr(provider, "share_setup", _share_nothing)
+            share_setup = getattr(provider, "share_setup", lambda *_: nullcontext())
             with share_setup(files, setup) as shared:
                 environments = await internals.init_sandbox_environments_sample(
                     sandboxenv_type=provider_like,
-                    task_name=internals.unqualified_name(task_name),
+                    task_name=internals.unqualified_name(task.name),
                     config=spec.config,
                     files=files,
                     setup=setup,
@@ -440,15 +409,10 @@ async def sample_sandboxes(
             if shared is not None:
                 await shared.finish()
             metrics["sandbox/acquire_s"] = time.perf_counter() - started
-            with operations.of(environments.values()):
+            with operations.watch(environments.values()):
                 yield SampleSandboxes(environments, operations)
         finally:
             await uninterrupted(lambda: _leave(holder, operations))
-
-
-def _share_nothing(*_: object) -> nullcontext[None]:
-    """Stand in for a provider that shares no set-up."""
-    return nullcontext()
 
 
 async def _leave(holder: SandboxHolder, operations: Operations) -> None:
@@ -461,7 +425,7 @@ async def _leave(holder: SandboxHolder, operations: Operations) -> None:
     try:
         await holder.release()
     finally:
-        if not await operations.ended(RELEASE_GRACE):
+        if not await operations.wait_for_all(RELEASE_GRACE):
             logger.warning(
                 "%s of a sandbox of provider %s still ran %g s after its release",
                 counted(operations.running, "operation"),

@@ -1,35 +1,31 @@
-"""The stages of one episode: everything before the solver, the solver under its limits, scoring."""
+"""The solver under its limits, the scorers, and the record that both work on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from copy import deepcopy
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
 from logging import getLogger
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, cast
 
 import anyio
 from anyio.abc import TaskGroup
 from inspect_ai.dataset import Sample
-from inspect_ai.event import SampleInitEvent, SampleLimitEvent, ScoreEvent
-from inspect_ai.model import Model
+from inspect_ai.event import ErrorEvent, SampleLimitEvent, ScoreEvent
+from inspect_ai.log import EvalSampleLimit
 from inspect_ai.scorer import SampleScore, Score, Scorer, Target
 from inspect_ai.solver import Generate, TaskState
-from inspect_ai.util import LimitExceededError, span, time_limit
+from inspect_ai.util import LimitExceededError, span, time_limit, turn_limit, working_limit
 
 from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT
-from inspect_tinker_plugin.contracts.errors import Cause
-from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
-from inspect_tinker_plugin.episode.boundaries import enclose, first_error
-from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on, run_plan
-from inspect_tinker_plugin.episode.model import PolicyModel, policy_name
-from inspect_tinker_plugin.episode.record import SampleRecord
-from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
+from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, Metrics
+from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, first_error, is_timeout
+from inspect_tinker_plugin.episode.fast_paths import run_plan
+from inspect_tinker_plugin.episode.model import PolicyAPI
+from inspect_tinker_plugin.episode.sandbox import SampleSandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 from inspect_tinker_plugin.processes.cancellation import (
     NOT_BY_THE_EPISODE,
@@ -39,193 +35,114 @@ from inspect_tinker_plugin.processes.cancellation import (
     stray,
 )
 
-
-def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
-    """Make the state that the solver starts from."""
-    limits = task.limits
-    assert sample.id is not None
-    return TaskState(
-        model=policy_name(),
-        sample_id=sample.id,
-        epoch=epoch,
-        input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
-        messages=internals.first_messages(sample),
-        target=Target(sample.target),
-        choices=sample.choices,
-        message_limit=limits.message,
-        token_limit=limits.token,
-        token_limit_type=limits.token_type,
-        cost_limit=limits.cost,
-        completed=False,
-        metadata=deepcopy(sample.metadata) if sample.metadata else {},
-        sample_uuid=internals.unique_id(),
-    )
+logger = getLogger(__name__)
 
 
-class Preparing:
-    """Sets one sample up, step by step; ``doing`` and ``phase`` describe the current step.
-
-    It is entered around everything that the episode does, and releases what was set up.
+@dataclass(slots=True)
+class SampleRecord:
+    """What set-up, solver and scorers of one sample share: its state, limit, error and metrics.
 
     Attributes:
-        doing: What it waits for, in words.
-        phase: The cause that a failure is attributed to.
-        recorder: Metrics of the sandboxes, if there are any.
-        transcript: The events recorded for the sample, once it has begun.
+        task: The task.
+        sample: The sample; its media are read in during set-up.
+        epoch: Epoch of the sample, from 1.
+        state: The most recent state.
+        policy: The model under training, which knows how many replies it has given.
+        keep_log: Whether a log is kept.
+        sandboxes: The sandboxes, once they have started.
+        limit: The limit that ended the solver, if there was one.
+        error: The first failure; a later one (in clean-up, say) does not replace it.
+        metrics: Metrics of sandboxes and scoring.
+        boundaries: What foreign code has raised, with its causes.
     """
 
-    def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
-        self.doing = "reading the input"
-        self.phase = Cause.SOLVER
-        self.recorder: Recorder | None = None
-        self.transcript: internals.Transcript | None = None
-        self._record = record
-        self._model = model
-        self._opened: AsyncExitStack | None = None
+    task: PreparedTask
+    sample: Sample
+    epoch: int
+    state: TaskState
+    policy: PolicyAPI
+    keep_log: bool
+    sandboxes: SampleSandboxes = field(default_factory=SampleSandboxes)
+    limit: EvalSampleLimit | None = None
+    error: EpisodeError | None = None
+    metrics: Metrics = field(default_factory=dict)
+    boundaries: Boundaries = field(default_factory=Boundaries)
 
-    async def __aenter__(self) -> Self:
-        """Set nothing up yet."""
-        return self
+    def catch_up(self) -> None:
+        """Take the most recent state, which a solver that was cut off could not return."""
+        self.state = internals.sample_state() or self.state
 
-    async def __aexit__(
+    def end_by_limit(self, kind: str, limit: float | None, reason: str) -> None:
+        """Record the limit that ended the solver."""
+        self.catch_up()
+        self.limit = EvalSampleLimit.model_validate(
+            {"type": kind, "limit": limit if limit is not None else -1, "reason": reason}
+        )
+
+    def fail(
         self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> bool | None:
-        """Release the sandboxes, if there are any."""
-        opened, self._opened = self._opened, None
-        return None if opened is None else await opened.__aexit__(exc_type, exc_val, exc_tb)
+        error: Exception,
+        phase: Cause,
+        *,
+        whole: Exception | None = None,
+        cut_off_since: float | None = None,
+    ) -> None:
+        """Record a failure and its cause.
 
-    def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
-        """Bind the sample to the context variables that Inspect reads."""
-        record, task = self._record, self._record.task
-        task.enter_context(self._model)
-        generate = task.generate_with(self._model)
-        internals.set_task_generate(generate)
-        internals.init_sample_model_data()
-        if task.first_calls:
-            internals.init_state_of_loaded_providers()
-        else:
-            internals.init_sample_assistant_internal()
-        internals.reset_sample_limit_data()
-        internals.limit_subprocesses(task.options.max_subprocesses)
-        internals.forget_tools()
-        record.boundaries.begin_part()
-        internals.enclose_calls(_enclose_tool, _enclose_model)
-        self.transcript = transcript = self._make_transcript()
-        internals.init_transcript(transcript)
-        self._bind_state()
-        if task.scorers:
-            internals.init_scoring_context(
-                [named.scorer for named in task.scorers], Target(record.sample.target)
-            )
-        active = internals.running_sample(
-            task=task.name,
-            model=POLICY_MODEL,
-            sample=record.sample,
-            state=record.state,
-            transcript=transcript,
-            time_limit=task.limits.time,
-            working_limit=task.limits.working,
-        )
-        return active, generate
-
-    def _make_transcript(self) -> internals.Transcript:
-        record = self._record
-        if record.keep_log or record.task.reads_events or not is_on(FastPath.TRANSCRIPTS):
-            return internals.Transcript(log_model_api=False)
-        return QuietTranscript(record.task.note_reading)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it may have to wait for something."""
-        sample = self._record.sample
-        return not isinstance(sample.input, str) or self._record.task.asks_for_sandbox(sample)
-
-    async def materialize_input(self) -> None:
-        """Read images and other media of the input; a plain string has none."""
-        record = self._record
-        if not isinstance(record.sample.input, str):
-            plan = internals.capture_task_input_media([record.sample])
-            record.sample = await internals.materialize_sample_input(record.sample, plan)
-            record.state = new_state(record.task, record.sample, epoch=record.epoch)
-            self._bind_state()
-        if record.keep_log:
-            sample = record.sample.model_copy(
-                update={"files": dict.fromkeys(record.sample.files, "")}
-                if record.sample.files
-                else None
-            )
-            state: Any = internals.state_jsonable(record.state)
-            internals.record_event(SampleInitEvent(sample=sample, state=state))
-
-    async def open_sandboxes(self, active: internals.ActiveSample) -> None:
-        """Start the sample's sandboxes."""
-        record, task = self._record, self._record.task
-        self.phase, self.doing = Cause.SANDBOX, "finding its sandbox"
-        spec = await task.sandbox_of(record.sample)
-        if spec is None:
+        Args:
+            error: What was raised.
+            phase: What was running.
+            whole: The group that it is the first of, if there is one; all of it has the cause.
+            cut_off_since: When the limit was reached that it is about, if it is about one.
+        """
+        whole, error = whole or error, first_error(error)
+        internals.record_event(ErrorEvent(error=internals.error_record(error)))
+        if self.error is not None:
+            logger.warning("a further failure after %s: %s", self.error, internals.text_of(error))
             return
-        self._opened = stack = AsyncExitStack()
-        provider = internals.registry_find_sandboxenv(spec.type)
-        if record_metrics := getattr(provider, "record_metrics", None):
-            self.recorder = stack.enter_context(record_metrics())
-        record.sandboxes = await stack.enter_async_context(
-            sample_sandboxes(
-                task.name,
-                task.run_dir,
-                spec,
-                record.sample,
-                max_sandboxes=task.options.max_sandboxes,
-                patience=task.options.stop_timeout,
-                metrics=record.metrics,
-                doing=self._now,
-            )
+        self.catch_up()
+        stamp = self.boundaries.attribute(whole, phase, cut_off_since=cut_off_since)
+        if stamp.cause is phase and is_timeout(whole) and self.sandboxes.operations.awaited:
+            stamp = Stamp(Cause.INSIDE_SANDBOX, "a command that goes on")
+        if stamp.cause is Cause.INSIDE_SANDBOX:
+            stamp = Stamp(self.cause_inside(phase), stamp.call)
+        self.error = self.wrap(error, stamp)
+
+    def cause_inside(self, phase: Cause) -> Cause:
+        """Return ``inside_sandbox``; before its first reply, a policy has done nothing inside."""
+        return Cause.INSIDE_SANDBOX if self.policy.answered > 0 else phase
+
+    def wrap(self, error: Exception, stamp: Stamp) -> EpisodeError:
+        """Wrap an exception with its cause, task and sample; the original is its ``__cause__``."""
+        text = internals.text_of(error)
+        if isinstance(error, LimitExceededError):
+            text = f"{error.message} while scoring"
+        if stamp.call and stamp.cause in (Cause.SANDBOX, Cause.INSIDE_SANDBOX):
+            text = f"{text} (in {stamp.call})"
+        wrapped = EpisodeError(
+            f"{type(error).__name__}: {text}",
+            cause=stamp.cause,
+            task=self.task.name,
+            sample_id=self.sample.id,
+            epoch=self.epoch,
+            call=stamp.call,
         )
-        internals.load_extensions()  # which add services
-        for serve in SANDBOX_SERVICES:
-            await stack.enter_async_context(serve(record.sandboxes.operations.watched))
-        active.sandbox_environments = record.sandboxes.environments
+        wrapped.__cause__ = error
+        return wrapped
 
-    def _now(self, doing: str) -> None:
-        self.doing = doing
-
-    def _bind_state(self) -> None:
-        internals.set_sample_state(self._record.state)
-        internals.init_subtask_store(self._record.state.store)
-
-
-def _enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
-    """Inspect runs each tool in a task of its own, in which ``SystemExit`` would end the loop."""
-    return enclose(Cause.TOOL, f"the tool {name!r}", call)
-
-
-def _enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
-    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
-
-
-class EpisodeTranscript:
-    """Spans and score events, which only a log needs: they take a third of an episode's time."""
-
-    def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
+    # spans and scores of the transcript, which only a log needs: they take a third of an episode
 
     def span(self, name: str, kind: str | None = None) -> AbstractAsyncContextManager[None]:
         """Group the events of one part of the episode."""
-        return span(name, type=kind) if self._keep else nullcontext()
+        return span(name, type=kind) if self.keep_log else nullcontext()
 
-    def score(
-        self, score: Score, *, name: str, sample: Sample, scorer: Scorer | None = None
-    ) -> None:
-        """Record a score, of a scorer or the solver's own."""
-        if self._keep:
+    def note_score(self, score: Score, name: str, scorer: Scorer | None = None) -> None:
+        """Record a score, of a scorer or the solver's own, in the transcript."""
+        if self.keep_log:
             args = None if scorer is None else internals.scorer_args(scorer)
-            usage: dict[str, Any] = internals.sample_usage()
+            target, usage = self.sample.target, cast(dict[str, Any], internals.sample_usage())
             internals.record_event(
-                ScoreEvent(
-                    score=score, target=sample.target, scorer=name, scorer_args=args, **usage
-                )
+                ScoreEvent(score=score, target=target, scorer=name, scorer_args=args, **usage)
             )
 
 
@@ -236,19 +153,19 @@ class Scoring:
         scores: What has been scored so far, also when a later scorer raises.
     """
 
-    def __init__(self, transcript: EpisodeTranscript) -> None:
+    def __init__(self, record: SampleRecord) -> None:
         self.scores: dict[str, SampleScore] = {}
-        self._transcript = transcript
+        self._record = record
 
-    async def run(self, record: SampleRecord) -> None:
+    async def run(self) -> None:
         """Score the state that the solver left; a failure goes into the record."""
-        state, sample = record.state, record.sample
+        record, state = self._record, self._record.state
         state.completed = True
         internals.set_sample_state(state)
         if state.scores is None:
             state.scores = {}
         if record.error is not None and not record.task.score_on_error:
-            self._keep(list(state.scores), state, sample)
+            self._keep(list(state.scores), state)
             return
         record.boundaries.begin_part()
         started = time.monotonic()
@@ -256,7 +173,7 @@ class Scoring:
         budget = record.task.limits.time
         try:
             with time_limit(budget / 2) if budget else nullcontext():
-                await self._run_scorers(record.task.scorers, state, sample)
+                await self._run_scorers(state)
         except asyncio.CancelledError as error:
             if being_cancelled():
                 raise
@@ -271,19 +188,18 @@ class Scoring:
             record.fail(record.policy.graded, Cause.SCORER)
         record.metrics["time/scoring_s"] = time.monotonic() - started
 
-    async def _run_scorers(
-        self, scorers: Sequence[NamedScorer], state: TaskState, sample: Sample
-    ) -> None:
+    async def _run_scorers(self, state: TaskState) -> None:
         """Run the scorers in order, then add the solver's own scores."""
         of_solver = list(state.scores or {})
-        async with self._transcript.span("scorers"):
-            for named in scorers:
-                await self._score_with(named, state, sample)
-        self._keep(of_solver, state, sample)
+        async with self._record.span("scorers"):
+            for named in self._record.task.scorers:
+                await self._score_with(named, state)
+        self._keep(of_solver, state)
 
-    async def _score_with(self, named: NamedScorer, state: TaskState, sample: Sample) -> None:
+    async def _score_with(self, named: NamedScorer, state: TaskState) -> None:
         assert state.scores is not None
-        async with self._transcript.span(named.name, "scorer"):
+        sample = self._record.sample
+        async with self._record.span(named.name, "scorer"):
             score = await contained("the scorer", named.scorer(state, Target(sample.target)))
             if named.name in state.scores:
                 raise RuntimeError(f"Scorer {named.name} has modified state.scores")
@@ -296,19 +212,16 @@ class Scoring:
                 scorer=internals.registry_unqualified_name(named.scorer),
             )
             state.scores[named.name] = score
-            self._transcript.score(score, name=named.name, sample=sample, scorer=named.scorer)
+            self._record.note_score(score, named.name, named.scorer)
             self.scores[named.name] = found
 
-    def _keep(self, names: Sequence[str], state: TaskState, sample: Sample) -> None:
+    def _keep(self, names: Sequence[str], state: TaskState) -> None:
         scores = state.scores or {}
         for name in names:
             self.scores[name] = SampleScore(
                 score=scores[name], sample_id=state.sample_id, sample_metadata=state.metadata
             )
-            self._transcript.score(scores[name], name=name, sample=sample)
-
-
-logger = getLogger(__name__)
+            self._record.note_score(scores[name], name)
 
 
 class Solving:
@@ -323,13 +236,11 @@ class Solving:
         record: SampleRecord,
         active: internals.ActiveSample,
         generate: Generate,
-        spans: EpisodeTranscript,
     ) -> None:
         self.started: float | None = None
         self._record = record
         self._active = active
         self._generate = generate
-        self._spans = spans
         self._stop: LimitExceededError | None = None
         self._failed_with: Exception | None = None
         """The group of exceptions that the solver has failed with, or its only one."""
@@ -385,7 +296,13 @@ class Solving:
         record = self._record
         cancelled: list[BaseException] = []
         failed: Exception | None = None
-        message, token, cost, turn, clock, working = record.task.limits.scopes(record.state)
+        limits = record.task.limits
+        message, token, cost = internals.state_limits(record.state)
+        turn, clock, working = (
+            turn_limit(limits.turn),
+            time_limit(limits.time),
+            working_limit(limits.working),
+        )
         # entered one by one: a stack of them takes a kilobyte of every waiting episode
         with message, token, cost, turn, clock, working:
             try:
@@ -424,7 +341,7 @@ class Solving:
                 active.limit_exceeded(self._stop)
             if record.task.limits.working is not None:
                 internals.monitor_working_limit()
-            async with self._spans.span("solvers"):
+            async with record.span("solvers"):
                 plan = run_plan(record.task.plan, record.state, self._generate)
                 record.state = await contained("the solver", plan)
         except anyio.get_cancelled_exc_class() as error:
@@ -436,8 +353,7 @@ class Solving:
             self._end_by_limit(exceeded)
         finally:
             # ends the working-limit monitor and everything that background() started
-            if not _alone(group):
-                group.cancel_scope.cancel()
+            group.cancel_scope.cancel()
 
     def _end_by_limit(self, error: LimitExceededError) -> None:
         if error.type == "working":
@@ -450,9 +366,3 @@ class Solving:
 def _forget_frames(error: BaseException) -> None:
     """Break the cycles of an error that was dealt with: its frames and its group refer to it."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
-
-
-def _alone(group: TaskGroup) -> bool:
-    """Whether a group has one task only; cancelling it then takes time and does nothing."""
-    tasks = getattr(group, "_tasks", None)
-    return isinstance(tasks, set) and len(tasks) == 1

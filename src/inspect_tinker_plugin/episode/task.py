@@ -25,7 +25,6 @@ from inspect_tinker_plugin.contracts.policy import (
     check_side_roles,
     read_side_models,
 )
-from inspect_tinker_plugin.episode.limits import SampleLimits
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -45,6 +44,37 @@ class NamedScorer:
     scorer: Scorer
     keys: tuple[str, ...] = ()
     """Keys that its dict score must have; as in an eval, a missing key is an error."""
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """The limits of a sample: the caller's where given, else the task's, as ``eval()`` does."""
+
+    message: int | None
+    token: int | None
+    token_type: Any
+    turn: int | None
+    time: int | None
+    working: int | None
+    cost: float | None
+
+    @classmethod
+    def of(cls, task: Task, options: EpisodeOptions) -> SampleLimits:
+        """Merge them; a token limit keeps its own way of counting."""
+
+        def first(mine: Any, theirs: Any) -> Any:
+            return theirs if mine is None else mine
+
+        own_token = options.token_limit is not None
+        return cls(
+            message=first(options.message_limit, task.message_limit),
+            token=first(options.token_limit, task.token_limit),
+            token_type="all" if own_token else (task.token_limit_type or "all"),
+            turn=task.turn_limit,
+            time=first(options.time_limit, task.time_limit),
+            working=first(options.working_limit, task.working_limit),
+            cost=first(options.cost_limit, task.cost_limit),
+        )
 
 
 class PreparedTask:
