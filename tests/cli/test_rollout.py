@@ -102,7 +102,7 @@ def test_a_failed_rollout_is_none_and_never_zero(tmp_path: Path) -> None:
     for each in reports(result):
         assert each["reward"] is None
         assert each["advantage"] is None
-        assert "[judge]" in each["error"]
+        assert "[scorer]" in each["error"]
         assert "grader" in each["error"]
 
 
@@ -150,7 +150,7 @@ def test_rollouts_are_shown_though_their_log_cannot_be_written(
 
 
 def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
-    summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "judge=-0.5")
+    summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "scorer=-0.5")
     result = run(*summary, "--json")
     assert result.exit_code == 0, result.output
     for each in reports(result):
