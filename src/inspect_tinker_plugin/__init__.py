@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.processes.memory import freeze_memory
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-    from inspect_tinker_plugin.rl.compat import load_environment
+    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder, load_environment
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
     from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, as_rl_mixture
     from inspect_tinker_plugin.tasks.reference import TaskRef
@@ -61,7 +60,7 @@ _HOMES = {
     "as_rl_mixture": "rl.mixture",
     "freeze_memory": "processes.memory",
     "hookimpl": "plugins.hookspecs",
-    "load_environment": "rl.compat",
+    "load_environment": "rl.builder",
 }
 
 __all__ = [

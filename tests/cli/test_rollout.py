@@ -266,7 +266,7 @@ async def test_a_rollout_that_failed_has_the_turns_that_it_had() -> None:
     assert isinstance(env, InspectEnv)
     await env.initial_observation()
     assert env.request is not None
-    env._tokens.parse(encode("1<|im_end|>"), stop_reason=None, request=env.request)
+    env.tokens.parse(encode("1<|im_end|>"), stop_reason=None, request=env.request)
     await env.close()
     report = report_rollout(env, 1, task="arithmetic", sample_id="s0")
     assert (report.turns, report.output_tokens) == (1, len(encode("1<|im_end|>")))

@@ -110,11 +110,11 @@ def test_clean_up_ends_a_thread_that_waits(end: str, shielded: bool) -> None:
         [env] = await made.make_envs()
         await env.initial_observation()
         if end == "time limit":
-            await env._episode._machine._mailbox.end()  # type: ignore[attr-defined]
+            await env.episode._machine._mailbox.end()  # type: ignore[attr-defined]
         if end == "settle":
             await env.settle()  # type: ignore[attr-defined]
         await made.cleanup()
-        assert env._episode.released  # type: ignore[attr-defined]
+        assert env.episode.released  # type: ignore[attr-defined]
 
     in_thread(run)
 
@@ -140,7 +140,7 @@ def test_an_env_is_stepped_and_closed_in_another_loop_than_it_was_started_in() -
             [third] = await made.make_envs()
             await third.initial_observation()
             await elsewhere(made.cleanup)
-        assert third._episode.released  # type: ignore[attr-defined]
+        assert third.episode.released  # type: ignore[attr-defined]
 
     in_thread(run)
 

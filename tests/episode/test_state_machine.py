@@ -120,7 +120,7 @@ class EpisodeCalls(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["halt", "shut"]))
     def end(self, how: str) -> None:
         if self.env is not None:
-            self._finish(_end(self.env._episode, how))
+            self._finish(_end(self.env.episode, how))
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.1]))
     def go_on(self, seconds: float) -> None:
@@ -149,7 +149,7 @@ class EpisodeCalls(RuleBasedStateMachine):
     def states_only_move_on(self) -> None:
         if getattr(self, "env", None) is not None:
             assert self.env is not None
-            now = self.env._episode.state
+            now = self.env.episode.state
             assert now is self.state or self.state.before(now), f"{self.state} to {now}"
             self.state = now
 

@@ -267,7 +267,7 @@ async def test_groups_that_share_their_set_up_get_one_container_each(
 
 
 def kill_sandbox(env: InspectEnv) -> None:
-    [sandbox] = env._episode.sandboxes.values()
+    [sandbox] = env.episode.sandboxes.values()
     inner = inspect_internals.unproxied(sandbox)
     assert isinstance(inner, DockerPoolSandboxEnvironment)
     subprocess.run(["docker", "kill", inner.container.id], check=True, capture_output=True)

@@ -18,7 +18,7 @@ from tests.rl.policies import Words, renderer
 from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from inspect_tinker_plugin.logs import assembly
+from inspect_tinker_plugin.logs import writer
 from inspect_tinker_plugin.logs.run import Attempt, LogRun
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -78,7 +78,7 @@ def die_while_writing(builder: InspectGroupBuilder, lines: Sequence[str]) -> Non
         path.write_bytes(b'{"id": "half')
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(assembly, "write_part", half)  # noqa: B010 - a fault to inject
+    setattr(writer, "write_part", half)  # noqa: B010 - a fault to inject
     roll_out(builder, lines)
 
 

@@ -30,7 +30,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import EpisodeError
-from inspect_tinker_plugin.logs import assemble_pending, rollout
+from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model
 
@@ -288,13 +288,6 @@ async def test_no_log_is_written_unless_asked_for(tmp_path: Path) -> None:
     (builder,) = as_rl_dataset(arithmetic(1), renderer()).get_batch(0)
     await do_group_rollout(builder, Words(["1"]))
     assert logs_in(tmp_path) == []
-
-
-def test_the_status_in_logs_of_earlier_releases_is_still_read() -> None:
-    record = EvalSample(
-        id=1, epoch=1, input="", target="", metadata={"inspect_rl": {"fate": "cut", "turns": 2}}
-    )
-    assert rollout.figures(record) == {"status": "cut", "turns": 2}
 
 
 async def test_what_is_no_score_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:

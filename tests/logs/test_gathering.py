@@ -18,7 +18,6 @@ import pytest
 from inspect_ai.log import bundle_log_dir, list_eval_logs
 from tests.logs.rollouts import (
     apart,
-    by_word,
     dataset,
     die_while_assembling,
     die_while_writing,
@@ -205,7 +204,7 @@ def steps_in(folder: Path) -> list[Any]:
     return [log.metadata["policy_step"] for log in logs]
 
 
-@pytest.mark.parametrize("resumed", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("resumed", [0, 2, 5])
 async def test_a_resumed_run_goes_on_with_the_steps_of_its_trainer(
     resumed: int, tmp_path: Path
 ) -> None:
@@ -367,16 +366,6 @@ async def test_logs_that_cannot_be_written_change_no_reward_and_warn_once(
     assert str(tmp_path) in warnings[0].getMessage()
 
 
-async def test_a_group_survives_pickling_before_and_after_it_ran(tmp_path: Path) -> None:
-    (builder,) = dataset(by_word(1), tmp_path).get_batch(0)
-    copy = pickle.loads(pickle.dumps(builder))
-    await do_group_rollout(builder, Words(["1"]))
-    await do_group_rollout(pickle.loads(pickle.dumps(builder)), Words(["1"]))
-    await do_group_rollout(copy, Words(["1"]))
-    assemble_pending(tmp_path)
-    assert len(logs_in(tmp_path)) == 3
-
-
 def test_a_script_that_ends_right_after_its_last_rollout_has_its_log(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
@@ -392,15 +381,11 @@ roll_out(dataset(arithmetic(1), Path({str(tmp_path)!r})).get_batch(0)[0], ["1"])
 
 
 async def test_inspect_view_bundles_the_folder(tmp_path: Path) -> None:
-    logs, bundle, second = tmp_path / "logs", tmp_path / "bundle", tmp_path / "second"
+    logs, bundle = tmp_path / "logs", tmp_path / "bundle"
     await roll_out_batch(dataset(arithmetic(1), logs), 0)
     assemble_pending(logs)
     apart(bundle_log_dir, str(logs), str(bundle))
     assert len(list((bundle / "logs").glob("*.eval"))) == 1
-    command = [sys.executable, "-m", "inspect_ai", "view", "bundle"]
-    arguments = ["--log-dir", str(logs), "--output-dir", str(second)]
-    await asyncio.to_thread(subprocess.run, [*command, *arguments], check=True, capture_output=True)
-    assert (second / "index.html").is_file()
 
 
 async def test_a_cancelled_group_is_written_all_the_same(tmp_path: Path) -> None:

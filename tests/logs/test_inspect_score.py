@@ -11,9 +11,8 @@ from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.model import get_model
 from tests.logs.rollouts import apart, dataset, logs_in, roll_out, samples
 
-from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
-from inspect_tinker_plugin.logs.sampled import trajectory_groups
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.renderer import model_name
+from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.testing import tokenizer_path
 
 

@@ -33,9 +33,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin import EpisodeResult
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
-from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs import assemble_pending, trajectory_groups
 from inspect_tinker_plugin.logs.rescoring import Rescored, Rescoring, rescore
-from inspect_tinker_plugin.logs.sampled import trajectory_groups
 
 WORDS = [["2", "some words", "2"], ["4", "4", "no no"]]
 

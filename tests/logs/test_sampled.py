@@ -19,8 +19,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
-from inspect_tinker_plugin.logs.sampled import trajectory, trajectory_groups
+from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, trajectory, trajectory_groups
 
 
 class Unsure(Words):

@@ -17,9 +17,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
-from inspect_tinker_plugin.logs.sampled import sampled
-from inspect_tinker_plugin.logs.sampled import trajectory as logged_trajectory
+from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, sampled
+from inspect_tinker_plugin.logs.rollout import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.parity import (
@@ -134,7 +133,7 @@ async def test_rollout_in_tokens_agrees_with_eval(
 
     async def rolling(policy: TokenCompleter, env: InspectEnv) -> Trajectory:
         trajectory = await run_rollout(policy, env)
-        arrange(trajectory, env.turns)
+        arrange(trajectory, env.tokens.turns)
         rolled_out.append(trajectory)
         return trajectory
 

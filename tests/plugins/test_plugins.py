@@ -38,7 +38,12 @@ from inspect_tinker_plugin.contracts.observers import (
 )
 from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
-from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, plugin_scorers
+from inspect_tinker_plugin.rl.hooks import (
+    EpisodeHooks,
+    Observers,
+    episode_observers,
+    plugin_scorers,
+)
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
 from inspect_tinker_plugin.tasks.samples import StagedSamples, sample_stages
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
@@ -145,10 +150,10 @@ async def test_inspect_rl_episode_observers(
 ) -> None:
     assert not episode_observers(task())
     monkeypatch.setenv("ACME_EPISODES", str(tmp_path / "episodes.jsonl"))
-    observers = episode_observers(task())
+    hooks = EpisodeHooks(observers=episode_observers(task()))
     result = finished({"match": 1})
-    await observers.started(episode="e1", task="words", sample=result.sample, epoch=1)
-    await observers.ended(episode="e1", result=result, reward=1.0)
+    await hooks.report_start("words", result.sample, 1)
+    await hooks.report_end(result, 1.0)
     lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["start", "end"]
     assert lines[1]["reward"] == 1.0
@@ -467,11 +472,11 @@ async def test_an_observer_changes_nothing_and_its_failure_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     result = finished({"match": 1})
-    observers = Observers([Meddler()])
+    hooks = EpisodeHooks(observers=Observers([Meddler()]))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            await observers.started(episode="e", task="t", sample=result.sample, epoch=1)
-            await observers.ended(episode="e", result=result, reward=None)
+            await hooks.report_start("t", result.sample, 1)
+            await hooks.report_end(result, None)
     assert untouched(result)
     [record] = caplog.records
     assert "Meddler" in record.getMessage()

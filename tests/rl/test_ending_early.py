@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollout_strategy import (
 )
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState, TurnRequest
+from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeClosedError, EpisodeError
 from inspect_tinker_plugin.episode import machine as episode_machine
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
@@ -93,19 +93,6 @@ def one_sample() -> Sample:
     return Sample(id=1, input="1+1?", target="2")
 
 
-async def test_an_episode_closed_before_its_first_step_answers_every_call() -> None:
-    episode = prepared(arithmetic()).episode(one_sample())
-    starting = asyncio.create_task(episode.start())
-    await asyncio.sleep(0)
-    assert episode.state is EpisodeState.STARTING
-    async with asyncio.timeout(60):
-        await episode.close()
-        for call in (starting, episode.start(), episode.stop("now")):
-            with pytest.raises(EpisodeClosedError):
-                await call
-    assert str(episode.state) == "closed"
-
-
 async def test_an_episode_stopped_before_its_first_step_has_a_result() -> None:
     episode = prepared(arithmetic()).episode(one_sample())
     starting = asyncio.create_task(episode.start())
@@ -115,16 +102,6 @@ async def test_an_episode_stopped_before_its_first_step_has_a_result() -> None:
         assert result is await starting
     assert result.error is not None
     assert "out of time" in str(result.error)
-    await episode.close()
-
-
-async def test_an_episode_that_never_started_has_nothing_to_score() -> None:
-    episode = prepared(arithmetic()).episode(one_sample())
-    result = await episode.stop("out of time")
-    assert result.error is not None
-    assert result.error.cause is Cause.UNSCORED
-    with pytest.raises(RuntimeError, match="scored"):
-        await episode.start()
     await episode.close()
 
 
@@ -155,7 +132,7 @@ async def test_an_env_of_a_closed_group_runs_nothing() -> None:
 
 # The cookbook abandons rollouts that have not begun when a group is cancelled.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("steps", [0, 1, 3, 6, 11])
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -31,7 +31,6 @@ from tests.rl.tasks import (
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
-from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
@@ -107,36 +106,12 @@ async def test_tool_calls_are_carried_out_and_shown_to_the_policy() -> None:
     assert "42" in renderer().tokenizer.decode(second[len(first) + len(sampled) :])
 
 
-async def test_a_malformed_tool_call_is_answered_like_in_an_eval() -> None:
-    policy = Words(["<tool_call>\n{not json}\n</tool_call>", "1"])
-    trajectory = await do_single_rollout(policy, await make_env(adding()))
-    assert trajectory.transitions[0].metrics["parse_error"] == 1.0
-    assert "rror" in renderer().tokenizer.decode(policy.prompts[1][len(policy.prompts[0]) :])
-    assert total(trajectory) == 1.0
-
-
-async def test_an_agent_submits_through_its_sandbox() -> None:
-    env = await make_env(agent())
-    calls = [tool_call("bash", '{"command":"cat word"}'), tool_call("submit", '{"answer":"plum"}')]
-    trajectory = await do_single_rollout(Words(calls), env)
-    assert env.ending is not None
-    assert "plum" in [m.text for m in env.ending.result.state.messages if m.role == "tool"]
-    assert total(trajectory) == 1.0
-    assert final(trajectory)["turns"] == 2
-
-
 async def test_step_takes_extra_and_a_cut_reply_counts_as_cut() -> None:
     env = await make_env(arithmetic())
     assert not isinstance(await env.initial_observation(), InitialObservationOverflow)
     result = await env.step(encode("1"), extra={"stop_reason": "length"})
     assert result.episode_done
     assert result.metrics["stop/max_tokens"] == 1.0
-
-
-async def test_step_works_without_extra() -> None:
-    env = await make_env(arithmetic())
-    await env.initial_observation()
-    assert (await env.step(encode("1<|im_end|>"))).reward == 1.0
 
 
 async def test_a_solver_that_never_calls_the_model_ends_at_once_with_its_score() -> None:
@@ -239,24 +214,6 @@ async def test_a_reply_that_nobody_waited_for_is_not_trained_on() -> None:
     assert await trained_texts(arithmetic(1), late, time_limit=1) == []
 
 
-@pytest.mark.parametrize(
-    ("task", "cause"),
-    [
-        pytest.param(one(generate(), crashing()), Cause.SCORER, id="scorer raises"),
-        pytest.param(one(generate(), not_a_number()), Cause.UNSCORED, id="score is NaN"),
-        pytest.param(one(failing()), Cause.SOLVER, id="solver raises"),
-        pytest.param(one(generate(), model_graded_qa()), Cause.JUDGE, id="no grader"),
-    ],
-)
-async def test_a_failure_is_raised_with_its_cause_and_never_a_zero(
-    task: Task, cause: Cause
-) -> None:
-    with pytest.raises(EpisodeError) as raised:
-        await rollout(task, ["1"])
-    assert raised.value.cause is cause
-    assert (raised.value.task, raised.value.sample_id) == ("one", "s0")
-
-
 @tool
 def undescribed() -> Tool:
     async def execute(x: int) -> int:
@@ -274,10 +231,35 @@ def asks_with_a_tool_that_nobody_described() -> Solver:
     return solve
 
 
-async def test_a_call_that_inspect_refuses_before_the_policy_hears_of_it_is_no_judges() -> None:
-    with pytest.raises(EpisodeError, match="escription") as raised:
-        await rollout(one(asks_with_a_tool_that_nobody_described()), ["1"])
-    assert raised.value.cause is Cause.SOLVER
+JUDGE = r"model_roles=\{'grader'"
+BROKEN = one([use_tools(broken()), generate()])
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "cause", "message"),
+    [
+        pytest.param(one(generate(), crashing()), "1", Cause.SCORER, None, id="scorer raises"),
+        pytest.param(one(generate(), not_a_number()), "1", Cause.UNSCORED, None, id="score is NaN"),
+        pytest.param(one(failing()), "1", Cause.SOLVER, None, id="solver raises"),
+        pytest.param(one(generate(), model_graded_qa()), "1", Cause.JUDGE, JUDGE, id="no grader"),
+        pytest.param(one(generate(num_choices=2)), "1", Cause.POLICY, None, id="two choices"),
+        pytest.param(BROKEN, tool_call("broken", '{"x":1}'), Cause.TOOL, None, id="tool raises"),
+        pytest.param(
+            one(asks_with_a_tool_that_nobody_described()),
+            "1",
+            Cause.SOLVER,
+            "escription",
+            id="refused by Inspect",
+        ),
+    ],
+)
+async def test_a_failure_is_raised_with_its_cause_and_never_a_zero(
+    task: Task, said: str, cause: Cause, message: str | None
+) -> None:
+    with pytest.raises(EpisodeError, match=message) as raised:
+        await rollout(task, [said])
+    assert raised.value.cause is cause
+    assert (raised.value.task, raised.value.sample_id) == ("one", "s0")
 
 
 class Mute(Exception):
@@ -308,29 +290,12 @@ async def test_an_error_that_cannot_be_shown_is_an_episodes_error_like_any_other
     assert total(await rollout(one(generate(), raising()), ["1"], on_error=-1.0)) == -1.0
 
 
-async def test_a_tool_that_raises_is_the_tools_fault() -> None:
-    with pytest.raises(EpisodeError) as raised:
-        await rollout(one([use_tools(broken()), generate()]), [tool_call("broken", '{"x":1}')])
-    assert raised.value.cause is Cause.TOOL
-
-
-async def test_the_policy_never_grades_itself_and_the_error_names_the_role() -> None:
-    with pytest.raises(EpisodeError, match=r"model_roles=\{'grader'"):
-        await rollout(one(generate(), model_graded_qa()), ["1"])
-
-
 async def test_a_stated_penalty_replaces_the_failure() -> None:
     trajectory = await rollout(
         one(generate(), crashing()), ["1"], on_error={"scorer": -0.5, "sandbox": "raise"}
     )
     assert total(trajectory) == -0.5
     assert final(trajectory)["error/scorer"] == 1.0
-
-
-async def test_more_than_one_choice_is_refused_and_attributed_to_the_policy() -> None:
-    with pytest.raises(EpisodeError) as raised:
-        await rollout(one(generate(num_choices=2)), ["1"])
-    assert raised.value.cause is Cause.POLICY
 
 
 async def test_a_tool_call_budget_stops_in_the_middle_of_a_batch() -> None:
@@ -404,12 +369,6 @@ async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
     assert group.get_total_rewards() == [-2.0, -2.0]
 
 
-async def test_retry_on_failure_makes_new_envs_and_closes_the_failed_ones() -> None:
-    builder = as_rl_dataset(one(failing()), renderer(), group_size=2).get_batch(0)[0]
-    with pytest.raises(EpisodeError):
-        await do_group_rollout(builder, Words(["1"]), strategy=RetryOnFailure(max_retries=2))
-
-
 async def test_a_dropped_env_releases_its_episode() -> None:
     env = await make_env(arithmetic())
     await env.initial_observation()
@@ -428,15 +387,6 @@ async def test_a_cancelled_rollout_releases_its_episode() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await all_released()
-
-
-async def test_close_is_idempotent_and_stepping_afterwards_is_an_error() -> None:
-    env = await make_env(arithmetic())
-    await env.initial_observation()
-    await env.close()
-    await env.close()
-    with pytest.raises(Exception, match="closed"):
-        await env.step(encode("1<|im_end|>"))
 
 
 async def test_a_solver_counts_tokens_as_the_policys_tokenizer_does() -> None:

@@ -25,8 +25,7 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, as_rl_mixture
-from inspect_tinker_plugin.rl.order import Mix
+from inspect_tinker_plugin.rl.mixture import InspectRLMixture, Mix, MixedTask, as_rl_mixture
 
 HERE = Path(__file__).parent
 SUMS = f"{HERE / 'tasks.py'}@arithmetic"

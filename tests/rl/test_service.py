@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.rl.renderer import make_renderer
-from inspect_tinker_plugin.rl.service import no_key, require_server
+from inspect_tinker_plugin.rl.models import make_renderer, no_key, require_server
 
 
 @pytest.fixture
@@ -40,12 +39,12 @@ def test_whatever_answers_is_left_to_the_sdk(port: int, monkeypatch: pytest.Monk
 def test_a_key_comes_from_a_variable_a_command_or_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("inspect_tinker_plugin.rl.service._is_logged_in", lambda: False)
+    monkeypatch.setattr("inspect_tinker_plugin.rl.models._is_logged_in", lambda: False)
     assert no_key("train on", "add --local") == (
         "there is no TINKER_API_KEY in the environment: set it to train on the Tinker service, or "
         "add --local"
     )
-    monkeypatch.setattr("inspect_tinker_plugin.rl.service._is_logged_in", lambda: True)
+    monkeypatch.setattr("inspect_tinker_plugin.rl.models._is_logged_in", lambda: True)
     assert no_key("train on", "add --local") is None
     monkeypatch.undo()
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo key")
@@ -60,6 +59,6 @@ def test_a_hub_that_cannot_be_reached_is_found_out_before_its_client_tries(
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("inspect_tinker_plugin.rl.renderer.get_tokenizer", never)
+    monkeypatch.setattr("inspect_tinker_plugin.rl.models.get_tokenizer", never)
     with pytest.raises(ConfigError, match=r"tokenizer of nobody/nothing .* hub cannot be reached"):
         make_renderer("qwen3", model="nobody/nothing")

@@ -25,9 +25,8 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.workers import worker_pool
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, Sampled, as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
-from inspect_tinker_plugin.rl.order import Sampled
 from inspect_tinker_plugin.samplers import Curriculum, GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.samplers.state import SamplerState
 from inspect_tinker_plugin.testing import scripted_model

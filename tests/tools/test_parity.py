@@ -69,9 +69,9 @@ async def hooked(runner: EpisodeRunner, sample: Any, player: Any, spoiler: Spoil
                 reply = await player.answer(request)
             except Exception as error:
                 reply = error
-            await hooks.turn(request, reply)
+            await hooks.report_turn(request, reply)
             outcome = await episode.reply(reply)
-        await hooks.ended(outcome, None)
+        await hooks.report_end(outcome, None)
         return outcome
     finally:
         await episode.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.rl.recording import training_id
+from inspect_tinker_plugin.rl.task_handle import training_id
 from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.request import TrainRequest, check_request
 from inspect_tinker_plugin.train.run import _rollout_command

@@ -89,9 +89,9 @@ def report_rollout(
         number=number,
         scores={},
         metrics={},
-        turns=len(env.turns),
-        input_tokens=sum(turn.length for turn in env.turns),
-        output_tokens=sum(len(turn.sampled) for turn in env.turns),
+        turns=len(env.tokens.turns),
+        input_tokens=sum(turn.length for turn in env.tokens.turns),
+        output_tokens=sum(len(turn.sampled) for turn in env.tokens.turns),
     )
     if (ending := env.ending) is not None:
         ended = ending.result

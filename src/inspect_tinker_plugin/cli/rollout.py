@@ -162,7 +162,7 @@ def _check(choices: dict[str, Any]) -> None:
     if choices["script"] is not None and model is not None:
         raise click.UsageError("--script does not go with --model.")
     if model is not None and choices["local"] is None:
-        from inspect_tinker_plugin.rl.service import no_key
+        from inspect_tinker_plugin.rl.models import no_key
 
         if problem := no_key("sample from", "leave --model out to use the scripted policy"):
             raise ConfigError(problem)
@@ -187,7 +187,7 @@ def _read_run(choices: dict[str, Any]) -> None:
 
 def _renderer(choices: dict[str, Any]) -> Renderer:
     """Make the named renderer, the model's own, or the scripted policy's."""
-    from inspect_tinker_plugin.rl.renderer import make_renderer
+    from inspect_tinker_plugin.rl.models import make_renderer
     from inspect_tinker_plugin.testing.policy import tokenizer_path
 
     model, tokenizer = choices["model"], choices["tokenizer"]
@@ -203,7 +203,7 @@ def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
     from inspect_tinker_plugin.testing.replies import answer_with, read_script
 
     if choices["model"] is not None:
-        from inspect_tinker_plugin.rl.service import tinker_policy
+        from inspect_tinker_plugin.rl.models import tinker_policy
 
         sampler = tinker_policy(
             choices["model"],
@@ -233,7 +233,7 @@ def _context_window(choices: dict[str, Any]) -> int | None:
         return context_length(choices["tokenizer"])
     if choices["model"] is None:
         return None
-    from inspect_tinker_plugin.rl.service import context_window
+    from inspect_tinker_plugin.rl.models import context_window
 
     return context_window(choices["model"], base_url=choices["base_url"])
 

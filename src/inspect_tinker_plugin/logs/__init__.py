@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures
+from inspect_tinker_plugin.logs.header import eval_spec
+from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures, trajectory_groups
 from inspect_tinker_plugin.logs.run import GroupSlot, LogRun
-from inspect_tinker_plugin.logs.spec import eval_spec
 from inspect_tinker_plugin.logs.writer import (
     assemble_pending,
     close_run,
@@ -22,5 +22,6 @@ __all__ = [
     "eval_spec",
     "figures",
     "open_run",
+    "trajectory_groups",
     "write_group",
 ]

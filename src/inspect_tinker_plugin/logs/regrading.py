@@ -1,26 +1,38 @@
-"""Gives the rollouts of one log new rewards: alone, or group by group."""
+"""Gives the rollouts of one log new rewards: alone, or group by group.
+
+A logged rollout becomes the episode that it was: what a reward, or a scorer, is given of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inspect_ai.log import EvalError, EvalLog, EvalSample
-from inspect_ai.scorer import Score
+from inspect_ai.dataset import Sample
+from inspect_ai.event import ScoreEvent
+from inspect_ai.log import EvalError, EvalLog, EvalSample, resolve_sample_attachments
+from inspect_ai.model import Model, ModelName, ModelUsage, get_model
+from inspect_ai.scorer import SampleScore, Score, Scorer, Target
+from inspect_ai.solver import TaskState
+from inspect_ai.util import span
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.errors import Cause, RewardError
-from inspect_tinker_plugin.logs.restored import (
-    Scorers,
-    episode_result,
-    expected_scores,
-    unread_scores,
+from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, RewardError
+from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
+from inspect_tinker_plugin.logs.header import EXPECTED_SCORES
+from inspect_tinker_plugin.logs.rollout import (
+    SAMPLED_KEY,
+    RolloutStatus,
+    figures,
+    note,
+    own_metadata,
+    repay,
 )
-from inspect_tinker_plugin.logs.rollout import RolloutStatus, figures, note
-from inspect_tinker_plugin.logs.sampled import repay
+from inspect_tinker_plugin.processes.cancellation import contained
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     GroupMember,
@@ -29,13 +41,11 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     UnscoredError,
 )
+from inspect_tinker_plugin.rewards.scores import ScoreReward
 
 _GROUPS_AT_ONCE = 8
 _OF_SCORING = frozenset({Cause.SCORER, Cause.UNSCORED, Cause.REWARD})
 """Causes of failures after which the episode itself is complete."""
-
-_OF_REWARD = ("score/", "reward/", "group/", "error/")
-"""Beginnings of the reward's metrics, for logs that do not name them."""
 
 _FLAT = "parse_error"
 """Stop reason of rollouts whose reward the cookbook's policy for malformed calls has set."""
@@ -107,47 +117,55 @@ def _groups(log: EvalLog) -> Iterator[list[EvalSample]]:
         yield sorted(members, key=lambda record: record.epoch)
 
 
-async def _rescore_group(work: Regrading, members: Sequence[EvalSample]) -> None:
-    complete = [record for record in members if _is_complete(record)]
-    broken = [record for record in complete if _failed_in_scoring(record)]
-    chosen = complete
+@dataclass(eq=False)
+class _Member:
+    """A rollout of a group on its way to a new reward."""
+
+    record: EvalSample
+    result: EpisodeResult | None = None
+    own: Reward | None = None
+    problem: Exception | None = None
+
+
+async def _rescore_group(work: Regrading, records: Sequence[EvalSample]) -> None:
+    members = [_Member(record) for record in records]
+    chosen = [each for each in members if _is_complete(each.record)]
     if work.failed_only:
+        broken = [each for each in chosen if _failed_in_scoring(each.record)]
         if not broken:
             return
         if work.group_reward is None:
-            chosen = [each for each in complete if each in broken or _is_unpaid(each)]
-    results: dict[int, EpisodeResult | None] = dict.fromkeys(map(id, members))
-    own: dict[int, Reward | None] = dict.fromkeys(map(id, members))
-    problems: dict[int, Exception] = {}
+            unpaid = [each for each in chosen if figures(each.record).get("reward") is None]
+            chosen = [each for each in chosen if each in broken or each in unpaid]
 
-    async def compute(record: EvalSample) -> None:
+    async def compute(member: _Member) -> None:
         try:
-            results[id(record)], own[id(record)] = await _own_reward(work, record)
+            member.result, member.own = await _own_reward(work, member.record)
         except Exception as error:  # its own failure, reported with its rollout
-            problems[id(record)] = error
+            member.problem = error
 
     async with asyncio.TaskGroup() as tasks:
-        for record in chosen:
-            tasks.create_task(compute(record))
+        for member in chosen:
+            tasks.create_task(compute(member))
     finals: Sequence[Reward | None] = [None] * len(members)
-    if work.group_reward is not None and any(own.values()):
+    if work.group_reward is not None and any(member.own for member in members):
         try:
             finals = await work.group_reward(
-                [GroupMember(results[id(each)], own[id(each)]) for each in members]
+                [GroupMember(member.result, member.own) for member in members]
             )
         except (AggregatorError, UnscoredError) as error:
-            problems |= {id(each): error for each in chosen if id(each) not in problems}
-    for record, final in zip(members, finals, strict=True):
-        reward = own[id(record)]
-        if id(record) in problems:
-            _note_failure(work, record, problems[id(record)])
-        elif reward is not None:
-            _note_reward(work, record, reward, final)
+            for member in chosen:
+                member.problem = member.problem or error
+    for member, final in zip(members, finals, strict=True):
+        if member.problem is not None:
+            _note_failure(work, member.record, member.problem)
+        elif member.own is not None:
+            _note_reward(work, member.record, member.own, final)
 
 
 def _is_complete(record: EvalSample) -> bool:
     """Whether the episode came to its end, so that it can be scored."""
-    if not figures(record) or _status(record) is RolloutStatus.CUT:
+    if not figures(record) or figures(record).get("status") == RolloutStatus.CUT:
         return False
     if figures(record).get("stop_reason") == _FLAT:
         return False
@@ -166,21 +184,9 @@ def _failed_in_scoring(record: EvalSample) -> bool:
 def _cause(record: EvalSample) -> str | None:
     """Return the cause of a failure; that of a group's reward is only in the metrics."""
     seen = figures(record)
-    if (cause := seen.get("error_cause")) is not None:
-        return str(cause)
     metrics = seen.get("metrics") or {}
-    return next((each for each in Cause if f"error/{each}" in metrics), None)
-
-
-def _is_unpaid(record: EvalSample) -> bool:
-    return figures(record).get("reward") is None
-
-
-def _status(record: EvalSample) -> RolloutStatus | None:
-    try:
-        return RolloutStatus(str(figures(record).get("status")))
-    except ValueError:
-        return None
+    in_metrics = next((str(each) for each in Cause if f"error/{each}" in metrics), None)
+    return seen.get("error_cause") or in_metrics
 
 
 async def _own_reward(work: Regrading, record: EvalSample) -> tuple[EpisodeResult, Reward]:
@@ -221,12 +227,9 @@ def own_scores(log: EvalLog, record: EvalSample) -> dict[str, Score]:
 
 def _other_metrics(record: EvalSample) -> dict[str, Any]:
     seen = figures(record)
-    named = seen.get("reward_metrics")
-    return {
-        name: value
-        for name, value in (seen.get("metrics") or {}).items()
-        if (not name.startswith(_OF_REWARD) if named is None else name not in named)
-    }
+    of_reward = seen.get("reward_metrics") or ()
+    metrics = seen.get("metrics") or {}
+    return {name: value for name, value in metrics.items() if name not in of_reward}
 
 
 def _note_reward(work: Regrading, record: EvalSample, own: Reward, final: Reward | None) -> None:
@@ -234,7 +237,7 @@ def _note_reward(work: Regrading, record: EvalSample, own: Reward, final: Reward
     metrics = {**own.metrics, **({} if final is None else final.metrics)}
     value = own.value if final is None else final.value
     total: float | None = None
-    if _status(record) is RolloutStatus.GRADED:
+    if figures(record).get("status") == RolloutStatus.GRADED:
         total = repay(
             record,
             last=value if work.group_reward is None else 0.0,
@@ -263,3 +266,161 @@ def _note_failure(work: Regrading, record: EvalSample, problem: Exception) -> No
     text = f"[{cause}] its reward could not be computed again: {reason}"
     record.error = EvalError(message=text, traceback=text, traceback_ansi=text)
     work.failures.append(Failed(Path(work.log.location).name, record.id, record.epoch, reason))
+
+
+def expected_scores(log: EvalLog) -> dict[str, tuple[str, ...]]:
+    """Return the names of the task's scorers with their keys; empty for logs that lack them."""
+    found = (log.eval.metadata or {}).get(EXPECTED_SCORES) or {}
+    return {name: tuple(keys) for name, keys in found.items()}
+
+
+def episode_result(
+    record: EvalSample, log: EvalLog, scores: Mapping[str, Score], *, metrics: Mapping[str, Any]
+) -> EpisodeResult:
+    """Make the result of a logged rollout again, without the error that ended its scoring.
+
+    Its scores and metrics are given without those of the reward.
+    """
+    seen = figures(record)
+    record = resolve_sample_attachments(record)
+    expected = expected_scores(log)
+    ordered = [*(n for n in expected if n in scores), *(n for n in scores if n not in expected)]
+    metadata = own_metadata(record)
+    sample = Sample(
+        id=record.id,
+        input=record.input,
+        choices=record.choices,
+        target=record.target,
+        metadata=metadata,
+        sandbox=record.sandbox,
+        setup=record.setup,
+    )
+    return EpisodeResult(
+        task=log.eval.task,
+        sample=sample,
+        epoch=record.epoch,
+        state=_state(record, scores),
+        scores={
+            name: SampleScore(
+                score=scores[name], sample_id=record.id, sample_metadata=metadata, scorer=name
+            )
+            for name in ordered
+        },
+        limit=record.limit,
+        error=None,
+        turns=int(seen.get("turns") or 0),
+        usage=record.model_usage.get(POLICY_MODEL) or ModelUsage(),
+        truncated=record.output.stop_reason == "max_tokens",
+        expected_scores=expected,
+        metrics=dict(metrics),
+        build_log=lambda: record,
+    )
+
+
+def unread_scores(result: EpisodeResult) -> list[str]:
+    """Return the task's scorers whose score is missing, or is no number."""
+    missing = []
+    for name in result.expected_scores:
+        try:
+            ScoreReward(name).read(result)
+        except UnscoredError:
+            missing.append(name)
+    return missing
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """The scorers of a log, made again as ``inspect score`` makes them."""
+
+    by_name: Mapping[str, Scorer]
+    roles: Mapping[str, Model | list[Model]]
+    model: Model
+
+    @classmethod
+    def of(cls, log: EvalLog, roles: Mapping[str, Any]) -> Scorers:
+        """Make the scorers and judges that a log's header names.
+
+        Args:
+            log: The log.
+            roles: Judges by role, which take precedence over the log's.
+
+        Raises:
+            ConfigError: One cannot be made.
+        """
+        try:
+            made = internals.resolve_scorers(log) if log.eval.scorers else []
+            judges = internals.model_roles_config_to_model_roles(log.eval.model_roles) or {}
+            given = {role: get_model(model, role=role) for role, model in roles.items()}
+            model = get_model(log.eval.model)
+        except Exception as error:  # each package, key or provider raises its own kind
+            reason = internals.in_one_line(error)
+            raise ConfigError(f"the scorers of {log.location} cannot be made: {reason}") from error
+        named: dict[str, Scorer] = {}
+        for scorer in made:
+            named[internals.unique_scorer_name(scorer, list(named))] = scorer
+        return cls(named, {**judges, **given}, model)
+
+    async def run(
+        self, record: EvalSample, scores: Mapping[str, Score], names: Sequence[str]
+    ) -> dict[str, Score]:
+        """Run scorers on a logged rollout; the record gets the events of those that end.
+
+        It changes the context, so call it in a separate task. There is no sandbox.
+
+        Args:
+            record: The rollout.
+            scores: Its scores, without the reward.
+            names: The scorers to run.
+
+        Returns:
+            All scores; a scorer that returned ``None`` has none.
+
+        Raises:
+            KeyError: The log's header does not name the scorer.
+            Exception: Whatever a scorer raises.
+        """
+        whole = resolve_sample_attachments(record)
+        kept = {name: score for name, score in scores.items() if name not in names}
+        state = _state(whole, kept)
+        transcript = internals.enter_scoring_context(
+            self.model, dict(self.roles), state, whole.events
+        )
+        before = len(whole.events)
+        async with span("scorers"):
+            for name in names:
+                scorer = self.by_name[name]
+                async with span(name, type="scorer"):
+                    score = await contained("the scorer", scorer(state, Target(whole.target)))
+                    if score is None:
+                        continue
+                    kept[name] = score
+                    internals.record_event(
+                        ScoreEvent(
+                            score=score,
+                            target=whole.target,
+                            scorer=name,
+                            scorer_args=internals.scorer_args(scorer),
+                            model_usage=whole.model_usage or None,
+                            role_usage=whole.role_usage or None,
+                        )
+                    )
+        record.events = [*record.events, *internals.recorded_events(transcript)[before:]]
+        return kept
+
+
+def _state(record: EvalSample, scores: Mapping[str, Score]) -> TaskState:
+    """Return the final state of a rollout whose attachments are resolved."""
+    return TaskState(
+        model=ModelName(POLICY_MODEL),
+        sample_id=record.id,
+        epoch=record.epoch,
+        input=record.input,
+        target=Target(record.target),
+        choices=record.choices,
+        messages=record.messages,
+        output=record.output,
+        completed=True,
+        metadata=own_metadata(record),
+        store={name: value for name, value in record.store.items() if name != SAMPLED_KEY},
+        scores=dict(scores),
+    )

@@ -20,10 +20,15 @@ from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, RewardError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
-from inspect_tinker_plugin.logs.regrading import Failed, Regrading, own_scores, regrade
-from inspect_tinker_plugin.logs.restored import Scorers, expected_scores
-from inspect_tinker_plugin.logs.results import add_rewards, eval_results
-from inspect_tinker_plugin.logs.rollout import figures
+from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
+from inspect_tinker_plugin.logs.regrading import (
+    Failed,
+    Regrading,
+    Scorers,
+    expected_scores,
+    own_scores,
+    regrade,
+)
 from inspect_tinker_plugin.rewards import (
     ResolvedGroupReward,
     ResolvedReward,
@@ -152,12 +157,11 @@ def _renew_header(work: Regrading, about: Mapping[str, Any]) -> None:
     log.results = eval_results(samples, planned=planned, reward=reward)
     log.reductions = None
     log.eval.headline_metric = log.results.headline
-    causes = [cause for each in samples if (cause := figures(each).get("error_cause"))]
     log.eval.metadata = {
         **(log.eval.metadata or {}),
         "reward_expression": work.reward.name,
         "group_reward_expression": None if work.group_reward is None else work.group_reward.name,
-        "errors": {cause: causes.count(cause) for cause in sorted(set(causes))},
+        "errors": count_errors(samples),
         RESCORED: {**about, "failed": len(work.failures)},
     }
 

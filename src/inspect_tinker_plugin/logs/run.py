@@ -32,9 +32,6 @@ _TRIES = 10
 _VISIT = re.compile(r"(?:batch-(\d+)|group-\d+-\d+)\.(\d+)")
 _PART = re.compile(r"(\d+)-of-(\d+)\.part")
 
-_first_open: dict[tuple[str, str], int] = {}
-"""The first attempt at each batch of a run that this process has not seen closed."""
-
 
 @dataclass(frozen=True)
 class GroupSlot:
@@ -129,7 +126,7 @@ class LogRun:
     @property
     def begun(self) -> bool:
         """Whether there is anything to finish; otherwise it may be just being created."""
-        return self.spec_file.is_file() or bool(self.attempts())
+        return self.spec_file.is_file()
 
     def owner_lock(self) -> FileLock:
         """Return the lock that is held while the dataset is alive."""
@@ -155,7 +152,7 @@ class LogRun:
         temporary = self.temporary()
         try:
             write(temporary)
-            with self._locked("stage"):
+            with self.locked("stage"):
                 place = self._place(slot)
                 place.parent.mkdir(exist_ok=True)
                 os.replace(temporary, place)
@@ -173,15 +170,9 @@ class LogRun:
                 found.append(Attempt(path, batch, int(match[2])))
         return sorted(found, key=lambda attempt: (attempt.batch or 0, attempt.number))
 
-    @contextmanager
-    def assembling(self) -> Iterator[None]:
-        """Hold the lock for assembling logs of this run."""
-        with self._locked("assemble"):
-            yield
-
     def close(self, attempt: Attempt) -> None:
         """Accept no further parts for an attempt; later ones open another."""
-        with self._locked("stage"):
+        with self.locked("stage"):
             (self.folder / "closed" / attempt.name).touch()
 
     def remove(self, attempt: Attempt) -> None:
@@ -202,20 +193,16 @@ class LogRun:
             visit, part = f"batch-{slot.batch:06d}", f"{slot.index:05d}-of-{slot.groups:05d}.part"
         else:
             visit, part = f"group-{slot.batch:06d}-{slot.index:05d}", "00000-of-00001.part"
-        folder = str(self.folder)
-        number = _first_open.get((self.run_id, visit), 0)
-        while os.path.exists(f"{folder}/closed/{visit}.{number}"):
-            number += 1
-        _first_open[self.run_id, visit] = number
+        number = 0
         while True:
-            place = f"{folder}/{visit}.{number}/{part}"
-            closed = f"{folder}/closed/{visit}.{number}"
-            if not os.path.exists(place) and not os.path.exists(closed):
-                return Path(place)
+            place = self.folder / f"{visit}.{number}" / part
+            if not place.exists() and not (self.folder / "closed" / place.parent.name).exists():
+                return place
             number += 1
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold a lock of the run's: ``stage`` to add parts, ``assemble`` to make logs."""
         try:
             with FileLock(self.folder / f"{name}.lock", timeout=_LOCK_TIMEOUT_S):
                 yield

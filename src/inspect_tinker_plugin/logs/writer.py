@@ -5,33 +5,32 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import threading
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from functools import cache
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from inspect_ai.log import EvalSpec
+from inspect_ai.log import EvalLog, EvalSample, EvalSpec
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.logs.assembly import assemble, remove_undone, stage
-from inspect_tinker_plugin.logs.rollout import Rollout
-from inspect_tinker_plugin.logs.run import GroupSlot, LogRun, runs_in
+from inspect_tinker_plugin.inspect_internals.log_files import Header, read_header
+from inspect_tinker_plugin.logs.header import batch_log
+from inspect_tinker_plugin.logs.parts import StoredSample, read_part, write_log, write_part
+from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample
+from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun, runs_in
 
 logger = getLogger(__name__)
 
 _owned: dict[str, FileLock] = {}
 _left: deque[LogRun] = deque()
 _warned: set[Path] = set()
-_behind: set[LogRun] = set()
-"""Runs with complete batches whose logs could not be written; it is tried again for each group."""
-
-_guard = threading.Lock()
 
 
 def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
@@ -54,7 +53,7 @@ def open_run(log_dir: Path, spec: EvalSpec) -> LogRun:
             f"log_dir {str(log_dir)!r} cannot be written ({error}); name a folder that can"
         ) from error
     _owned[run.run_id] = lock
-    _submit(1, _take_over, run)
+    _submit(1, _try, run.log_dir, _finish_runs, run.log_dir)
     return run
 
 
@@ -75,7 +74,7 @@ async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout])
     logged, once per folder, and training continues.
     """
     try:
-        written = _submit(0, _write_group, run, slot, rollouts)
+        written = _submit(0, _try, run.log_dir, _write_group, run, slot, rollouts)
     except RuntimeError as error:  # the interpreter is shutting down
         _warn_once(run.log_dir, error)
     else:
@@ -100,17 +99,24 @@ def assemble_pending(log_dir: str | Path) -> list[Path]:
     _submit(0, _nothing).result()  # wait for what this process has begun
     # In a thread although the caller waits: inside a running event loop, Inspect's log
     # functions would patch asyncio for the whole process.
-    made: list[Path] = _submit(1, _assemble_all, Path(log_dir).absolute()).result()
+    made: list[Path] = _submit(1, _finish_runs, Path(log_dir).absolute(), True).result()
     return made
 
 
-def _assemble_all(folder: Path) -> list[Path]:
+def _finish_runs(folder: Path, own: bool = False) -> list[Path]:
+    """Make the logs of runs that died, and remove those that a training makes again.
+
+    Args:
+        folder: The folder of the logs.
+        own: Whether the logs of this process's own runs are made, too, however many groups they
+            have.
+    """
     _release_left()
     made: list[Path] = []
     elsewhere = set()
     for run in runs_in(folder):
         if run.run_id in _owned:
-            made += assemble(run, complete_only=False)
+            made += assemble(run) if own else []
         elif (finished := _finish_if_dead(run)) is None:
             elsewhere.add(run.run_id)
         else:
@@ -123,37 +129,17 @@ def _assemble_all(folder: Path) -> list[Path]:
 
 
 def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
+    records = [eval_sample(rollout, slot) for rollout in rollouts]
+    if run.add_part(slot, lambda path: write_part(path, records)):
+        _submit(1, _try, run.log_dir, assemble, run, True)
+
+
+def _try(log_dir: Path, work: Callable[..., object], *arguments: Any) -> None:
+    """Do some work in the background; the first time that it fails in a folder is a warning."""
     try:
-        complete = stage(run, slot, rollouts)
-        if complete or run in _behind:
-            _submit(1, _assemble_complete, run)
+        work(*arguments)
     except Exception as error:
-        _warn_once(run.log_dir, error)
-
-
-def _assemble_complete(run: LogRun) -> None:
-    try:
-        assemble(run, complete_only=True)
-        _behind.discard(run)
-    except Exception as error:
-        _behind.add(run)
-        _warn_once(run.log_dir, error)
-
-
-def _take_over(run: LogRun) -> None:
-    """Finish the logs of runs that died, and remove those that the new run makes again."""
-    _release_left()
-    elsewhere = set()
-    for other in runs_in(run.log_dir):
-        try:
-            if other.run_id not in _owned and _finish_if_dead(other) is None:
-                elsewhere.add(other.run_id)
-        except Exception as error:
-            _warn_once(run.log_dir, error)
-    try:
-        remove_undone(run, elsewhere)
-    except OSError as error:
-        _warn_once(run.log_dir, error)
+        _warn_once(log_dir, error)
 
 
 def _finish_if_dead(run: LogRun) -> list[Path] | None:
@@ -166,7 +152,7 @@ def _finish_if_dead(run: LogRun) -> list[Path] | None:
     except Timeout:
         return None
     try:
-        made = assemble(run, complete_only=False)
+        made = assemble(run)
         run.discard_if_empty()
         return made
     finally:
@@ -192,10 +178,8 @@ def _leave() -> None:
 
 
 def _warn_once(log_dir: Path, error: Exception) -> None:
-    with _guard:
-        first = log_dir not in _warned
+    if log_dir not in _warned:
         _warned.add(log_dir)
-    if first:
         logger.warning(
             "rollout logs cannot be written to %s (%s: %s). Training continues, and writing is "
             "tried again for every group, without a further warning.",
@@ -217,3 +201,147 @@ def _submit(pool: int, work: Callable[..., Any], *arguments: Any) -> Future[Any]
 def _pool(number: int, process: int) -> ThreadPoolExecutor:
     """Return the thread that stages groups (0) or makes logs (1); groups never wait for logs."""
     return ThreadPoolExecutor(1, thread_name_prefix=f"rollout-logs-{number}")
+
+
+def assemble(run: LogRun, complete_only: bool = False) -> list[Path]:
+    """Write the logs of a run's batches, and remove their parts.
+
+    Can be interrupted at any point and called again: a log appears complete, under a name that
+    its parts determine.
+
+    Args:
+        run: The run.
+        complete_only: Skip batches whose groups are not all there yet.
+
+    Raises:
+        OSError: One cannot be written; its parts stay.
+    """
+    made: list[Path] = []
+    if not run.folder.is_dir():
+        return made
+    with run.locked("assemble"):
+        for attempt in run.attempts():
+            if complete_only and not attempt.complete:
+                continue
+            run.close(attempt)
+            location = _assemble_attempt(run, attempt)
+            if location is not None:
+                made.append(location)
+            run.remove(attempt)
+    return made
+
+
+def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
+    samples: list[StoredSample] = []
+    read = 0
+    for path in attempt.parts():
+        try:
+            samples.extend(read_part(path))
+        except Exception as error:
+            _put_aside(run, attempt, path, error)
+            continue
+        read += 1
+    if not read:
+        return None
+    _number_apart(samples)
+    log = batch_log(_spec(run), attempt, samples, groups_read=read)
+    location = run.log_dir / _file_name(log, attempt)
+    temporary = run.temporary()
+    try:
+        write_log(log, samples, temporary)
+        os.replace(temporary, location)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _remove_repeated(run, attempt, log, location)
+    return location
+
+
+def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
+    """Remove the logs of steps that a training does again, or that its weights know nothing of.
+
+    A training that continues at the step of its last checkpoint has lost the steps after it. The
+    evaluation before that step has the checkpoint's weights: it is kept if it is complete, until it
+    is done again.
+
+    Args:
+        run: The run of the dataset that continues.
+        elsewhere: Ids of runs of other, living processes; their logs are kept.
+    """
+    spec = _spec(run)
+    about = spec.metadata or {}
+    if about.get("training") is None:
+        return
+    first, evaluates = about["first_step"], about["asked_every"] is not None
+    for path, other in _logs_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval"):
+        step = (other.eval.metadata or {})["policy_step"]
+        whole = evaluates and step == first and other.status == "success"
+        if step >= first and not whole and other.eval.run_id not in elsewhere:
+            path.unlink(missing_ok=True)
+
+
+def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path) -> None:
+    """Remove the log of the same step that an earlier run of the training left."""
+    about = log.eval.metadata or {}
+    if about.get("training") is None or about["policy_step"] is None or log.status != "success":
+        return
+    for path, other in _logs_before(run, log.eval, f"*_{_batch_name(log, attempt)}_*.eval"):
+        if path != location and (other.eval.metadata or {})["policy_step"] == about["policy_step"]:
+            path.unlink(missing_ok=True)
+
+
+def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, Header]]:
+    """Yield the headers of logs that the same training began before, of steps that are known."""
+    about = spec.metadata or {}
+    begun = datetime.fromisoformat(spec.created)
+    for path in run.log_dir.glob(names):
+        try:
+            other = read_header(str(path))
+        except Exception as error:  # a damaged log is somebody else's to look at
+            logger.warning("the log %s cannot be read: %s", path, error)
+            continue
+        known = other.eval.metadata or {}
+        if (
+            other.eval.task == spec.task
+            and other.eval.run_id != spec.run_id
+            and known.get("training") == about["training"]
+            and (known.get("asked_every") is None) == (about["asked_every"] is None)
+            and isinstance(known.get("policy_step"), int)
+            and datetime.fromisoformat(other.eval.created) < begun
+        ):
+            yield path, other
+
+
+def _file_name(log: EvalLog, attempt: Attempt) -> str:
+    """Name a log as Inspect does, so that a folder's list is in the order of training."""
+    created = datetime.fromisoformat(log.eval.created).isoformat(timespec="seconds")
+    return f"{created.replace(':', '-')}_{_batch_name(log, attempt)}_{log.eval.task_id}.eval"
+
+
+def _batch_name(log: EvalLog, attempt: Attempt) -> str:
+    """Return the part of a log's name that each log of the same batch has."""
+    return f"{_task_name(log.eval.task)}-{attempt.name.rpartition('.')[0]}"
+
+
+def _task_name(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", task.rpartition("/")[2]) or "task"
+
+
+def _number_apart(samples: Sequence[EvalSample]) -> None:
+    """Give rollouts of samples with the same id different numbers."""
+    taken: set[tuple[str, int]] = set()
+    for sample in samples:
+        while (str(sample.id), sample.epoch) in taken:
+            sample.epoch += 1
+        taken.add((str(sample.id), sample.epoch))
+
+
+def _put_aside(run: LogRun, attempt: Attempt, path: Path, error: Exception) -> None:
+    """Move a damaged part aside for inspection; the log is made from the others."""
+    kept = run.log_dir / f"{run.run_id}.{attempt.name}.{path.name}.damaged"
+    os.replace(path, kept)
+    logger.warning("a part of a rollout log cannot be read (%s); it is kept as %s", error, kept)
+
+
+def _spec(run: LogRun) -> EvalSpec:
+    """Read what all logs of a run share."""
+    return EvalSpec.model_validate_json(run.spec_file.read_bytes())

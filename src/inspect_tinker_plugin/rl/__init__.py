@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, build_dataset
     from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
-    from inspect_tinker_plugin.rl.renderer import make_renderer
-    from inspect_tinker_plugin.rl.service import no_key, tinker_policy
+    from inspect_tinker_plugin.rl.models import make_renderer, no_key, tinker_policy
 
 _HOMES = {
     "InspectRLDataset": "rl.dataset",
     "build_dataset": "rl.dataset",
-    "make_renderer": "rl.renderer",
-    "no_key": "rl.service",
-    "tinker_policy": "rl.service",
+    "make_renderer": "rl.models",
+    "no_key": "rl.models",
+    "tinker_policy": "rl.models",
     "with_plugin_scorers": "rl.hooks",
 }
 

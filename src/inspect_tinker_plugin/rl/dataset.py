@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Unpack
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol, Unpack
 
 from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
+from inspect_tinker_plugin.contracts.episodes import SolverLike, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
+from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -22,21 +32,95 @@ from inspect_tinker_plugin.options import (
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.logged import logged_outcomes
 from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
-from inspect_tinker_plugin.rl.dataset_checks import can_describe_tools, refuse_tools
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers
-from inspect_tinker_plugin.rl.order import Order, Passes, Sampled
 from inspect_tinker_plugin.rl.prewarm import Ahead, Batches
-from inspect_tinker_plugin.rl.recording import log_folder, open_logs
-from inspect_tinker_plugin.rl.task_handle import TaskHandle
+from inspect_tinker_plugin.rl.task_handle import TaskHandle, log_folder, open_logs
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler, try_sampler
-from inspect_tinker_plugin.samplers.state import FOLDER, SamplerState
+from inspect_tinker_plugin.samplers.state import FOLDER, OutcomeFile, SamplerState
 from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
+
+_PATIENCE_S = 30.0
+"""Seconds in which a solver has to reach its first model call, to show which tools it offers."""
 
 TaskLike = Task | Callable[..., Task] | str | TaskRef | ResolvedTask
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
+
+
+class Order(Protocol):
+    """Assigns samples to batches."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        ...
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples, one per group."""
+        ...
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes over the samples; the last batch of each may be smaller."""
+
+    samples: int
+    options: DatasetOptions
+
+    def __len__(self) -> int:
+        return self._per_pass * self.options.epochs
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples."""
+        number, batch = divmod(index, self._per_pass)
+        order = order_of_pass(self.samples, self.options, number)
+        start = batch * self.options.batch_size
+        return [order[p] for p in range(start, min(start + self.options.batch_size, self.samples))]
+
+    @property
+    def _per_pass(self) -> int:
+        return math.ceil(self.samples / self.options.batch_size)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Batches as large as those of another order, of samples that a sampler chooses.
+
+    Batches that the trainer goes through again are later steps.
+    """
+
+    sizes: Order
+    state: SamplerState
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of a batch's samples."""
+        count = len(self.sizes.batch(index))
+        return self.state.choose(self._step(index), count) if count else []
+
+    def outcome_file(self, index: int, group: int, position: int) -> OutcomeFile:
+        """Return where the rewards of a group go, for the sampler to learn from."""
+        return self.state.outcome_file(self._step(index), group, position)
+
+    def _step(self, index: int) -> int:
+        step = self.state.last_step // len(self) * len(self) + index
+        return step + len(self) if self.state.rolled_out(step) else step
+
+
+def order_of_pass(samples: int, options: DatasetOptions, number: int) -> Sequence[int]:
+    """Return the order of a pass over the samples, counted from 0."""
+    return _shuffle(samples, options.seed or 0, number) if options.shuffle else range(samples)
+
+
+@lru_cache(maxsize=8)
+def _shuffle(samples: int, seed: int, number: int) -> Sequence[int]:
+    order = array("q", range(samples))
+    random.Random(f"{seed}/{number}").shuffle(order)
+    return order
 
 
 class InspectRLDataset(RLDataset):
@@ -48,16 +132,14 @@ class InspectRLDataset(RLDataset):
     Args:
         handle: Task, renderer and options.
         samples: The samples of an epoch, before shuffling.
-        order: Which of them each batch has; passes over all of them by default.
+        order: Which of them each batch has.
     """
 
-    def __init__(
-        self, handle: TaskHandle, samples: SelectedSamples, order: Order | None = None
-    ) -> None:
+    def __init__(self, handle: TaskHandle, samples: SelectedSamples, order: Order) -> None:
         self.handle = handle
         self.samples = samples
         """The samples of an epoch, before shuffling."""
-        self._order = order or Passes(len(samples), handle.options)
+        self._order = order
         self.interleaved = False
         """Whether another dataset takes single groups out of its batches."""
         self._ahead: Ahead | None = None
@@ -136,8 +218,7 @@ def as_rl_dataset(
         The dataset; it holds ``ceil(samples / batch_size) * epochs`` batches.
 
     Raises:
-        ConfigError: An option, the task, the reward or the renderer is not usable; one line
-            says which and what to do.
+        ConfigError: An option, the task, the reward or the renderer is not usable.
     """
     return build_dataset(
         task, renderer, DatasetOptions(**read_keywords(options)), task_args=task_args
@@ -165,11 +246,9 @@ def build_dataset(
         renderer: A cookbook renderer.
         options: The options.
         task_args: Arguments of the task function.
-        samples: Samples of this task that were chosen before, instead of those that the
-            options choose.
-        first_step: The trainer's step that asks for the first batch, if it is known: what an
-            earlier run of the same training has logged of it, and of later steps, is forgotten.
-        asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
+        samples: As in :func:`prepare_task`.
+        first_step: As in :func:`open_dataset`.
+        asked_every: As in :func:`open_dataset`.
     """
     handle, samples = prepare_task(task, renderer, options, task_args, samples)
     return open_dataset(handle, samples, first_step=first_step, asked_every=asked_every)
@@ -188,7 +267,7 @@ def open_dataset(
     Args:
         handle: The task.
         samples: Its samples.
-        order: As in :class:`InspectRLDataset`.
+        order: Which of them each batch has; passes over all of them by default.
         first_step: The trainer's step that asks for the first batch, if it is known: what an
             earlier run of the same training has logged of it, and of later steps, is forgotten.
         asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
@@ -196,63 +275,41 @@ def open_dataset(
     Raises:
         ConfigError: The folder of the logs cannot be written.
     """
-    order = order or Passes(len(samples), handle.options)
-    if handle.options.sampler is not None:
-        order = Sampled(order, _sampler_state(handle, samples, first_step or 0))
+    options, order = handle.options, order or Passes(len(samples), handle.options)
+    if options.sampler is not None:
+        assert options.log_dir is not None
+        name = re.sub(r"[^\w.-]+", "-", handle.name)
+        state = SamplerState(
+            log_folder(options.log_dir) / FOLDER / name,
+            resolve_sampler(options.sampler),
+            _pool(handle, samples),
+            first_step=first_step or 0,
+            logged=lambda: _logged(handle, samples),
+        )
+        order = Sampled(order, state)
     dataset = InspectRLDataset(handle, samples, order)
     open_logs(handle, batches=len(dataset), first_step=first_step, asked_every=asked_every)
     dataset.prepare_ahead()
     return dataset
 
 
-def _sampler_state(handle: TaskHandle, samples: SelectedSamples, first_step: int) -> SamplerState:
-    options = handle.options
-    assert options.sampler is not None
-    assert options.log_dir is not None
-    name = re.sub(r"[^\w.-]+", "-", handle.name)
-    return SamplerState(
-        log_folder(options.log_dir) / FOLDER / name,
-        resolve_sampler(options.sampler),
-        _pool(handle, samples),
-        first_step=first_step,
-        logged=lambda: _logged(handle, samples),
-    )
-
-
 def _pool(handle: TaskHandle, samples: SelectedSamples) -> SamplePool:
-    options = handle.options
-    seed = options.seed or 0
-    return SamplePool(task=handle.name, samples=samples, group_size=options.group_size, seed=seed)
+    size, seed = handle.options.group_size, handle.options.seed or 0
+    return SamplePool(task=handle.name, samples=samples, group_size=size, seed=seed)
 
 
 def _logged(handle: TaskHandle, samples: SelectedSamples) -> list[GroupOutcome]:
     """Return what the logs that a sampler begins with tell; nothing if there are none."""
     logs = handle.options.sampler_logs
-    return [] if not logs else logged_outcomes(logs, handle.name, samples)
-
-
-def check_dataset(
-    task: TaskLike,
-    renderer: Renderer,
-    options: DatasetOptions,
-    *,
-    task_args: Mapping[str, Any] | None = None,
-    samples: SelectedSamples | None = None,
-) -> SelectedSamples:
-    """Find out what :func:`build_dataset` would refuse, without starting a log or a sandbox.
-
-    Returns:
-        The samples that it would use.
-    """
-    return prepare_task(task, renderer, options, task_args, samples)[1]
+    return logged_outcomes(logs, handle.name, samples) if logs else []
 
 
 def prepare_task(
     task: TaskLike,
     renderer: Renderer,
     options: DatasetOptions,
-    task_args: Mapping[str, Any] | None,
-    samples: SelectedSamples | None,
+    task_args: Mapping[str, Any] | None = None,
+    samples: SelectedSamples | None = None,
 ) -> tuple[TaskHandle, SelectedSamples]:
     """Resolve everything that a dataset is made of, and check what can be checked beforehand.
 
@@ -288,7 +345,7 @@ def prepare_task(
         samples = select_samples(resolved.task, options.selection)
     # A task that is given as an object may have been changed since a function made it.
     ref = None if isinstance(task, Task) else resolved.ref
-    handle = TaskHandle(resolved.task, ref, renderer, options)
+    handle = TaskHandle(resolved.task, ref, renderer, options, resolved.task.name)
     parts = handle.parts()
     scorers = [scorer.name for scorer in parts.runner.prepared.scorers]
     require_scores("reward", options.reward, reward, scorers)
@@ -304,6 +361,48 @@ def prepare_task(
         _logged(handle, samples)
     if options.max_turns != 1:
         parts.context.warn_of_splits(resolved.task.name)
-    if not can_describe_tools(parts.context):
-        refuse_tools(parts.runner, options.solver, renderer, samples[0])
+    if not _can_describe_tools(parts.context):
+        _refuse_tools(parts.runner, options.solver, renderer, samples[0])
     return handle, samples
+
+
+def _can_describe_tools(context: DatasetRenderer) -> bool:
+    """Return whether a renderer has a tool format at all."""
+    try:
+        context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])
+    except RendererError:
+        return False
+    return True
+
+
+def _refuse_tools(
+    runner: EpisodeRunner, solver: SolverLike | None, renderer: Any, sample: Sample
+) -> None:
+    """Run a sample to its first model call, without a sandbox, and refuse tools that it offers.
+
+    Which tools a solver offers is known only by running it. A solver that fails before its
+    first model call is left to its episodes, which raise the same error.
+    """
+    prepared = runner.prepared
+    probing = EpisodeRunner(prepared.task, options=prepared.options, solver=solver, sandbox=False)
+    # In a thread, since the caller may be inside an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        request = thread.submit(asyncio.run, _first_call(probing, sample)).result()
+    if request is not None and request.tools:
+        names = ", ".join(tool.name for tool in request.tools)
+        raise RendererError(
+            f"task {prepared.name!r} offers tools ({names}), and the renderer "
+            f"{type(renderer).__name__} has no tool format; choose one that has, "
+            "e.g. get_renderer('qwen3', tokenizer)"
+        )
+
+
+async def _first_call(runner: EpisodeRunner, sample: Sample) -> TurnRequest | None:
+    episode = runner.episode(sample)
+    try:
+        outcome = await asyncio.wait_for(episode.start(), timeout=_PATIENCE_S)
+        return outcome if isinstance(outcome, TurnRequest) else None
+    except TimeoutError:
+        return None
+    finally:
+        await episode.close()

@@ -11,8 +11,9 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from logging import getLogger
-from typing import Any
+from typing import Any, NamedTuple
 
 from inspect_ai.model import ModelOutput
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
@@ -121,37 +122,27 @@ def end_with_rollout(episode: Episode) -> None:
     that have ended.
     """
     rollout = asyncio.current_task()
-    if rollout is None:
+    if rollout is not None:
+        tie = partial(_end_episode, weakref.ref(episode))
+        rollout.add_done_callback(tie)
+        episode.at_end(partial(_untie, weakref.ref(rollout), tie))
+
+
+def _end_episode(tied: weakref.ref[Episode], rollout: asyncio.Task[Any]) -> None:
+    episode = tied()
+    if episode is None:
         return
-    tie = _EndAfter(weakref.ref(episode))
-    rollout.add_done_callback(tie)
-    episode.at_end(_Untie(weakref.ref(rollout), tie))
+    if rollout.cancelled() or rollout.exception() is not None:
+        episode.shut()
+    # A task that made one call of the env, as in `asyncio.wait_for()`, is no rollout.
+    elif isinstance(rollout.result(), Trajectory):
+        episode.halt(ROLLOUT_ENDED)
 
 
-@dataclass(frozen=True, slots=True)
-class _EndAfter:
-    episode: weakref.ref[Episode]
-
-    def __call__(self, rollout: asyncio.Task[Any]) -> None:
-        episode = self.episode()
-        if episode is None:
-            return
-        if rollout.cancelled() or rollout.exception() is not None:
-            episode.shut()
-        # A task that made one call of the env, as in `asyncio.wait_for()`, is no rollout.
-        elif isinstance(rollout.result(), Trajectory):
-            episode.halt(ROLLOUT_ENDED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Untie:
-    rollout: weakref.ref[asyncio.Task[Any]]
-    tie: _EndAfter
-
-    def __call__(self) -> None:
-        rollout = self.rollout()
-        if rollout is not None:
-            rollout.remove_done_callback(self.tie)
+def _untie(tied: weakref.ref[asyncio.Task[Any]], tie: Callable[[Any], None]) -> None:
+    rollout = tied()
+    if rollout is not None:
+        rollout.remove_done_callback(tie)
 
 
 logger = getLogger(__name__)
@@ -168,6 +159,16 @@ _STOP_BY_LIMIT: dict[str, str] = {
     "operator": StopReason.TOOL_STOPPED,
 }
 """Inspect's limits in the cookbook's words; the exact one is the metric ``limit/<type>``."""
+
+
+class Received(NamedTuple):
+    """What the trainer received for a rollout."""
+
+    trajectory: Trajectory
+    of_group: float
+    """The group's part of the reward, beside that of the steps."""
+    metrics: Metrics
+    """Those that came with the group's part."""
 
 
 @dataclass(frozen=True)

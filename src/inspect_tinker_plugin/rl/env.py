@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import tinker
-from inspect_ai.model import ModelOutput
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.types import (
@@ -37,12 +36,12 @@ from inspect_tinker_plugin.rewards import Reward
 from inspect_tinker_plugin.rl.ending import (
     ROLLOUT_ENDED,
     Ending,
+    Received,
     RewardRules,
     TurnRules,
     end_with_rollout,
 )
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks
-from inspect_tinker_plugin.tokens.continuation import Turn
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens, OverWindowError
 
 CLOSE_GRACE = 60.0
@@ -75,12 +74,9 @@ class InspectEnv(Env):
     """One episode of a sample. Single-use, like every cookbook env.
 
     ``initial_observation()`` starts Inspect's solver and waits for its first model call;
-    ``step()`` answers the call with the sampled tokens. A failed episode raises
-    :class:`EpisodeError`, or ends with the penalty that ``on_error`` states for its cause.
-
-    That an episode is scored, that its reward reached the trainer, and that it is logged are
-    three facts. The first is ``ending``. The second is known only from the trajectory that the
-    trainer kept (``unpaid()``): a step may be cancelled after the episode was scored.
+    ``step()`` answers the call with the sampled tokens. Whether the reward of a scored episode
+    has reached the trainer is known only from the trajectory that it kept (``unpaid()``): a step
+    may be cancelled after the episode was scored.
 
     Args:
         episode: The episode.
@@ -88,12 +84,14 @@ class InspectEnv(Env):
         outcomes: Turns its result into a reward.
         hooks: Tool executor and observers.
         rollout_limits: Budgets that the env advertises.
-        pays_in_steps: Whether the last step carries the reward; otherwise the group
-            pays all of it (``group_share()``).
+        pays_in_steps: Whether the last step carries the reward, and not the group.
 
     Attributes:
-        rollout_limits: Budgets for the cookbook's rollout runner, which reads them here.
+        rollout_limits: Budgets, which the cookbook's rollout runner reads here.
+        episode: The episode.
+        tokens: Its prompts and replies as tokens.
         ending: How the episode ended, once it is scored.
+        received: What the trainer received for it, if a log is to say so.
         refusal: Why it is not run at all: the error that its first step raises.
     """
 
@@ -109,9 +107,10 @@ class InspectEnv(Env):
     ) -> None:
         self.rollout_limits = rollout_limits
         self.ending: Ending | None = None
+        self.received: Received | None = None
         self.refusal: EpisodeError | None = None
-        self._episode = episode
-        self._tokens = tokens
+        self.episode = episode
+        self.tokens = tokens
         self._outcomes = outcomes
         self._hooks = hooks or EpisodeHooks()
         self._pays_in_steps = pays_in_steps
@@ -119,7 +118,7 @@ class InspectEnv(Env):
         self._entered = False
         self._request: TurnRequest | None = None
         self._refused: EpisodeError | None = None
-        self._conclusion: asyncio.Task[Ending] | None = None
+        self._conclusion: asyncio.Task[None] | None = None
         self._returned = 0
         self.side_turns: list[bool] = []
         self.unheard_turns: list[bool] = []
@@ -134,25 +133,24 @@ class InspectEnv(Env):
         """Run the task's solver to its first model call.
 
         Returns:
-            The first prompt and its stop condition. A solver that never calls the model, and
-            a prompt over ``rollout_limits.max_trajectory_tokens``, end the episode at once
-            with its score.
+            The first prompt and its stop condition; or the score, of a solver that never calls the
+            model, and for a prompt over ``rollout_limits.max_trajectory_tokens``.
 
         Raises:
             EpisodeError: The episode failed and ``on_error`` says to raise.
             EpisodeClosedError: It was closed, before or during the call.
             RuntimeError: It was called before; the running episode is not affected.
         """
-        self._episode.require_new()
+        self.episode.require_new()
         if self.refusal is not None:
             raise self.refusal
         if self._entered:
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True
         try:
-            end_with_rollout(self._episode)
+            end_with_rollout(self.episode)
             await wait_to_start()
-            observed = await self._observe(await self._timed(self._hooks.start(self._episode)))
+            observed = await self._observe(await self._timed(self._hooks.start(self.episode)))
             if isinstance(observed, Observation):
                 limits = self.rollout_limits
                 budget = None if limits is None else limits.max_trajectory_tokens
@@ -187,17 +185,18 @@ class InspectEnv(Env):
         """
         request = self._take_request()
         try:
-            reply = self._parse(action, extra, request)
+            stop_reason = (extra or {}).get("stop_reason")
+            reply = self.tokens.parse(action, stop_reason=stop_reason, request=request)
             self.side_turns.append(request.side)
             self.unheard_turns.append(False)
-            await self._hooks.turn(request, reply)
+            await self._hooks.report_turn(request, reply)
             metrics = self._rules.count(reply)
             refused = self._rules.refuse(reply)
             if refused is not None:
                 observed: Observation | EpisodeResult = await self._end(refused)
             else:
-                outcome = await self._timed(self._episode.reply(reply))
-                self.unheard_turns[-1] = not self._episode.heard
+                outcome = await self._timed(self.episode.reply(reply))
+                self.unheard_turns[-1] = not self.episode.heard
                 observed = await self._observe(outcome)
             if isinstance(observed, Observation):
                 self._request = observed.request
@@ -219,19 +218,13 @@ class InspectEnv(Env):
             raise
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Stop the episode once it has made this many tool calls.
-
-        In a turn that asks for more calls than are left, only those within the budget are
-        carried out; it ends the episode with ``stop/max_tool_calls``, and its state is scored.
-        """
+        """Stop the episode once it has made this many tool calls; its state is scored then."""
         self._rules.allow_tool_calls(max_tool_calls)
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Count malformed tool calls under the cookbook's policy.
 
-        The corrective message is the solver's own (Inspect answers a malformed call with a
-        tool error), so ``retry_message_template`` is not used. ``max_consecutive``,
-        ``penalty_per_error``, ``terminal_reward`` and ``mask_error_turns`` apply.
+        Its ``retry_message_template`` is not used: the solver answers them, as in an eval.
         """
         self._rules.apply(policy)
 
@@ -242,11 +235,6 @@ class InspectEnv(Env):
 
     # for the group
 
-    @property
-    def turns(self) -> Sequence[Turn]:
-        """The answered turns of the episode, in time order."""
-        return self._tokens.turns
-
     async def settle(self) -> Ending:
         """End an episode that the trainer stopped stepping, and score the state reached so far.
 
@@ -256,12 +244,9 @@ class InspectEnv(Env):
             EpisodeError: It failed and ``on_error`` says to raise.
             EpisodeClosedError: It was closed before it was scored.
         """
-        if self._conclusion is not None:
-            return _rewarded(await self._concluded(self._conclusion))
-        if self.ending is not None:
-            return _rewarded(self.ending)
-        result = await self._episode.stop(ROLLOUT_ENDED)
-        return await self._conclude(result)
+        if self.ending is None and self._conclusion is None:
+            return await self._conclude(await self.episode.stop(ROLLOUT_ENDED))
+        return await self._reward_of_end()
 
     @property
     def settled(self) -> bool:
@@ -271,14 +256,13 @@ class InspectEnv(Env):
     @property
     def released(self) -> bool:
         """Whether :meth:`close` has nothing to wait for."""
-        return self._episode.released and (self._conclusion is None or self._conclusion.done())
+        return self.episode.released and (self._conclusion is None or self._conclusion.done())
 
     def unpaid(self, trajectory: Trajectory) -> float:
         """Return the part of a settled episode's step rewards that the trainer has not received.
 
-        Args:
-            trajectory: What the trainer keeps of the episode. A step that was cancelled, or
-                whose result was lost on its way, is not in it, and neither is its reward.
+        A step that was cancelled, or whose result was lost on its way, is not in the trajectory
+        that the trainer keeps, and neither is its reward.
         """
         return 0.0 if self.reported_in(trajectory) else self._step_reward()
 
@@ -287,7 +271,7 @@ class InspectEnv(Env):
         return self._delivered and len(trajectory.transitions) >= self._returned
 
     def group_share(self, final: Reward | None) -> float:
-        """Return what the group pays: the given reward, or the episode's own if there is none."""
+        """Return what the group pays: the given reward, or the own one where steps pay nothing."""
         if final is not None:
             return final.value
         if self._pays_in_steps or self._rules.flat_reward() is not None:
@@ -308,21 +292,22 @@ class InspectEnv(Env):
 
     async def close(self) -> None:
         """Release everything; idempotent, and safe at any point."""
-        await self._episode.close()
+        await self.episode.close()
         conclusion = self._conclusion
         if conclusion is not None and not conclusion.done():
             cancel(conclusion)
             await wait_for_end(conclusion, CLOSE_GRACE)
 
     def forget(self) -> None:
-        """Forget what a closed env needs no more, so that its memory is free at once."""
-        self._tokens.forget()
+        """Forget what a closed env needs no more, so that its memory is freed."""
+        self.received = None
+        self.tokens.forget()
 
     # parts of a step
 
     def _take_request(self) -> TurnRequest:
         request, self._request = self._request, None
-        state = self._episode.state
+        state = self.episode.state
         if state is EpisodeState.CLOSED:
             raise EpisodeClosedError("step(): the episode was closed before")
         if request is not None:
@@ -343,27 +328,21 @@ class InspectEnv(Env):
             if self._rules.stop is not None:
                 return await self._end(f"stopped: {self._rules.stop}")
             try:
-                stop = self._tokens.stop_condition(outcome)
-                return Observation(outcome, self._tokens.prompt(outcome), stop)
+                stop = self.tokens.stop_condition(outcome)
+                return Observation(outcome, self.tokens.prompt(outcome), stop)
             except OverWindowError as error:
                 answer: Reply = error.answer
             except EpisodeError as error:
-                if outcome.dialect is None or not self._tokens.turns:
+                if outcome.dialect is None or not self.tokens.turns:
                     self._refused = error
                     return await self._end(str(error))
-                self._tokens.refuse(error)
+                self.tokens.refuse(error)
                 answer = RequestRefusedError(error)
-            outcome = await self._timed(self._episode.reply(answer))
+            outcome = await self._timed(self.episode.reply(answer))
         return outcome
 
-    def _parse(
-        self, action: list[int], extra: ActionExtra | None, request: TurnRequest
-    ) -> ModelOutput:
-        stop_reason = (extra or {}).get("stop_reason")
-        return self._tokens.parse(action, stop_reason=stop_reason, request=request)
-
     async def _end(self, reason: str) -> EpisodeResult:
-        result = await self._timed(self._episode.stop(reason))
+        result = await self._timed(self.episode.stop(reason))
         assert isinstance(result, EpisodeResult)
         return result
 
@@ -384,26 +363,35 @@ class InspectEnv(Env):
         """
         if self.ending is None and self._conclusion is None:
             if self._outcomes.at_once and not self._hooks.observed:
-                return _rewarded(await self._score(result))  # which cannot be cancelled on its way
-            self._conclusion = asyncio.ensure_future(self._score(result))
-        if self._conclusion is None:
-            assert self.ending is not None
-            return _rewarded(self.ending)
-        return _rewarded(await self._concluded(self._conclusion))
+                await self._score(result)  # which cannot be cancelled on its way
+            else:
+                self._conclusion = asyncio.ensure_future(self._score(result))
+        return await self._reward_of_end()
 
-    async def _score(self, result: EpisodeResult) -> Ending:
+    async def _reward_of_end(self) -> Ending:
+        """Wait until the episode is scored; return how it ended, or raise what ``on_error`` says.
+
+        Raises:
+            EpisodeError: It failed, and has no price.
+            EpisodeClosedError: It was closed meanwhile.
+        """
+        scoring = self._conclusion
+        if scoring is not None:
+            if not await wait_for_end(scoring) or scoring.cancelled():
+                raise EpisodeClosedError("the episode was closed while it was scored")
+            scoring.result()
+        assert self.ending is not None
+        if self.ending.reward is None and self.ending.error is not None:
+            raise self.ending.error
+        return self.ending
+
+    async def _score(self, result: EpisodeResult) -> None:
         if self._refused is not None:
             result = replace(result, error=self._refused)
         self.ending = ending = await self._outcomes.ending(result)
         if self._hooks.observed:
             reward = None if ending.reward is None else ending.reward.value
-            await self._hooks.ended(replace(result, error=ending.error), reward)
-        return ending
-
-    async def _concluded(self, conclusion: asyncio.Task[Ending]) -> Ending:
-        if not await wait_for_end(conclusion) or conclusion.cancelled():
-            raise EpisodeClosedError("the episode was closed while it was scored")
-        return conclusion.result()
+            await self._hooks.report_end(replace(result, error=ending.error), reward)
 
     def _final_step(self, ending: Ending) -> StepResult:
         """Make the step that carries the reward; it counts as delivered from here on."""
@@ -416,7 +404,7 @@ class InspectEnv(Env):
             next_stop_condition=[],
             metrics={
                 "time/environment_s": self._environment_s,
-                **self._tokens.metrics,
+                **self.tokens.metrics,
                 **ending.metrics(self._rules.stop),
             },
             logs=ending.logs(),
@@ -438,19 +426,12 @@ class InspectEnv(Env):
     async def _failed(self, error: BaseException) -> None:
         """Close the episode, because a call has failed.
 
-        A cancelled call is different: the cookbook keeps a rollout that reached its
-        time-out and grades it, so the episode is ended as by a limit and scored in its own
-        task; ``settle()`` returns that score, ``close()`` ends the episode for good.
+        After a cancelled call the cookbook keeps the rollout and grades it (its time-out), so the
+        episode is ended as by a limit and scored in its own task; ``settle()`` returns that score.
         """
         if isinstance(error, asyncio.CancelledError):
             if self._conclusion is None and self.ending is None:
                 self._rules.stop = StopReason.ROLLOUT_TIMEOUT
-                self._episode.halt("the rollout was cancelled")
+                self.episode.halt("the rollout was cancelled")
         elif isinstance(error, Exception):
-            await self._episode.close()
-
-
-def _rewarded(ending: Ending) -> Ending:
-    if ending.reward is None and ending.error is not None:
-        raise ending.error
-    return ending
+            await self.episode.close()

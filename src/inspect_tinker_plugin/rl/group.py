@@ -7,6 +7,7 @@ import math
 import pickle
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -16,13 +17,14 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
-from inspect_tinker_plugin.logs import GroupSlot
+from inspect_tinker_plugin.contracts.tools import Memory
+from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
+from inspect_tinker_plugin.logs.rollout import sampled
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
-from inspect_tinker_plugin.rl.ending import Ending
+from inspect_tinker_plugin.rl.ending import Ending, Received
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
-from inspect_tinker_plugin.rl.recording import LOST_REPLIES, GroupRecording, log_run
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers.state import OutcomeFile
 from inspect_tinker_plugin.tokens.datums import arrange, leave_out
@@ -30,6 +32,9 @@ from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
 
 logger = getLogger(__name__)
+
+LOST_REPLIES = "tokens/lost_replies"
+"""Metric of replies that the scored state holds and the trainer's trajectory does not."""
 
 
 class InspectGroupBuilder(EnvGroupBuilder):
@@ -68,20 +73,18 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.step_known = step_known
         self.outcome = outcome
         self._envs: list[tuple[weakref.ref[asyncio.Task[Any]], InspectEnv]] = []
-        self._recording = self._new_recording()
 
     async def make_envs(self) -> Sequence[Env]:
         """Make the group's envs; no episode or sandbox starts before their first step.
 
-        Called again by strategies that retry: each call makes ``group_size`` new envs, whose
-        epochs continue the numbering, and ``cleanup()`` closes those of all calls by the same task.
+        Strategies that retry call it again: the epochs of the new envs continue the numbering.
         """
         await wait_to_start()
         if self.outcome is not None:
             self.outcome.check()
         parts = self.handle.parts()
         shared = PromptCache()
-        hooks = parts.hooks.group()
+        memory: Memory = {}
         task = asyncio.current_task()
         assert task is not None
         made = len(self._made_by(task))
@@ -102,14 +105,12 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 episode,
                 tokens,
                 parts.outcomes,
-                hooks=hooks.episode(self.sample, epoch=epoch),
+                hooks=parts.hooks.episode(self.sample, epoch=epoch, group=memory),
                 rollout_limits=limits,
                 pays_in_steps=parts.group_reward is None,
             )
             env.refusal = parts.outcomes.failures.refusal(self.sample.id) if made else None
             envs.append(env)
-            if self._recording is not None:
-                self._recording.add(env, episode, tokens)
         maker = weakref.ref(task)
         self._envs += [(maker, env) for env in envs]
         return envs
@@ -122,12 +123,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
     ) -> list[tuple[float, Metrics]]:
         """Score the episodes that the trainer's own limits cut off, and apply the group aggregator.
 
-        A rollout that the cookbook's runner stopped (token budget, time-out, its own turn
-        limit) was not scored. Its episode is ended here as by a limit and scored, and the
-        reward is added as the group's part of the total. With a group aggregator nothing is
-        paid in steps and everything here, so that equal rewards are equal to the last bit.
         Each trajectory's transitions are put in the order of the episode's branches, and
-        the trainer makes one datum of each branch.
+        the trainer makes one datum of each branch. When what is paid: docs/design/episodes.md.
 
         Returns:
             One ``(reward, metrics)`` per trajectory, to be added to its steps' rewards.
@@ -136,12 +133,12 @@ class InspectGroupBuilder(EnvGroupBuilder):
             EpisodeError: A member failed and ``on_error`` says to raise.
         """
         rewards = await self._group_rewards(trajectory_group, env_group)
-        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+        for trajectory, env, reward in zip(trajectory_group, env_group, rewards, strict=True):
             if isinstance(env, InspectEnv):
                 leave_out(trajectory, env.side_turns, env.unheard_turns)
-                arrange(trajectory, env.turns)
-        if self._recording is not None:
-            self._recording.graded(env_group, trajectory_group, rewards)
+                arrange(trajectory, env.tokens.turns)
+                if self.handle.log_run is not None:
+                    env.received = Received(trajectory, *reward)
         if self.outcome is not None:
             await self._tell_sampler(self.outcome, trajectory_group, rewards)
         return rewards
@@ -168,10 +165,9 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
         envs = [env for env in env_group if isinstance(env, InspectEnv)]
+        # All are waited for before the first failure is raised.
         waiting = [env.settle() for env in envs if not env.settled]
-        for outcome in await asyncio.gather(*waiting, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await asyncio.gather(*waiting, return_exceptions=True)
         endings = [await env.settle() for env in envs]
         finals = await self._final_rewards(endings)
         least = _least_honest(envs, endings, finals)
@@ -202,34 +198,31 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return metrics
 
     async def _final_rewards(self, endings: Sequence[Ending]) -> Sequence[Reward | None]:
-        """Ask the group aggregator, if there is one; ``None`` keeps a member's own reward."""
-        aggregate = self.handle.parts().group_reward
-        if aggregate is None:
-            return [None] * len(endings)
-        try:
-            return await aggregate([_member(ending) for ending in endings])
-        except (AggregatorError, UnscoredError) as fault:
-            return self._penalised(endings, fault)
-
-    def _penalised(self, endings: Sequence[Ending], fault: Exception) -> list[Reward]:
-        """Return every member's reward when group rewards failed: the penalty of ``on_error``.
+        """Ask the group aggregator, if there is one; ``None`` keeps a member's own reward.
 
         Raises:
-            EpisodeError: It states no penalty.
+            EpisodeError: It failed, and ``on_error`` states no penalty.
         """
-        penalty = self.handle.parts().outcomes.errors.penalty(Cause.REWARD)
-        if penalty is None:
-            raise EpisodeError(
-                str(fault), cause=Cause.REWARD, task=self.handle.name, sample_id=self.sample.id
-            ) from fault
-        return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0}) for _ in endings]
+        parts = self.handle.parts()
+        if parts.group_reward is None:
+            return [None] * len(endings)
+        members = [
+            GroupMember(each.result, None if each.error else each.reward) for each in endings
+        ]
+        try:
+            return await parts.group_reward(members)
+        except (AggregatorError, UnscoredError) as fault:
+            penalty = parts.outcomes.errors.penalty(Cause.REWARD)
+            if penalty is None:
+                raise EpisodeError(
+                    str(fault), cause=Cause.REWARD, task=self.handle.name, sample_id=self.sample.id
+                ) from fault
+            return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0})] * len(endings)
 
     async def cleanup(self) -> None:
-        """Close every episode that was ever made here. Never raises; safe to call again.
+        """Close the episodes that this task has made; all, if it has made none. Never raises.
 
-        Of a builder that is rolled out by several tasks together, each closes its own. A task that
-        has made none closes all. It runs to its end even if the caller is cancelled, once or
-        repeatedly.
+        It runs to its end even if the caller is cancelled.
         """
         own = self._made_by(asyncio.current_task())
         envs = own or [env for _, env in self._envs]
@@ -239,8 +232,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
     async def _release(self, envs: Sequence[InspectEnv]) -> None:
         closing = [env.close() for env in envs if not env.released]
         results = await asyncio.gather(*closing, return_exceptions=True)
-        if self._recording is not None:
-            await self._recording.write(envs)
+        if (run := self.handle.log_run) is not None and envs:
+            slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
+            rollouts = [_describe_rollout(env) for env in envs if env.episode.started]
+            await write_group(run, slot, rollouts)
         for env in envs:
             env.forget()
         for result in results:
@@ -264,17 +259,52 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 f"task {self.handle.name!r}, sample {self.sample.id!r}: it cannot be sent to "
                 f"another process ({error}); its metadata must be plain data"
             ) from error
-        fresh: dict[str, Any] = {"_envs": [], "_recording": self._new_recording()}
-        return {**self.__dict__, "sample": sample, **fresh}
+        return {**self.__dict__, "sample": sample, "_envs": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickle."""
         self.__dict__.update(state, sample=pickle.loads(state["sample"]))
 
-    def _new_recording(self) -> GroupRecording | None:
-        run = log_run(self.handle)
-        slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
-        return None if run is None else GroupRecording(run, slot)
+
+def _describe_rollout(env: InspectEnv) -> Rollout:
+    """Say for the log what a closed env's rollout was, and what the trainer received for it."""
+    ending, received = env.ending, env.received
+    metrics: Metrics = dict(env.tokens.metrics)
+    of_reward: set[str] = set()
+    if ending is not None:
+        metrics |= {"turns": ending.result.turns, **ending.result.metrics}
+        if ending.reward is not None:
+            metrics |= ending.reward.metrics
+            of_reward |= ending.reward.metrics.keys()
+    given: dict[str, Any] = {}
+    if received is not None:
+        trajectory, of_group, group_metrics = received
+        steps = trajectory.transitions
+        metrics |= {**(steps[-1].metrics if steps else {}), **group_metrics}
+        of_reward |= group_metrics.keys() - {LOST_REPLIES}
+        given = {
+            "reward": sum(step.reward for step in steps) + of_group,
+            "stop_reason": trajectory.stop_reason,
+            "sampled": partial(sampled, trajectory, of_group),
+        }
+    return Rollout(
+        sample=env.episode.sample,
+        epoch=env.episode.epoch,
+        status=_status(env),
+        build=env.episode.build_log,
+        error=None if ending is None else ending.error,
+        metrics=metrics,
+        reward_metrics=of_reward,
+        **given,
+    )
+
+
+def _status(env: InspectEnv) -> RolloutStatus:
+    if env.received is not None:
+        return RolloutStatus.GRADED
+    if env.ending is None:
+        return RolloutStatus.CUT
+    return RolloutStatus.DROPPED if env.ending.error is None else RolloutStatus.FAILED
 
 
 def _least_honest(
@@ -284,10 +314,6 @@ def _least_honest(
     members = zip(envs, endings, finals, strict=True)
     totals = [env.total(final) for env, ending, final in members if ending.error is None]
     return min((total for total in totals if total is not None), default=math.inf)
-
-
-def _member(ending: Ending) -> GroupMember:
-    return GroupMember(result=ending.result, reward=None if ending.error else ending.reward)
 
 
 def budgets(options: DatasetOptions) -> RolloutLimits | None:

@@ -42,7 +42,7 @@ def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
     """Return the task with the scorers that plugins add; the same task if there are none.
 
     Raises:
-        PluginError: a hook raised, or returned something that is not a scorer.
+        PluginError: A hook raised, or returned something that is not a scorer.
     """
     added = plugin_scorers(task, plugins=plugins)
     if not added:
@@ -52,55 +52,76 @@ def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
     return scored
 
 
+def plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> list[Scorer]:
+    """Collect the scorers that plugins add to a task, to be run after its own.
+
+    Raises:
+        PluginError: A hook raised, or returned something that is not a scorer.
+    """
+    wanted = "scorers (made by functions with @scorer)"
+    return _collect("inspect_rl_scorers", task, plugins, _is_scorer, wanted)
+
+
+def episode_observers(task: Task, *, plugins: Plugins | None = None) -> Observers:
+    """Collect the observers that plugins attach to the episodes of a task.
+
+    Raises:
+        PluginError: A hook raised, or returned something that is not an observer.
+    """
+    hook = "inspect_rl_episode_observers"
+    return Observers(_collect(hook, task, plugins, _is_observer, "EpisodeObserver"))
+
+
+def _collect(
+    hook: str, task: Task, plugins: Plugins | None, fits: Callable[[object], bool], wanted: str
+) -> list[Any]:
+    found: list[Any] = []
+    for plugin, given in (plugins or default_plugins()).call(hook, task=task):
+        if not isinstance(given, Sequence) or not all(map(fits, given)):
+            raise PluginError(
+                f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) gave {given!r:.80}, "
+                f"not a sequence of {wanted}"
+            )
+        found.extend(given)
+    return found
+
+
+def _is_scorer(made: object) -> bool:
+    try:
+        return registry_info(made).type == "scorer"
+    except ValueError:  # not made by a function with @scorer
+        return False
+
+
+def _is_observer(made: object) -> bool:
+    return isinstance(made, EpisodeObserver)
+
+
 class DatasetHooks:
     """The hooks that all episodes of a dataset share in one process.
 
     Args:
-        task: the task.
-        tool_executor: what ``tool_executor=`` takes.
-        plugins: where hooks are looked up; the installed plugins when not given.
+        task: The task.
+        tool_executor: What ``tool_executor=`` takes.
 
     Raises:
-        ConfigError: the executor cannot be resolved, or a plugin's hook failed.
+        ConfigError: The executor cannot be resolved, or a plugin's hook failed.
     """
 
-    def __init__(
-        self, task: Task, *, tool_executor: ToolExecutorSpec = None, plugins: Plugins | None = None
-    ) -> None:
+    def __init__(self, task: Task, tool_executor: ToolExecutorSpec) -> None:
         self._task = task.name
-        self._executor = resolve_tool_executor(tool_executor, plugins=plugins)
-        self._observers = episode_observers(task, plugins=plugins)
+        self._executor = resolve_tool_executor(tool_executor)
+        self._observers = episode_observers(task)
         self._memory: Memory = {}
 
-    def group(self) -> GroupHooks:
-        """Make the hooks of one group; each ``make_envs()`` gets its own."""
-        return GroupHooks(self._task, self._executor, self._observers, self._memory)
-
-
-class GroupHooks:
-    """The hooks that the episodes of one group share."""
-
-    def __init__(
-        self,
-        task: str,
-        executor: ToolExecutor | ToolFunction | None,
-        observers: Observers,
-        memory: Memory,
-    ) -> None:
-        self._task = task
-        self._executor = executor
-        self._observers = observers
-        self._of_dataset = memory
-        self._of_group: Memory = {}
-
-    def episode(self, sample: Sample, *, epoch: int) -> EpisodeHooks:
-        """Make the hooks of one episode of the group."""
+    def episode(self, sample: Sample, *, epoch: int, group: Memory) -> EpisodeHooks:
+        """Make the hooks of one episode, given the memory that it shares with its group."""
         scope = ToolScope(
             task=self._task,
             sample_id=sample.id,
             epoch=epoch,
-            group=self._of_group,
-            dataset=self._of_dataset,
+            group=group,
+            dataset=self._memory,
         )
         return EpisodeHooks(self._executor, scope, self._observers)
 
@@ -116,63 +137,55 @@ class EpisodeHooks:
     ) -> None:
         self._executor = executor
         self._scope = scope
-        self._observers = Observers() if observers is None else observers
-        self._id = uuid.uuid4().hex if self._observers else ""
+        self._observers = observers
+        self._id = uuid.uuid4().hex if observers else ""
 
     @property
     def observed(self) -> bool:
-        """Whether anybody is told of what happens."""
+        """Whether there is an observer."""
         return bool(self._observers)
 
     async def start(self, episode: Episode) -> Outcome:
         """Start an episode whose tool calls the executor carries out."""
-        await self._observers.started(
-            episode=self._id,
-            task=episode.prepared.name,
-            sample=episode.sample,
-            epoch=episode.epoch,
-        )
+        await self.report_start(episode.prepared.name, episode.sample, episode.epoch)
         if self._executor is None or self._scope is None:
             return await episode.start()
         # The episode's own task starts with a copy of this context.
         with use_tool_executor(self._executor, self._scope):
             return await episode.start()
 
-    async def turn(self, request: TurnRequest, output: object) -> None:
-        """Tell observers the answer to a model call."""
-        await self._observers.turn(episode=self._id, request=request, output=output)
-
-    async def ended(self, result: EpisodeResult, reward: float | None) -> None:
-        """Tell observers how the episode ended."""
-        await self._observers.ended(episode=self._id, result=result, reward=reward)
-
-
-def plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> list[Scorer]:
-    """Collect the scorers that plugins add to a task, to be run after its own.
-
-    Raises:
-        PluginError: a hook raised, or returned something that cannot be called.
-    """
-    added: list[Scorer] = []
-    for plugin, scorers in (plugins or default_plugins()).call("inspect_rl_scorers", task=task):
-        if not isinstance(scorers, Sequence) or not all(_is_scorer(scorer) for scorer in scorers):
-            raise PluginError(
-                f"hook inspect_rl_scorers of plugin {plugin.name!r} ({plugin.label}) gave "
-                f"{scorers!r:.80}, not a sequence of scorers (made by functions with @scorer)"
+    async def report_start(self, task: str, sample: Sample, epoch: int) -> None:
+        """Tell observers that an episode is about to run."""
+        if self._observers:
+            await self._observers.tell(
+                "on_episode_start",
+                lambda: EpisodeStarted(
+                    episode=self._id, task=task, sample=deepcopy(sample), epoch=epoch
+                ),
             )
-        added.extend(scorers)
-    return added
 
+    async def report_turn(self, request: TurnRequest, output: object) -> None:
+        """Tell observers the answer to a model call, an output or an exception."""
+        if self._observers:
+            answer = output if isinstance(output, ModelOutput) else None
+            await self._observers.tell(
+                "on_turn",
+                lambda: TurnTaken(
+                    episode=self._id,
+                    index=request.index,
+                    messages=deepcopy(list(request.messages)),
+                    output=deepcopy(answer),
+                ),
+            )
 
-def _is_scorer(made: object) -> bool:
-    try:
-        return registry_info(made).type == "scorer"
-    except ValueError:  # not made by a function with @scorer
-        return False
+    async def report_end(self, result: EpisodeResult, reward: float | None) -> None:
+        """Tell observers how the episode ended."""
+        if self._observers:
+            await self._observers.tell("on_episode_end", lambda: _ended(self._id, result, reward))
 
 
 class Observers:
-    """The observers of a task; without any, every call returns immediately."""
+    """The observers of a task's episodes."""
 
     def __init__(self, observers: Sequence[EpisodeObserver] = ()) -> None:
         self._observers = tuple(observers)
@@ -181,36 +194,7 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._observers)
 
-    async def started(self, *, episode: str, task: str, sample: Sample, epoch: int) -> None:
-        """Report that an episode is about to run."""
-        if self._observers:
-            await self._tell(
-                "on_episode_start",
-                lambda: EpisodeStarted(
-                    episode=episode, task=task, sample=deepcopy(sample), epoch=epoch
-                ),
-            )
-
-    async def turn(self, *, episode: str, request: TurnRequest, output: object) -> None:
-        """Report that a model call was answered, with an output or an exception."""
-        if self._observers:
-            answer = output if isinstance(output, ModelOutput) else None
-            await self._tell(
-                "on_turn",
-                lambda: TurnTaken(
-                    episode=episode,
-                    index=request.index,
-                    messages=deepcopy(list(request.messages)),
-                    output=deepcopy(answer),
-                ),
-            )
-
-    async def ended(self, *, episode: str, result: EpisodeResult, reward: float | None) -> None:
-        """Report that an episode has ended."""
-        if self._observers:
-            await self._tell("on_episode_end", lambda: _ended(episode, result, reward))
-
-    async def _tell(self, method: str, make_event: Callable[[], Any]) -> None:
+    async def tell(self, method: str, make_event: Callable[[], Any]) -> None:
         """Call every observer with its own event, so that none can change another's."""
         for observer in self._observers:
             try:
@@ -237,26 +221,6 @@ class Observers:
             ex,
             exc_info=ex,
         )
-
-
-def episode_observers(task: Task, *, plugins: Plugins | None = None) -> Observers:
-    """Collect the observers that plugins attach to the episodes of a task.
-
-    Raises:
-        PluginError: a hook raised, or returned something that is not an observer.
-    """
-    found: list[EpisodeObserver] = []
-    hook = "inspect_rl_episode_observers"
-    for plugin, observers in (plugins or default_plugins()).call(hook, task=task):
-        if not isinstance(observers, Sequence) or not all(
-            isinstance(observer, EpisodeObserver) for observer in observers
-        ):
-            raise PluginError(
-                f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) gave {observers!r:.80}, "
-                "not a sequence of EpisodeObserver"
-            )
-        found.extend(observers)
-    return Observers(found)
 
 
 def _ended(episode: str, result: EpisodeResult, reward: float | None) -> EpisodeEnded:

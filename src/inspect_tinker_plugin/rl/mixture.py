@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
 from typing import Any, Unpack
 
 from tinker_cookbook.renderers import Renderer
@@ -21,13 +24,16 @@ from inspect_tinker_plugin.rl.dataset import (
     InspectRLDataset,
     TaskLike,
     open_dataset,
+    order_of_pass,
     prepare_task,
 )
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.order import Mix, Portion
-from inspect_tinker_plugin.rl.renderer import model_name
+from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
+
+_FINEST = 1000
+"""Shares are rounded to multiples of one thousandth of their sum."""
 
 _OF_ALL = ("batch_size", "epochs", "shuffle", "seed", "log_dir")
 """Options of a mixture that its tasks cannot have differently."""
@@ -51,6 +57,110 @@ class MixedTask:
 
     samples: SelectedSamples | None = None
     """Samples that were chosen before, instead of those that the options choose."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Deals the groups of batches out to tasks, in given shares.
+
+    The groups of all batches, one after the other, are dealt out in turns that repeat: in each
+    turn every task gets its share exactly, spread evenly. So every batch has the groups that its
+    share says, give or take one, whichever batch it is and however often it is asked for.
+
+    Args:
+        shares: One positive number per task; only their ratios count.
+        batch_size: Groups per batch.
+
+    Raises:
+        ConfigError: A share is not a positive number.
+    """
+
+    shares: tuple[float, ...]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        for share in self.shares:
+            if isinstance(share, bool) or not 0 < share < math.inf:
+                raise ConfigError(f"a share of a mixture is a number above 0, not {share!r}")
+
+    def deal(self, batch: int) -> list[int]:
+        """Return the task of each group of a batch."""
+        start = batch * self.batch_size
+        return [
+            self._turn[slot % len(self._turn)] for slot in range(start, start + self.batch_size)
+        ]
+
+    def places(self, source: int, batch: int) -> range:
+        """Return which of a task's groups are in a batch, counted from the first batch's on."""
+        start = batch * self.batch_size
+        return range(self._before(source, start), self._before(source, start + self.batch_size))
+
+    def batches(self, sizes: Sequence[int], passes: int) -> int:
+        """Return how many batches it takes until every task had this many passes.
+
+        Args:
+            sizes: Samples of each task.
+            passes: Passes over the samples; smaller tasks will have had more.
+        """
+        needed = 1
+        for source, size in enumerate(sizes):
+            slots = [slot for slot, dealt in enumerate(self._turn) if dealt == source]
+            turns, last = divmod(size * passes - 1, len(slots))
+            needed = max(needed, turns * len(self._turn) + slots[last] + 1)
+        return math.ceil(needed / self.batch_size)
+
+    def _before(self, source: int, slot: int) -> int:
+        """Return how many groups a task gets before a slot, over all batches."""
+        turns, rest = divmod(slot, len(self._turn))
+        return turns * self._turn.count(source) + self._turn[:rest].count(source)
+
+    @cached_property
+    def _turn(self) -> list[int]:
+        """The task of each group of one turn: always that which is most behind its share."""
+        whole = _whole_shares(self.shares)
+        credit = [0] * len(whole)
+        turn = []
+        for _ in range(sum(whole)):
+            credit = [have + each for have, each in zip(credit, whole, strict=True)]
+            chosen = max(range(len(whole)), key=credit.__getitem__)
+            credit[chosen] -= sum(whole)
+            turn.append(chosen)
+        return turn
+
+
+def _whole_shares(shares: Sequence[float]) -> list[int]:
+    """Return shares as whole numbers without a common divisor."""
+    parts = [Fraction(share).limit_denominator(10**6) for share in shares]
+    exact = [part / sum(parts) for part in parts]
+    if math.lcm(*(part.denominator for part in exact)) > _FINEST:
+        exact = [Fraction(max(1, round(part * _FINEST)), _FINEST) for part in exact]
+    scale = math.lcm(*(part.denominator for part in exact))
+    whole = [int(part * scale) for part in exact]
+    return [each // math.gcd(*whole) for each in whole]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The part of a mixture's batches that comes from one task; it begins again after each pass."""
+
+    samples: int
+    options: DatasetOptions
+    mix: Mix
+    source: int
+    """Position of the task in the mixture."""
+
+    batches: int
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def batch(self, index: int) -> list[int]:
+        """Return the positions of this task's samples in a batch of the mixture."""
+        found = []
+        for place in self.mix.places(self.source, index):
+            number, position = divmod(place, self.samples)
+            found.append(order_of_pass(self.samples, self.options, number)[position])
+        return found
 
 
 class InspectRLMixture(RLDataset):
@@ -149,25 +259,18 @@ def build_mixture(
     plan = plan_mixture(tasks, renderer, options, batches=batches)
     sources = [
         open_dataset(handle, samples, order, first_step=first_step)
-        for handle, samples, order in plan
+        for handle, samples, order in plan.sources
     ]
     return InspectRLMixture(sources, plan.mix)
 
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """A mixture before anything is started: its tasks, samples and batches."""
+    """A mixture before anything is started."""
 
-    handles: Sequence[TaskHandle]
-    samples: Sequence[SelectedSamples]
+    sources: Sequence[tuple[TaskHandle, SelectedSamples, Portion]]
     mix: Mix
     batches: int
-
-    def __iter__(self) -> Iterator[tuple[TaskHandle, SelectedSamples, Portion]]:
-        pairs = zip(self.handles, self.samples, strict=True)
-        for source, (handle, samples) in enumerate(pairs):
-            size, options = len(samples), handle.options
-            yield handle, samples, Portion(size, options, self.mix, source, self.batches)
 
 
 def plan_mixture(
@@ -189,11 +292,14 @@ def plan_mixture(
         prepare_task(each.task, renderer, _options(each, options), each.task_args, each.samples)
         for each in tasks
     ]
-    handles = [handle for handle, _ in prepared]
-    _check_names(handles)
-    samples = [chosen for _, chosen in prepared]
-    natural = mix.batches([len(each) for each in samples], options.epochs)
-    return MixturePlan(handles, samples, mix, max(natural, batches or 0))
+    _check_names([handle for handle, _ in prepared])
+    natural = mix.batches([len(samples) for _, samples in prepared], options.epochs)
+    most = max(natural, batches or 0)
+    sources = [
+        (handle, samples, Portion(len(samples), handle.options, mix, source, most))
+        for source, (handle, samples) in enumerate(prepared)
+    ]
+    return MixturePlan(sources, mix, most)
 
 
 def _options(task: MixedTask, of_all: DatasetOptions) -> DatasetOptions:

@@ -1,19 +1,25 @@
-"""Makes a task picklable: by its reference, or by value when it has none."""
+"""Task, renderer, options and logs of one dataset, in whatever process its groups run."""
 
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 import uuid
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset
+from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
-from inspect_tinker_plugin.contracts.errors import ErrorPolicy, TaskError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, TaskError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.processes.workers import dump
@@ -21,10 +27,17 @@ from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import DatasetHooks, with_plugin_scorers
+from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+
+TRAINING_ID = "training.id"
+"""File in a trainer's folder with the id that the logs of its training have."""
+
+_BEGUN = ("config.json", "logs.log")
+"""What the cookbook writes before it asks for a dataset."""
 
 _KEEP = 8
 _received: dict[str, TaskHandle] = {}
@@ -45,30 +58,41 @@ class Parts:
 class TaskHandle:
     """Task, renderer and options of one dataset, shared by all of its group builders.
 
-    It pickles with plain ``pickle``. The receiving process builds the task once and keeps it
-    for all later builders of the same dataset: from its reference, or from a by-value copy
-    (``cloudpickle``, without the samples, which the builders carry) when it was made ad hoc,
-    or changed after a function had made it.
+    It pickles with plain ``pickle``. The receiving process makes the task once: from its
+    reference, or from a copy by value without the samples, which the builders carry, when it was
+    made ad hoc, or changed after a function had made it.
 
     Args:
-        task: The task.
+        task: The task; ``None`` to make it from its reference when it is needed.
         ref: How the task was named, ``None`` when it was given as an object.
         renderer: A cookbook renderer.
         options: Options of the dataset.
+        name: Name of the task.
     """
 
     def __init__(
-        self, task: Task, ref: TaskRef | None, renderer: Any, options: DatasetOptions
+        self,
+        task: Task | None,
+        ref: TaskRef | None,
+        renderer: Any,
+        options: DatasetOptions,
+        name: str,
     ) -> None:
         self.uid = uuid.uuid4().hex
-        self.name = task.name
+        self.name = name
         self.renderer = renderer
         self.options = options
         self._ref = ref
-        self._task: Task | None = task
+        self._task = task
         self._parts: Parts | None = None
         self._payload: bytes | None = None
         self._received = False
+
+    @property
+    def log_run(self) -> LogRun | None:
+        """Where the logs of the dataset are made, if it has some."""
+        log_dir = self.options.log_dir
+        return None if log_dir is None else LogRun(log_folder(log_dir), self.uid)
 
     def parts(self) -> Parts:
         """Return the live objects of this process, made on first use."""
@@ -98,7 +122,7 @@ class TaskHandle:
             context=context,
             outcomes=RewardRules(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
-            hooks=DatasetHooks(task, tool_executor=options.tool_executor),
+            hooks=DatasetHooks(task, options.tool_executor),
         )
 
     def _resolve(self) -> Task:
@@ -117,7 +141,10 @@ class TaskHandle:
     def _dump(self) -> bytes:
         task = self._resolve()
         ref = self._ref or task_reference(task, verify=True)
-        live = _without_samples(task) if ref is None else None
+        live = None
+        if ref is None:
+            live, data = copy.copy(task), task.dataset
+            live.dataset = MemoryDataset([], name=data.name, location=data.location)
         try:
             return dump(_Payload(self.name, ref, live, self.renderer, self.options))
         except Exception as error:
@@ -137,29 +164,122 @@ class _Payload:
     options: DatasetOptions = field(repr=False)
 
 
-def _without_samples(task: Task) -> Task:
-    bare = copy.copy(task)
-    bare.dataset = MemoryDataset([], name=task.dataset.name, location=task.dataset.location)
-    return bare
-
-
 def _receive(uid: str, payload: bytes) -> TaskHandle:
     """Unpickle a handle, once per process and dataset."""
     with _lock:
         handle = _received.get(uid)
         if handle is None:
             received: _Payload = pickle.loads(payload)
-            handle = TaskHandle.__new__(TaskHandle)
-            handle.uid = uid
-            handle.name = received.name
-            handle.renderer = received.renderer
-            handle.options = received.options
-            handle._ref = received.ref
-            handle._task = received.task
-            handle._parts = None
-            handle._payload = payload
-            handle._received = True
+            handle = TaskHandle(
+                received.task, received.ref, received.renderer, received.options, received.name
+            )
+            handle.uid, handle._payload, handle._received = uid, payload, True
             _received[uid] = handle
             while len(_received) > _KEEP:
                 _received.pop(next(iter(_received)))
         return handle
+
+
+def log_folder(log_dir: str | Path) -> Path:
+    """Return a log folder as a path with the same meaning in every process.
+
+    Raises:
+        ConfigError: It is the address of a remote store.
+    """
+    if "://" in str(log_dir):
+        raise ConfigError(f"log_dir {str(log_dir)!r} is remote; name a folder of this machine")
+    return Path(log_dir).absolute()
+
+
+def trainers_folder(log_dir: Path) -> Path | None:
+    """Return the trainer's folder that a log folder is in, if it is in one."""
+    for folder in (log_dir, *list(log_dir.parents)[:3]):
+        begun = all((folder / name).is_file() for name in _BEGUN)
+        if begun or (folder / CHECKPOINTS_BASE_NAME).is_file():
+            return folder
+    return None
+
+
+def resumed_at(log_dir: Path) -> int:
+    """Return the step at which a trainer resumes, if the log folder is inside its own folder.
+
+    The cookbook does not tell a dataset where it resumes; it reads the same file.
+    """
+    folder = trainers_folder(log_dir)
+    last = None if folder is None else get_last_checkpoint(str(folder))
+    return 0 if last is None or last.batch is None else last.batch
+
+
+def training_id(folder: Path) -> str:
+    """Return the id of the training in a trainer's folder: the same one whenever it continues.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    path = folder / TRAINING_ID
+    try:
+        if not path.is_file():
+            _make_training_id(path)
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written ({error})") from error
+
+
+def _make_training_id(path: Path) -> None:
+    mine = path.with_name(f"{uuid.uuid4().hex}.{TRAINING_ID}")
+    mine.write_text(uuid.uuid4().hex, encoding="utf-8")
+    try:
+        with suppress(FileExistsError):  # another dataset of the same trainer was first
+            os.link(mine, path)
+    finally:
+        mine.unlink()
+
+
+def open_logs(
+    handle: TaskHandle,
+    *,
+    batches: int,
+    first_step: int | None = None,
+    asked_every: int | None = None,
+) -> None:
+    """Prepare the log folder of a new dataset, if it has one.
+
+    Args:
+        handle: Shared by the dataset's groups.
+        batches: Batches of the dataset; a trainer may go through them more than once.
+        first_step: The trainer's step that asks for the first batch; not 0 in a resumed run, and
+            ``None`` if it is not known. Logs that the same training left of this step and later
+            ones are removed.
+        asked_every: Of a test set, the trainer's steps between evaluations; 0 if they are not
+            known, ``None`` for batches to train on.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    run, parts, options = handle.log_run, handle.parts(), handle.options
+    if run is None:
+        return
+    folder = None if first_step is None else trainers_folder(run.log_dir)
+    group_reward = parts.group_reward
+    spec = eval_spec(
+        parts.runner.prepared,
+        run_id=run.run_id,
+        group_size=options.group_size,
+        model=model_name(handle.renderer),
+        metadata={
+            "reward_expression": resolve_reward(options.reward).name,
+            "group_reward_expression": None if group_reward is None else group_reward.name,
+            "on_error": str(options.on_error),
+            "renderer": type(handle.renderer).__name__,
+            "batch_size": options.batch_size,
+            "batches": batches,
+            "training": None if folder is None else training_id(folder),
+            "first_step": first_step or 0,
+            "asked_every": asked_every,
+            "dataset_epochs": options.epochs,
+            "shuffle": options.shuffle,
+            "seed": options.seed,
+        },
+    )
+    open_run(run.log_dir, spec)
+    weakref.finalize(handle, close_run, run).atexit = False

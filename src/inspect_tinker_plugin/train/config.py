@@ -28,8 +28,8 @@ from tinker_cookbook.rl import train
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import read_keywords
-from inspect_tinker_plugin.rl.recording import TRAINING_ID
-from inspect_tinker_plugin.rl.renderer import recommended_renderer, require_renderer
+from inspect_tinker_plugin.rl.models import recommended_renderer, require_renderer
+from inspect_tinker_plugin.rl.task_handle import TRAINING_ID
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 from inspect_tinker_plugin.train.history import (
     CHECKPOINTS,

@@ -18,9 +18,9 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.memory import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import InspectRLDataset, check_dataset
+from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
-from inspect_tinker_plugin.rl.recording import log_folder, resumed_at
+from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
 from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
@@ -89,12 +89,10 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         options = self.dataset_options(**self._passes(samples))
         tasks = self.mixed_tasks(samples)
         plan = plan_mixture(tasks, renderer, options, batches=self.min_batches)
-        of_test = None if held_out is None else chain(*held_out)
+        of_test: Iterable[Sample] | None = None if held_out is None else chain(*held_out)
         if self.test_task is not None:
             changes = self.options_of_test(**self._changes_of_test_task())
-            of_test = chain(
-                check_dataset(self.test_task, renderer, changes, task_args=self.test_task_args)
-            )
+            _, of_test = prepare_task(self.test_task, renderer, changes, self.test_task_args)
         if of_test is not None and not self.allow_overlap:
             check_overlap(chain(*samples), of_test)
         if len(tasks) > 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.rl.service import no_key
+from inspect_tinker_plugin.rl.models import no_key
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""

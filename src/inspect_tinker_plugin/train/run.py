@@ -30,7 +30,7 @@ from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
-from inspect_tinker_plugin.rl.service import context_window, require_server, require_weights
+from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.train.config import build_config, check_same_run
 from inspect_tinker_plugin.train.history import (
     CHECKPOINTS,

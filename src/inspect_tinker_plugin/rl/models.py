@@ -1,0 +1,322 @@
+"""The model under training: its renderer and tokenizer, and the Tinker API server that has it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import http.client
+import inspect
+import os
+import ssl
+import textwrap
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.model_info import get_recommended_renderer_name
+from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_registered
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
+from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
+from inspect_tinker_plugin.contracts.wording import suggestion
+
+if TYPE_CHECKING:
+    from tinker_cookbook.completers import TokenCompleter
+
+_PATIENCE = 15.0
+"""Seconds until a server has to have accepted a connection."""
+
+_KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")
+"""Variables that the SDK takes its key from; `tinker auth login` stores one in a file."""
+
+_NO_HUB = (
+    "the tokenizer of {} is not on this machine, and the Hugging Face hub cannot be reached; check "
+    "the connection, or name a folder that holds the tokenizer"
+)
+
+
+def make_renderer(
+    name: str | None, *, model: str | None, tokenizer: str | None = None, option: str = "renderer"
+) -> Renderer:
+    """Make a renderer.
+
+    Args:
+        name: Name of the renderer; the one that the cookbook recommends for the model when
+            ``None``.
+        model: Name of the model, which also determines the tokenizer.
+        tokenizer: Name or folder of the tokenizer, if not the model's own.
+        option: The caller's name for this option, for messages.
+
+    Raises:
+        RendererError: There is no such renderer, or none is recommended for the model.
+        ConfigError: The tokenizer cannot be loaded, or weights come without a name for it.
+    """
+    if model is not None and model.startswith("tinker://"):
+        given = {option.replace("renderer", "tokenizer"): tokenizer, option: name}
+        if missing := [each for each, value in given.items() if value is None]:
+            raise ConfigError(f"weights do not name their model: add {' and '.join(missing)}")
+    if name is None:
+        name = recommended_renderer(str(model), option=option)
+    else:
+        require_renderer(name, option=option)
+    source = tokenizer or str(model)
+    _require_hub(source)
+    try:
+        loaded = get_tokenizer(source)
+    except Exception as error:  # each hub and format raises its own errors
+        text = internals.in_one_line(error)
+        offline = "connect" in text.lower() or "offline" in text.lower()
+        raise ConfigError(
+            _NO_HUB.format(source)
+            if offline
+            else f"the tokenizer of {source} cannot be loaded: {text}"
+        ) from error
+    try:
+        return get_renderer(name, loaded, model_name=source)
+    except Exception as error:
+        reason = internals.in_one_line(error)
+        raise RendererError(
+            f"renderer {name!r} does not fit the tokenizer of {source}: {reason}"
+        ) from error
+
+
+def recommended_renderer(model: str, *, option: str = "renderer") -> str:
+    """Return the renderer that the cookbook recommends for a model.
+
+    Raises:
+        RendererError: It recommends none; the message says which option to give.
+    """
+    try:
+        return str(get_recommended_renderer_name(model))
+    except Exception as error:  # unknown organisations and models raise different errors
+        raise RendererError(
+            f"the cookbook knows no renderer for the model {model!r}; give {option}, e.g. qwen3"
+        ) from error
+
+
+def require_renderer(name: str, *, option: str = "renderer") -> None:
+    """Check that a renderer exists, before a tokenizer is loaded for it.
+
+    Raises:
+        RendererError: It does not exist; the message lists those that do.
+    """
+    known = renderer_names()
+    if known and name not in known:
+        raise RendererError(
+            f"{option}: there is no renderer {name}.{suggestion(name, known, most=0)} "
+            f"There is {', '.join(known)}."
+        )
+
+
+def model_name(renderer: object) -> str | None:
+    """Return the model that a renderer was made for: its name, or the last part of its folder.
+
+    ``None`` when the model is not known, or is only the tokenizer of the scripted policy.
+    """
+    name = getattr(renderer, "_model_name", None)  # set by get_renderer(), for pickling
+    if not isinstance(name, str) or not name or Path(name) == TOKENIZER_FOLDER:
+        return None
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def renderer_names() -> list[str]:
+    """Return the names that ``get_renderer()`` accepts; none when its source cannot be read."""
+    return sorted({*_built_in_names(), *get_registered_renderer_names()})
+
+
+@functools.cache
+def _built_in_names() -> frozenset[str]:
+    # The cookbook has no list of names: its factory compares the name with one after another.
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(get_renderer)))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    compared = [
+        each.comparators[0]
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Compare)
+        and isinstance(each.left, ast.Name)
+        and each.left.id == "name"
+    ]
+    return frozenset(str(each.value) for each in compared if isinstance(each, ast.Constant))
+
+
+def _require_hub(source: str) -> None:
+    """Refuse a tokenizer that can only come from the hub when that does not answer.
+
+    The hub's own client would try for a minute, and report every attempt.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or Path(source).exists() or is_tokenizer_registered(source):
+        return
+    if source.startswith(("meta-llama/", "thinkingmachines/")):
+        return  # the cookbook has other tokenizers for them
+    try:
+        cached = try_to_load_from_cache(source.partition(":")[0], "tokenizer_config.json")
+    except ValueError:  # no name of the hub: the loader says so
+        return
+    if cached is None and why_unreachable(constants.ENDPOINT) is not None:
+        raise ConfigError(_NO_HUB.format(source))
+
+
+def no_key(purpose: str, without: str) -> str | None:
+    """Return why the Tinker service cannot be used, ``None`` if there is a key for it.
+
+    Args:
+        purpose: What the key is needed for, after "to".
+        without: What to do without a key, after "or".
+    """
+    if any(os.environ.get(name) for name in _KEYS) or _is_logged_in():
+        return None
+    return (
+        f"there is no TINKER_API_KEY in the environment: set it to {purpose} the Tinker service, "
+        f"or {without}"
+    )
+
+
+def _is_logged_in() -> bool:
+    try:
+        from tinker.lib._auth_token_provider import ApiKeyAuthProvider
+
+        return ApiKeyAuthProvider.create_from_stored() is not None
+    except Exception:  # another release, or a damaged file: the SDK will say so itself
+        return False
+
+
+def require_server(base_url: str | None) -> None:
+    """Check that a server accepts connections: the SDK itself would try for five minutes.
+
+    Args:
+        base_url: Its address; the one in ``TINKER_BASE_URL`` or the Tinker service when ``None``.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    try:
+        from tinker.lib.base_url import resolve_base_url
+    except ImportError:  # another release: the SDK will say it, later
+        return
+    address = resolve_base_url(base_url)
+    if (problem := why_unreachable(f"{address}/api/v1/healthz")) is not None:
+        raise ConfigError(
+            f"no Tinker API server can be reached at {address} ({problem}); check the connection, "
+            "and the address in --base-url or TINKER_BASE_URL"
+        )
+
+
+def why_unreachable(address: str) -> str | None:
+    """Return why an address does not answer; what else goes wrong is left to its client."""
+    if not address.startswith(("http://", "https://")):
+        return "the address does not begin with http:// or https://"
+    try:
+        urllib.request.urlopen(address, timeout=_PATIENCE).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except urllib.error.URLError as error:
+        # Certificates are not the SDK's: it brings others.
+        certificate = isinstance(error.reason, ssl.SSLError)
+        return None if certificate else str(error.reason)
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return None
+
+
+def require_weights(weights: str, *, base_url: str | None) -> None:
+    """Check that a server knows the training that made some weights.
+
+    Without this, weights that do not exist show when the first episode is sampled.
+
+    Args:
+        weights: Their path, ``tinker://...``.
+        base_url: The server's address.
+
+    Raises:
+        ConfigError: It does not know it. Whatever else goes wrong is left to their first use.
+    """
+    import tinker
+
+    try:
+        with _rest_client(base_url) as rest:
+            rest.get_training_run_by_tinker_path(weights).result()
+    except tinker.NotFoundError as error:
+        raise ConfigError(
+            f"there are no weights {weights}: the server knows no training that made them"
+        ) from error
+    except (tinker.TinkerError, ValueError):
+        return
+
+
+def context_window(model: str, *, base_url: str | None) -> int | None:
+    """Ask a server how many tokens a model takes, prompt and reply together.
+
+    Args:
+        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
+        base_url: The server's address.
+
+    Returns:
+        Their number, ``None`` where the server does not say or cannot be asked: its refusal of a
+        prompt that is too long says it, later.
+    """
+    import tinker
+
+    try:
+        with _rest_client(base_url) as rest:
+            if model.startswith("tinker://"):
+                model = rest.get_training_run_by_tinker_path(model).result().base_model
+            offered = rest.get_server_capabilities().result().supported_models
+    except (tinker.TinkerError, ValueError, AttributeError):  # the last by older releases
+        return None
+    found = [each.max_context_length for each in offered if each.model_name == model]
+    return found[0] if found else None
+
+
+@contextmanager
+def _rest_client(base_url: str | None) -> Iterator[Any]:
+    import tinker
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield tinker.ServiceClient(base_url=base_url).create_rest_client()
+
+
+def tinker_policy(
+    model: str, *, base_url: str | None, max_tokens: int, temperature: float
+) -> TokenCompleter:
+    """Sample from a model through the Tinker API.
+
+    Args:
+        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
+        base_url: Another server than the hosted one.
+        max_tokens: Maximum tokens per turn.
+        temperature: Sampling temperature.
+
+    Raises:
+        ConfigError: The server cannot be reached, or refuses the key or the model.
+    """
+    import tinker
+    from tinker_cookbook.completers import TinkerTokenCompleter
+
+    require_server(base_url)
+    weights = model.startswith("tinker://")
+    if weights:
+        require_weights(model, base_url=base_url)
+    try:
+        client = tinker.ServiceClient(base_url=base_url)
+        sampler = client.create_sampling_client(
+            model_path=model if weights else None, base_model=None if weights else model
+        ).result()
+    except (tinker.TinkerError, ValueError) as error:
+        raise ConfigError(f"cannot sample from {model}: {error}") from error
+    # The cookbook's completer calls a method of the SDK that is about to go.
+    warnings.filterwarnings("ignore", r"(?s).*sample_async\(\) is deprecated", FutureWarning)
+    return TinkerTokenCompleter(sampler, max_tokens=max_tokens, temperature=temperature)
