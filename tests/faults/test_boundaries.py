@@ -176,6 +176,8 @@ class SlowService(ModelAPI):
     async def generate(self, *args: Any, **kwargs: Any) -> ModelOutput:
         if self.model_name == "raises":
             raise ServerTimeout("no answer")
+        if self.model_name == "times_out":
+            raise TimeoutError("no answer")
         await asyncio.sleep(60)
         return ModelOutput()
 
@@ -196,8 +198,15 @@ async def _ask_and_be_refused() -> None:
     await get_model("slow_service/raises").generate("?")
 
 
+async def _ask_in_a_thread() -> None:
+    model = get_model("slow_service/times_out")
+    await asyncio.to_thread(lambda: asyncio.run(model.generate("?")))
+
+
 @pytest.mark.parametrize("place", ["solver", "scorer"])
-@pytest.mark.parametrize("ask", [_ask_for_a_moment, _ask_in_a_scope, _ask_and_be_refused])
+@pytest.mark.parametrize(
+    "ask", [_ask_for_a_moment, _ask_in_a_scope, _ask_and_be_refused, _ask_in_a_thread]
+)
 async def test_a_judge_that_takes_too_long_is_raised(ask: Callable[[], Any], place: str) -> None:
     assert await cause_of(boxed(ask, in_solver=place == "solver")) is Cause.JUDGE
 

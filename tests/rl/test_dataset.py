@@ -324,6 +324,13 @@ def test_a_sample_that_cannot_be_sent_to_a_process_is_named() -> None:
             pickle.dumps(builder)
 
 
+async def test_metadata_that_cannot_be_copied_is_named() -> None:
+    sample = Sample(id="mine", input="1+1?", target="2", metadata={"lock": threading.Lock()})
+    [builder] = as_rl_dataset(Task([sample], scorer=match()), renderer()).get_batch(0)
+    with pytest.raises(TaskError, match=r"sample 'mine'.*cannot be copied.*must be plain data"):
+        await do_group_rollout(builder, Words(["2"]))
+
+
 async def test_clean_up_of_one_rollout_leaves_another_of_the_same_builder_alone() -> None:
     [builder] = as_rl_dataset(arithmetic(1), renderer(), group_size=2).get_batch(0)
     quick_is_done = asyncio.Event()

@@ -83,6 +83,17 @@ async def test_it_pays_no_more_than_the_least_of_its_group(
     assert given[2] <= min(given[:2])
 
 
+async def test_it_pays_no_more_than_a_wrong_answer_of_another_group() -> None:
+    format_too = 'format(mean(), pattern="ANSWER", weight=0.5)'
+    dataset = as_rl_dataset(task(3), renderer(), reward=format_too)
+    said = ["harm", "breaks it", "ANSWER breaks it"]
+    groups = [
+        await do_group_rollout(dataset.get_batch(number)[0], Words([reply]))
+        for number, reply in enumerate(said)
+    ]
+    assert [group.get_total_rewards() for group in groups] == [[-1.5], [-1.5], [-1.0]]
+
+
 async def test_a_stated_price_stays_as_it_is() -> None:
     given = await rewards(["harm", "breaks it"], on_error={"inside_sandbox": 0.25})
     assert given == [-1.0, 0.25]

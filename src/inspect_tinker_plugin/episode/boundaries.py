@@ -65,7 +65,7 @@ class Boundaries:
         self._stamps[id(error)] = error, Stamp(found.cause if found else stamp.cause, stamp.call)
 
     def note_cut_off(self, stamp: Stamp) -> None:
-        """Note that a call was cancelled before its end."""
+        """Note that a call was cancelled before its end, or ended with a time-out."""
         self._cut_off[stamp] = time.monotonic()
 
     def forget(self) -> None:
@@ -152,12 +152,13 @@ def enclose(cause: Cause, call: str, work: Awaitable[T]) -> Awaitable[T]:
 async def _enclosed(part: Part, stamp: Stamp, work: Awaitable[T]) -> T:
     try:
         return await contained(stamp.call, work)
-    except asyncio.CancelledError:
-        if stamp.cause is Cause.JUDGE and part.is_current:
+    except (Exception, asyncio.CancelledError) as error:
+        # asyncio makes a new TimeoutError of one that leaves a thread, so the stamp is not enough.
+        ended_early = isinstance(error, asyncio.CancelledError | TimeoutError)
+        if ended_early and stamp.cause is Cause.JUDGE and part.is_current:
             part.boundaries.note_cut_off(stamp)
-        raise
-    except Exception as error:
-        part.boundaries.stamp(error, stamp)
+        if isinstance(error, Exception):
+            part.boundaries.stamp(error, stamp)
         raise
 
 

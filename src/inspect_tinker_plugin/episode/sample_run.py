@@ -27,7 +27,7 @@ from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
-from inspect_tinker_plugin.contracts.errors import Cause
+from inspect_tinker_plugin.contracts.errors import Cause, TaskError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
 from inspect_tinker_plugin.episode.boundaries import Stamp, enclose
@@ -47,9 +47,20 @@ class StoppedError(RuntimeError):
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
-    """Make the state that the solver starts from."""
+    """Make the state that the solver starts from.
+
+    Raises:
+        TaskError: The sample's metadata cannot be copied.
+    """
     limits = task.limits
     assert sample.id is not None
+    try:
+        metadata = deepcopy(sample.metadata) if sample.metadata else {}
+    except Exception as error:  # each type of object has its own
+        raise TaskError(
+            f"task {task.name!r}, sample {sample.id!r}: its metadata cannot be copied for each "
+            f"episode ({error}); it must be plain data"
+        ) from error
     return TaskState(
         model=policy_name(),
         sample_id=sample.id,
@@ -63,7 +74,7 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
         token_limit_type=limits.token_type,
         cost_limit=limits.cost,
         completed=False,
-        metadata=deepcopy(sample.metadata) if sample.metadata else {},
+        metadata=metadata,
         sample_uuid=internals.unique_id(),
     )
 

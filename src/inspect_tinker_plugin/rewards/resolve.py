@@ -223,7 +223,7 @@ def _first(ex: Exception) -> BaseException:
 
 _SCORE = (0.0, 1.0)
 """Worst and best value of a score, and of an aggregator that is not built in. For scores below 0
-the group sees to it: its least own reward counts if that is lower (``rl/group.py``)."""
+the other episodes see to it (``FailureCounts.shortfall``, and the group's least reward)."""
 
 
 def least_reward(aggregator: object, result: EpisodeResult) -> float:

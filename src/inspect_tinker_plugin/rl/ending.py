@@ -230,6 +230,9 @@ class FailureCounts:
         self._first_calls: list[str] | None = []
         """Operations that the first episodes have failed in, as long as all of them have."""
         self._has_warned = False
+        self.shortfall = 0.0
+        """By how much, at most, an episode that did not fail had less than its least reward, as
+        with scores below 0; at most 0."""
 
     def note_reward(self, result: EpisodeResult, *, failed: bool = False) -> None:
         """Note an episode that has a reward; or a price, if it has failed."""
@@ -327,6 +330,9 @@ class RewardRules:
             try:
                 reward = await self.aggregator(result)
                 self.failures.note_reward(result)
+                if reward.value < 0:
+                    short = reward.value - least_reward(self.aggregator, result)
+                    self.failures.shortfall = min(self.failures.shortfall, round(short, 9))
                 return Ending(result, reward, None)
             except asyncio.CancelledError as cancelled:
                 if being_cancelled():
@@ -343,7 +349,7 @@ class RewardRules:
         if built_in and (always := self.failures.note_priced(error)):
             built_in, error = False, always
         elif built_in:
-            penalty = least_reward(self.aggregator, result)
+            penalty = least_reward(self.aggregator, result) + self.failures.shortfall
             self.failures.warn_once(error, penalty)
         if penalty is None:
             return Ending(result, None, self.failures.note_raised(error))
