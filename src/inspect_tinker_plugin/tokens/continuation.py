@@ -135,24 +135,30 @@ class Turns:
             keys: their keys.
             dialect: the API that the request came through; ``None`` if no message was translated.
         """
-        best = Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)
-        ways = [best]
+        ways = [Match(None, 0, self._roots.setdefault(offer, Place()), 0, False)]
+        ends = []
         while ways:
             match = ways.pop()
-            best = max(best, match, key=_rank)
-            if match.known < len(messages):
-                ways += self._onwards(match, messages[match.known], keys[match.known], dialect)
-        return best
+            onwards = (
+                self._onwards(match, messages[match.known], keys[match.known], dialect)
+                if match.known < len(messages)
+                else ()
+            )
+            ways += onwards
+            if not onwards:
+                ends.append(match)
+        return max(ends, key=_rank)
 
     def _onwards(
         self, match: Match, message: ChatMessage, key: MessageKey, dialect: Dialect | None
     ) -> list[Match]:
         """Return the places that a message leads to, as it is or as the reply of a turn."""
-        place, known = match.place, match.known + 1
+        turn, position, place, known, lossy = match
+        known += 1
         ways = []
         if (following := place.following.get(key)) is not None:
-            ways.append(match._replace(place=following, known=known))
-        if message.role != "assistant":
+            ways.append(Match(turn, position, following, known, lossy))
+        if message.role != "assistant" or not place.asked:
             return ways
         found = [
             (turn, how) for turn in place.asked if (how := recognise(turn, message, key, dialect))
@@ -160,8 +166,9 @@ class Turns:
         if len(found) > 1:  # those that it is most like
             named = [each for each in found if _has_id(each[0], message)]
             found = named or [each for each in found if each[1] == "exact"] or found
-        for turn, how in found:
-            ways.append(Match(turn, known, self._behind[turn], known, how == "lossy"))
+        ways += [
+            Match(turn, known, self._behind[turn], known, how == "lossy") for turn, how in found
+        ]
         return ways
 
     def restored(self, messages: list[ChatMessage], dialect: Dialect | None) -> list[ChatMessage]:
@@ -274,12 +281,14 @@ def recognise(
 ) -> str | None:
     """Return ``"exact"`` or ``"lossy"`` when a message is the reply of a turn."""
     reply = turn.reply
-    if reply is None or not reply.continues or not isinstance(message, ChatMessageAssistant):
+    if reply is None or not reply.continues:
         return None
     if key == reply.key:
         return "exact"
     if dialect is None or message.id == reply.message.id:
         return None  # nothing was translated, so what differs was changed
+    if message.role != "assistant":
+        return None
     return "lossy" if dialect.carried(reply.message, message) else None
 
 
