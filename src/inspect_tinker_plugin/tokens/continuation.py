@@ -66,6 +66,15 @@ class Turn:
     """Tokens of the prompt."""
 
     parent: Turn | None = None
+    lossy: bool = False
+    """Whether the prompt continues a reply that came back changed by its transport."""
+
+    rendered: bool = False
+    """Whether it holds earlier turns as text that was encoded again, or continues none of them."""
+
+    resampled: int = 0
+    """Sampled tokens of the replies among them."""
+
     sampled: tuple[int, ...] = ()
     kept: int = 0
     """Sampled tokens that the solver saw; later ones are not trained on."""

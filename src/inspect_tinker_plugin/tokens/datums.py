@@ -66,17 +66,11 @@ class TokenCounts:
                 best = leaf
         return best
 
-    def replied(
-        self, turn: Turn, *, resampled: int, rendered: bool, lossy: bool, truncated: bool, cut: bool
-    ) -> None:
+    def add(self, turn: Turn, *, truncated: bool, cut: bool) -> None:
         """Count a turn.
 
         Args:
             turn: the turn, with its reply.
-            resampled: sampled tokens of earlier replies that its prompt holds as text that
-                was encoded again.
-            rendered: whether earlier turns had to be rendered again for its prompt.
-            lossy: whether its prompt continues a reply that came back changed by its transport.
             truncated: whether the token limit cut the reply.
             cut: whether a stop sequence of the solver cut it.
         """
@@ -85,11 +79,11 @@ class TokenCounts:
             self._first_divergence = len(self.answered)
         self._leaves[id(turn)] = turn
         self.answered.append(turn)
-        self._rendered += rendered
-        if turn.parent is not None and not rendered:
-            self._lossy += lossy
-            self._exact += not lossy
-        self._resampled += resampled
+        self._rendered += turn.rendered
+        if turn.parent is not None and not turn.rendered:
+            self._lossy += turn.lossy
+            self._exact += not turn.lossy
+        self._resampled += turn.resampled
         self._sampled += len(turn.sampled)
         self._truncated += truncated
         self._cut += cut

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import tinker
@@ -83,21 +82,6 @@ class OverWindowError(Exception):
         self.answer = ModelOutput.from_content(model, str(self), stop_reason="model_length")
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A prompt that waits for its reply."""
-
-    turn: Turn
-    lossy: bool = False
-    """It continues a reply that came back changed by its transport."""
-
-    rendered: bool = False
-    """It holds earlier turns as text that was encoded again, or continues none of them."""
-
-    resampled: int = 0
-    """Sampled tokens of the replies among them."""
-
-
 class _Request(NamedTuple):
     """A request, and its place among the turns."""
 
@@ -147,7 +131,8 @@ class EpisodeTokens:
         self._turns = Turns()
         self._ledger = TokenCounts()
         self._call_ids: dict[str, str] = {}
-        self._asked: _Asked | None = None
+        self._waiting: Turn | None = None
+        """The turn that waits for its reply."""
 
     def prompt(self, request: TurnRequest) -> tinker.ModelInput:
         """Return the prompt for a request.
@@ -162,14 +147,13 @@ class EpisodeTokens:
         """
         self._check_choices(request)
         warn_of_ignored(self._context, request, self._task)
-        asked, found = self._rendered(lambda: self._found(request))
-        length = asked.turn.length
-        if self._window is not None and self._window - length < LEAST_ROOM:
-            raise self._over_window(length, self._window)
-        self._adopt(asked, found)
-        return asked.turn.prompt
+        turn, found = self._rendered(lambda: self._found(request))
+        if self._window is not None and self._window - turn.length < LEAST_ROOM:
+            raise self._over_window(turn.length, self._window)
+        self._adopt(turn, found)
+        return turn.prompt
 
-    def _found(self, request: TurnRequest) -> tuple[_Asked, _Request]:
+    def _found(self, request: TurnRequest) -> tuple[Turn, _Request]:
         """Find the place of a request among the turns, and its prompt."""
         tools = _offered(request)
         effort = self._context.effort(request.config.reasoning_effort)
@@ -181,18 +165,17 @@ class EpisodeTokens:
         found = _Request(messages, keys, tools, effort, offer, dialect, match)
         return self._repeated(found) or self._continued(found) or self._fresh(found), found
 
-    def _adopt(self, asked: _Asked, request: _Request) -> None:
-        """Make a prompt's turn the one that waits for its reply."""
-        self._turns.add(asked.turn, request.match, request.messages, request.keys)
+    def _adopt(self, turn: Turn, request: _Request) -> None:
+        """Make a turn the one that waits for its reply."""
+        self._turns.add(turn, request.match, request.messages, request.keys)
         self._count_control_tokens(request)
-        parent = asked.turn.parent
-        if parent is not None and parent.continued:
+        if turn.parent is not None and turn.parent.continued:
             # An identical turn, which gave the same reply, may still have no continuation.
-            again = flatten(asked.turn.prompt.chunks)
-            asked.turn.parent = parent = self._ledger.branch_before(again) or parent
-        if parent is not None:
-            parent.continued = True
-        self._asked = asked
+            again = flatten(turn.prompt.chunks)
+            turn.parent = self._ledger.branch_before(again) or turn.parent
+        if turn.parent is not None:
+            turn.parent.continued = True
+        self._waiting = turn
 
     def _count_control_tokens(self, request: _Request) -> None:
         """Count control tokens that new messages spell, and warn of the first in the dataset."""
@@ -255,8 +238,8 @@ class EpisodeTokens:
         Returns:
             One choice with stop reason ``stop``, ``tool_calls`` or ``max_tokens``, and usage.
         """
-        asked = self._asked
-        if asked is None:
+        turn = self._waiting
+        if turn is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once per turn")
         reply = self._named(
             lambda: self._context.parser.parse(
@@ -268,7 +251,6 @@ class EpisodeTokens:
                 tools=_offered(request),
             )
         )
-        turn = asked.turn
         turn.sampled, turn.kept = tuple(tokens), reply.kept
         self._turns.answer(
             turn,
@@ -280,15 +262,8 @@ class EpisodeTokens:
             ),
         )
         self._call_ids.update(reply.call_ids)
-        self._ledger.replied(
-            turn,
-            resampled=asked.resampled,
-            rendered=asked.rendered,
-            lossy=asked.lossy,
-            truncated=reply.truncated,
-            cut=reply.stop_seq is not None,
-        )
-        self._asked = None
+        self._ledger.add(turn, truncated=reply.truncated, cut=reply.stop_seq is not None)
+        self._waiting = None
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"
@@ -307,29 +282,7 @@ class EpisodeTokens:
 
     @property
     def metrics(self) -> Metrics:
-        """Figures about the episode so far.
-
-        ``tokens/segments``: datums that the trainer will make of the trajectory, one for each
-        branch of the episode. ``tokens/first_divergence``: turn that began the second of them;
-        absent when there is one.
-
-        How the prompts after the first of a conversation were made: ``tokens/continued`` continue
-        with the sampled tokens themselves, ``tokens/continued_lossy`` too, although a model API
-        changed the reply on its way, and ``tokens/rerendered`` hold earlier turns as text that
-        was encoded again, or go another way. ``tokens/resampled``: sampled tokens that prompts
-        hold encoded again.
-
-        ``tokens/prompt``: length of the last prompt. ``tokens/sampled``: tokens sampled in all
-        turns. ``tokens/trained``: tokens of all segments together. ``tokens/truncated_replies``
-        and ``tokens/stop_seq_cuts``: replies that the token limit of the sampler or the solver, or
-        a stop sequence of the solver, cut short; ``tokens/unseen``: sampled tokens behind such
-        ends, not trained on.
-        ``tokens/refused``: requests of programs that could not be honoured; they were shown an
-        error of their model API. ``tokens/over_window``: calls that left no room for a reply in
-        the context window; they were answered with ``model_length``.
-        ``tokens/control_in_text``: control tokens that messages and tools spelled; each stayed
-        text.
-        """
+        """Figures about the episode so far; docs/agents.md says what they count."""
         return self._ledger.metrics()
 
     @property
@@ -341,16 +294,16 @@ class EpisodeTokens:
         """Forget what only further prompts would need; :attr:`turns` and :attr:`metrics` stay."""
         self._turns = Turns()
 
-    def _repeated(self, request: _Request) -> _Asked | None:
-        """Return the prompt of an equal request, if there was one."""
+    def _repeated(self, request: _Request) -> Turn | None:
+        """Return a turn with the prompt of an equal request, if there was one."""
         match = request.match
         if match.known < len(request.messages) or not match.place.asked:
             return None
         first = match.place.asked[-1]
-        return _Asked(replace(first, sampled=(), kept=0, reply=None, continued=False))
+        return Turn(first.has_user, first.prompt, first.length, parent=first.parent)
 
-    def _continued(self, request: _Request) -> _Asked | None:
-        """Return the prompt that continues an earlier reply, if there can be one."""
+    def _continued(self, request: _Request) -> Turn | None:
+        """Return a turn that continues an earlier reply, if there can be one."""
         base = request.match.turn
         if base is None or base.reply is None or not self._context.extends:
             return None
@@ -373,47 +326,44 @@ class EpisodeTokens:
         ):
             return None
         spoken = self._context.extension.spoken(base.spoken, tail)
-        added = merged([*spoken, *tail.chunks])
-        length = base.length + sum(chunk.length for chunk in added)
-        turn = self._turn(request, [*base.prompt.chunks, *added], length)
-        turn.parent = base
-        return self._with_replies(turn, request, again)
+        chunks = [*base.prompt.chunks, *merged([*spoken, *tail.chunks])]
+        return self._with_replies(self._turn(request, chunks, base), request, again)
 
-    def _fresh(self, request: _Request) -> _Asked:
-        """Return the prompt of a conversation that is rendered as a whole."""
-        shared = None if self._ledger.answered else self._shared
-        key = (request.offer, tuple(request.keys))
-        chunks = None if shared is None else shared.get(key)
-        if chunks is None:
-            chunks = merged(self._context.build(self._whole(request), request.effort))
-            if shared is not None:
-                shared.put(key, chunks)
-        turn = self._turn(request, chunks, sum(chunk.length for chunk in chunks))
-        if self._ledger.answered:
-            turn.parent = self._ledger.branch_before(flatten(chunks))
-        if turn.parent is not None:
-            return _Asked(turn)
+    def _fresh(self, request: _Request) -> Turn:
+        """Return a turn whose conversation is rendered as a whole."""
+
+        def render() -> list[tinker.ModelInputChunk]:
+            return merged(self._context.build(self._whole(request), request.effort))
+
+        if not self._ledger.answered:
+            key = (request.offer, tuple(request.keys))
+            chunks = render() if self._shared is None else self._shared.find_or_make(key, render)
+            parent = None
+        else:
+            chunks = render()
+            parent = self._ledger.branch_before(flatten(chunks))
+        turn = self._turn(request, chunks, parent)
+        if parent is not None:
+            return turn
         again = self._turns.replies_among(request.messages, request.dialect)
         return self._with_replies(turn, request, again)
 
-    def _with_replies(self, turn: Turn, request: _Request, again: Mapping[int, Turn]) -> _Asked:
-        """Say of a prompt which earlier replies it holds as text."""
-        return _Asked(
-            turn,
-            lossy=turn.parent is not None and request.match.lossy,
-            rendered=bool(again) or request.match.departs(request.messages),
-            resampled=sum(len(each.sampled) for each in again.values()),
+    def _turn(
+        self, request: _Request, chunks: list[tinker.ModelInputChunk], parent: Turn | None
+    ) -> Turn:
+        return Turn(
+            has_user=any(message.role == "user" for message in request.messages),
+            prompt=tinker.ModelInput.model_construct(chunks=chunks),
+            length=sum(chunk.length for chunk in chunks),
+            parent=parent,
         )
 
-    def _turn(self, request: _Request, chunks: list[tinker.ModelInputChunk], length: int) -> Turn:
-        """Make a turn."""
-        base, position = request.match.turn, request.match.position
-        return Turn(
-            has_user=(base is not None and base.has_user)
-            or any(message.role == "user" for message in request.messages[position:]),
-            prompt=tinker.ModelInput.model_construct(chunks=chunks),
-            length=length,
-        )
+    def _with_replies(self, turn: Turn, request: _Request, again: Mapping[int, Turn]) -> Turn:
+        """Note of a turn which earlier replies its prompt holds as text."""
+        turn.lossy = turn.parent is not None and request.match.lossy
+        turn.rendered = bool(again) or request.match.departs(request.messages)
+        turn.resampled = sum(len(each.sampled) for each in again.values())
+        return turn
 
     def _whole(self, request: _Request) -> list[Message]:
         context = self._context

@@ -1,8 +1,12 @@
-"""Converts Inspect's messages and tools into those of a cookbook renderer."""
+"""Converts Inspect's messages and tools into those of a cookbook renderer, and its calls back.
+
+A renderer's tool calls, parsed or not, become calls as Inspect's own providers would make them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -26,11 +30,18 @@ from tinker_cookbook.renderers import (
     TextPart,
     ThinkingPart,
     ToolSpec,
+    UnparsedToolCall,
 )
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
+from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
+from inspect_tinker_plugin.inspect_internals import (
+    parse_tool_call,
+    tool_parse_error_message,
+    unique_id,
+)
 
 Write = Callable[[str], str]
 """Returns a text as a renderer gets it: half surrogate pairs and control tokens may be changed."""
@@ -253,3 +264,83 @@ def image_reference(image: str) -> str:
         return path.resolve().as_uri()
     shown = image if len(image) <= 80 else image[:77] + "..."
     raise RendererError(f"the image {shown!r} is neither a data URI, nor a URL, nor a file.")
+
+
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
+
+
+def read_calls(
+    parsed: Sequence[RendererToolCall],
+    unparsed: Sequence[UnparsedToolCall],
+    tools: Sequence[ToolInfo],
+) -> list[ToolCall]:
+    """Return the calls of a reply; those that did not parse come last, with ``parse_error``.
+
+    Half surrogate pairs are spelt out: no shell, file or log could take them.
+
+    Their ids are new, whatever the reply says: models number their calls from zero in every
+    reply, and a program that keeps its own history is recognised by these ids alone.
+    """
+    calls = [_called(call.function.name, call.function.arguments, tools) for call in parsed]
+    calls.extend(_read_unparsed(call, tools) for call in unparsed)
+    for call in calls:
+        call.function = spelt_out(call.function)
+        call.arguments = all_spelt_out(call.arguments)
+        if call.parse_error is not None:
+            call.parse_error = spelt_out(call.parse_error)
+    return calls
+
+
+def _new_id() -> str:
+    return f"call_{unique_id()}"
+
+
+def _called(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
+    """Return a call as Inspect's own providers would."""
+    try:
+        return parse_tool_call(_new_id(), name, arguments, list(tools))
+    except (ValueError, RecursionError) as error:
+        # a number of thousands of digits, for instance: Inspect expects a JSONDecodeError only
+        return ToolCall(
+            id=_new_id(),
+            function=name,
+            arguments={},
+            parse_error=tool_parse_error_message(arguments or "", error),
+        )
+
+
+def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCall:
+    """Return a call that did not parse as Inspect's own providers would.
+
+    They receive name and arguments separately, so both are looked for in the raw text. Then
+    arguments that are not an object but fit (a bare string) still make a call, and others give
+    the same message to the model.
+    """
+    match = _TAGS.match(call.raw_text)
+    inner = match[1] if match else call.raw_text
+    named = _NAME.search(inner)
+    name = (named[1] or named[2]) if named else "unknown"
+    try:
+        value = json.loads(inner)
+    except (ValueError, RecursionError):
+        value = None
+    closed = not call.error.startswith(UNTERMINATED_TOOL_BLOCK_ERROR)
+    if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
+        arguments = value.get("arguments")
+        given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
+        return _called(value["name"], given, tools)
+    if named and (at := _ARGUMENTS.search(inner)):
+        raw = inner[at.end() :].strip()
+        raw = raw[:-1].rstrip() if raw.endswith("}") else raw
+        attempt = _called(name, raw, tools)
+        if attempt.parse_error:
+            return attempt
+    error = call.error.removeprefix("Invalid JSON: ")
+    return ToolCall(
+        id=_new_id(),
+        function=name,
+        arguments={},
+        parse_error=tool_parse_error_message(inner, ValueError(error)),
+    )

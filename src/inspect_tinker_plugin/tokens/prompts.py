@@ -11,7 +11,7 @@ once and kept (:class:`PromptCache`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tinker
@@ -227,29 +227,26 @@ PromptKey = tuple[ToolsKey, tuple[MessageKey, ...]]
 
 
 class PromptCache:
-    """A bounded cache of rendered prompts; pickles empty.
+    """The first prompts that the episodes of a group have in common; pickles empty.
 
     Args:
-        size: prompts kept; the least recently used is dropped. A group asks for one
-            prompt, or for a few when its solver adds something random.
+        size: prompts kept. A group asks for one prompt, or for a few when its solver adds
+            something random.
     """
 
     def __init__(self, size: int = 8) -> None:
         self._size = size
         self._prompts: dict[PromptKey, list[tinker.ModelInputChunk]] = {}
 
-    def get(self, key: PromptKey) -> list[tinker.ModelInputChunk] | None:
-        """Return the chunks of a prompt, if it was rendered before."""
-        chunks = self._prompts.pop(key, None)
-        if chunks is not None:
-            self._prompts[key] = chunks
-        return chunks
-
-    def put(self, key: PromptKey, chunks: list[tinker.ModelInputChunk]) -> None:
-        """Keep the chunks of a prompt."""
-        self._prompts[key] = chunks
-        if len(self._prompts) > self._size:
-            del self._prompts[next(iter(self._prompts))]
+    def find_or_make(
+        self, key: PromptKey, make: Callable[[], list[tinker.ModelInputChunk]]
+    ) -> list[tinker.ModelInputChunk]:
+        """Return the chunks of a prompt; it is rendered the first time."""
+        if key not in self._prompts:
+            self._prompts[key] = make()
+            if len(self._prompts) > self._size:
+                del self._prompts[next(iter(self._prompts))]
+        return self._prompts[key]
 
     def __len__(self) -> int:
         return len(self._prompts)

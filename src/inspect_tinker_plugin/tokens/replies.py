@@ -1,7 +1,4 @@
-"""Turns sampled tokens into the assistant message that Inspect's solvers receive.
-
-A renderer's tool calls, parsed or not, are converted as Inspect's own providers would.
-"""
+"""Turns sampled tokens into the assistant message that Inspect's solvers receive."""
 
 from __future__ import annotations
 
@@ -22,98 +19,17 @@ from tinker_cookbook.renderers import (
     UnparsedToolCall,
 )
 from tinker_cookbook.renderers import ToolCall as RendererToolCall
-from tinker_cookbook.renderers.base import UNTERMINATED_TOOL_BLOCK_ERROR
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.wording import all_spelt_out, spelt_out
 from inspect_tinker_plugin.inspect_internals import (
-    parse_tool_call,
-    tool_parse_error_message,
     unique_id,
 )
-from inspect_tinker_plugin.tokens.messages import Write, written_parts
+from inspect_tinker_plugin.tokens.messages import Write, read_calls, written_parts
 from inspect_tinker_plugin.tokens.tokenizers import ControlTokens
 
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
-_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _OPENER = re.compile(r"<[^<>\s]{0,12}?(?:tool|function|commentary)[^<>]*>|$")
 """What begins the tool calls of a reply, or else its end."""
-_TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
-
-
-def read_calls(
-    parsed: Sequence[RendererToolCall],
-    unparsed: Sequence[UnparsedToolCall],
-    tools: Sequence[ToolInfo],
-) -> list[ToolCall]:
-    """Return the calls of a reply; those that did not parse come last, with ``parse_error``.
-
-    Half surrogate pairs are spelt out: no shell, file or log could take them.
-
-    Their ids are new, whatever the reply says: models number their calls from zero in every
-    reply, and a program that keeps its own history is recognised by these ids alone.
-    """
-    calls = [_called(call.function.name, call.function.arguments, tools) for call in parsed]
-    calls.extend(_read_unparsed(call, tools) for call in unparsed)
-    for call in calls:
-        call.function = spelt_out(call.function)
-        call.arguments = all_spelt_out(call.arguments)
-        if call.parse_error is not None:
-            call.parse_error = spelt_out(call.parse_error)
-    return calls
-
-
-def _new_id() -> str:
-    return f"call_{unique_id()}"
-
-
-def _called(name: str, arguments: str | None, tools: Sequence[ToolInfo]) -> ToolCall:
-    """Return a call as Inspect's own providers would."""
-    try:
-        return parse_tool_call(_new_id(), name, arguments, list(tools))
-    except (ValueError, RecursionError) as error:
-        # a number of thousands of digits, for instance: Inspect expects a JSONDecodeError only
-        return ToolCall(
-            id=_new_id(),
-            function=name,
-            arguments={},
-            parse_error=tool_parse_error_message(arguments or "", error),
-        )
-
-
-def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCall:
-    """Return a call that did not parse as Inspect's own providers would.
-
-    They receive name and arguments separately, so both are looked for in the raw text. Then
-    arguments that are not an object but fit (a bare string) still make a call, and others give
-    the same message to the model.
-    """
-    match = _TAGS.match(call.raw_text)
-    inner = match[1] if match else call.raw_text
-    named = _NAME.search(inner)
-    name = (named[1] or named[2]) if named else "unknown"
-    try:
-        value = json.loads(inner)
-    except (ValueError, RecursionError):
-        value = None
-    closed = not call.error.startswith(UNTERMINATED_TOOL_BLOCK_ERROR)
-    if closed and isinstance(value, dict) and isinstance(value.get("name"), str):
-        arguments = value.get("arguments")
-        given = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
-        return _called(value["name"], given, tools)
-    if named and (at := _ARGUMENTS.search(inner)):
-        raw = inner[at.end() :].strip()
-        raw = raw[:-1].rstrip() if raw.endswith("}") else raw
-        attempt = _called(name, raw, tools)
-        if attempt.parse_error:
-            return attempt
-    error = call.error.removeprefix("Invalid JSON: ")
-    return ToolCall(
-        id=_new_id(),
-        function=name,
-        arguments={},
-        parse_error=tool_parse_error_message(inner, ValueError(error)),
-    )
 
 
 @dataclass(frozen=True)
@@ -336,7 +252,7 @@ class ReplyParser:
         try:
             return self._renderer.parse_response([*body, *end])
         except (ValueError, RecursionError) as error:
-            if not _raised_by_json(error):
+            if not _json_gave_up(error):
                 raise
             text = str(self._tokenizer.decode(body))
             opener = _OPENER.search(text)
@@ -375,11 +291,11 @@ class ReplyParser:
         return _inspect_content(parts, bool(calls)), calls
 
 
-def _raised_by_json(error: Exception) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("json")
+def _json_gave_up(error: Exception) -> bool:
+    """Whether an error is of Python's JSON reader; its limit of digits has no type of its own."""
+    if isinstance(error, RecursionError | json.JSONDecodeError):
+        return True
+    return "integer string conversion" in str(error)
 
 
 def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:
