@@ -39,7 +39,7 @@ from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
 from inspect_tinker_plugin.export.layouts import PROMPTS
 from inspect_tinker_plugin.export.logged import Choice
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.rewards.logged import Entry, find_logs, index_logs, reward_of
+from inspect_tinker_plugin.logs.index import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.train.data import split_samples
 
 FOUR = ["0.5 a", "1 b", "0 c", "1 d"]

@@ -69,7 +69,7 @@ def adding() -> Task:
     )
 
 
-@pytest.mark.parametrize("given", ["None", "'1'", "object()", "{}", "Reward(float('nan'))"])
+@pytest.mark.parametrize("given", ["None", "'1'", "Reward(float('nan'))"])
 @pytest.mark.parametrize(
     "reward", ["gives", "mean(gives, score:includes)", "length(gives,target=9)"]
 )
@@ -88,13 +88,10 @@ async def test_a_reward_that_is_none(plugin: Callable[..., None], reward: str, g
     "given",
     [
         "None",
-        "1.0",
         "[1.0]",
         "[1.0, 1.0, 1.0]",
         "'11'",
-        "['a', 'b']",
         "[object(), 1]",
-        "{0: 1, 1: 1}",
     ],
 )
 async def test_group_rewards_that_are_too_few_too_many_or_none(
@@ -110,9 +107,7 @@ async def test_group_rewards_that_are_too_few_too_many_or_none(
     assert penalised == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize(
-    "given", ["None", "object()", "b'3'", "{'x': 1}", "['3']", "[None]", "(3,)"]
-)
+@pytest.mark.parametrize("given", ["None", "b'3'", "{'x': 1}", "[None]"])
 @pytest.mark.parametrize("executor", ["gives", {"a*": "gives"}, "cached(inner=gives)"], ids=str)
 async def test_a_tool_result_that_is_none(
     plugin: Callable[..., None], executor: Any, given: str

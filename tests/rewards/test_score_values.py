@@ -22,16 +22,12 @@ async def test_a_value_means_what_it_means_to_inspect(value: Any) -> None:
     assert reward.metrics == {"score/match": reward.value}
 
 
-async def test_a_tenth_of_credit_is_a_tenth() -> None:
-    assert (await resolve_reward("mean")(finished({"match": 0.1}))).value == 0.1
-
-
 @pytest.mark.parametrize(
     "value",
     [math.nan, math.inf, "banana", "", "nan", {}, [], {"a": 1, "b": None}, {"a": "banana"}],
     ids=repr,
 )
-@pytest.mark.parametrize("expression", ["mean", "min", "max", "product", "first", "score:match"])
+@pytest.mark.parametrize("expression", ["mean", "first", "score:match"])
 async def test_what_is_no_number_is_unscored_not_zero(
     value: Any, expression: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -572,7 +572,7 @@ def random_program(rng: random.Random, dialect: str) -> Callable[[], Awaitable[N
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 async def test_whatever_a_program_does_the_datums_are_exact(dialect: str, seed: int) -> None:
     rng = random.Random(seed)
     replies = [reply for reply in CORPUS.values() if len(str(reply)) < 200]

@@ -90,9 +90,8 @@ def test_a_64_turn_tool_episode_is_one_datum(name: str, style: str) -> None:
     assert_honest(rollout)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_disable_thinking"])
-def test_a_renderer_that_strips_thinking_gives_honest_segments(name: str) -> None:
-    rollout = agent(name, compact_call, 6)
+def test_a_renderer_that_strips_thinking_gives_honest_segments() -> None:
+    rollout = agent("qwen3", compact_call, 6)
     assert len(rollout.data()) == 6
     assert rollout.tokens.metrics["tokens/first_divergence"] == 1
     assert rollout.tokens.metrics["tokens/resampled"] > 0
@@ -127,7 +126,7 @@ def random_followers(rng: random.Random, output: ModelOutput, name: str) -> list
     return messages
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", FORMATS)
 def test_new_messages_are_rendered_as_in_the_whole_conversation(name: str, seed: int) -> None:
     rng = random.Random(f"{name}{seed}")
@@ -266,20 +265,6 @@ def test_interleaved_conversations_each_continue_their_own() -> None:
     assert_honest(rollout)
 
 
-def test_a_sub_agent_in_between_does_not_split_what_comes_after() -> None:
-    rollout = Rollout(context("qwen3_instruct"), tools=[BASH])
-    main = opening()
-    output = rollout.turn(main, compact_call("ask"))
-    sub = rollout.turn([ChatMessageUser(content="A side question.")], "The answer.")
-    main += [output.message, *tool_results(output, sub.completion)]
-    for _ in range(3):
-        output = rollout.turn(main, compact_call("ls"))
-        main += [output.message, *tool_results(output, "ok")]
-    assert len(rollout.data()) == 2
-    assert rollout.tokens.metrics["tokens/resampled"] == 0
-    assert_honest(rollout)
-
-
 def test_going_back_to_an_earlier_turn_keeps_its_sampled_tokens() -> None:
     rollout = Rollout(context("qwen3_instruct"), tools=[BASH])
     messages = opening()
@@ -312,8 +297,8 @@ def test_the_same_prompt_twice_is_two_segments_with_equal_prompts() -> None:
     assert_honest(rollout)
 
 
-@pytest.mark.parametrize("conversations", [16, 64])
-def test_every_conversation_of_a_wide_fan_is_remembered(conversations: int) -> None:
+def test_every_conversation_of_a_wide_fan_is_remembered() -> None:
+    conversations = 32
     rollout = Rollout(context("qwen3_instruct"))
     talks: list[list[ChatMessage]] = [
         [ChatMessageUser(content=f"Talk {number}.")] for number in range(conversations)

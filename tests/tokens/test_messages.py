@@ -33,7 +33,6 @@ from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
 from inspect_tinker_plugin.contracts.errors import RendererError
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 from inspect_tinker_plugin.tokens.messages import (
-    conversation_prefix,
     image_reference,
     renderer_message,
     tool_specs,
@@ -89,10 +88,6 @@ def test_tools_and_system_message_stand_in_one_opening() -> None:
     assert '"name": "submit"' in text
 
 
-def test_tools_without_a_system_message_still_reach_the_prompt() -> None:
-    assert '"name": "bash"' in prompt_text(INSTRUCT, opening()[1:], tools=[BASH])
-
-
 @pytest.mark.parametrize("tools", [[], [BASH]], ids=["no-tools", "tools"])
 def test_leading_system_messages_are_joined_and_a_later_one_stays(tools: list[Any]) -> None:
     messages: list[ChatMessage] = [
@@ -133,11 +128,6 @@ def test_tool_arguments_are_json_not_python() -> None:
         "name": "bash",
         "arguments": call.arguments,
     }
-
-
-def test_an_assistant_message_without_calls_has_no_empty_list_of_them() -> None:
-    message = renderer_message(ChatMessageAssistant(content="Hi", tool_calls=[]), images=False)
-    assert "tool_calls" not in message
 
 
 def test_a_tool_error_is_told_to_the_model_as_inspect_does() -> None:
@@ -254,8 +244,3 @@ def test_what_a_renderer_itself_refuses_names_task_and_sample() -> None:
     episode = EpisodeTokens(DatasetRenderer(renderer("deepseekv3")), task="t", sample_id="s7")
     with pytest.raises(RendererError, match=r"task 't', sample 's7': .*only supports system"):
         episode.prompt(request(messages))
-
-
-def test_a_prefix_tells_how_many_messages_it_stands_for() -> None:
-    prefix, consumed = conversation_prefix(renderer(INSTRUCT), opening(), [BASH])
-    assert (len(prefix), consumed) == (1, 1)

@@ -82,11 +82,6 @@ async def test_it_works_under(kind: str) -> None:
     assert result.scores["includes"].score.value == "C"
 
 
-async def test_a_result_reaches_the_model_as_a_tool_message() -> None:
-    result = await run(looping(add()), [ADD, "done"], Spy())
-    assert tool_texts(result) == ["simulated"]
-
-
 async def test_parallel_calls_are_each_carried_out() -> None:
     spy = Spy()
     both = say("", call("add", x=1, y=2), call("add", x=3, y=4))
@@ -227,8 +222,3 @@ async def test_episodes_and_evals_at_once_keep_to_their_own_executors(tmp_path: 
     assert ran == [("add", 1, 2)]
     release.set()
     assert [tool_texts(await episode) for episode in episodes] == [["one"], ["two"]]
-
-
-async def test_without_an_executor_nothing_is_put_in_between() -> None:
-    result = await run(looping(add()), [ADD, "done"], None)
-    assert tool_texts(result) == ["3"]

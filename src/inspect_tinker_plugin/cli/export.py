@@ -354,8 +354,8 @@ def rescore_command(logs: tuple[str, ...], **choices: Any) -> None:
     Interrupted, the same command continues. Exit codes: 0 all rewards computed, 1 nothing
     written, 2 wrong usage, 3 some rewards could not be computed (they are listed).
     """
+    from inspect_tinker_plugin.logs.index import find_logs
     from inspect_tinker_plugin.logs.rescoring import Rescoring, rescore
-    from inspect_tinker_plugin.rewards.logged import find_logs
 
     if choices["group_reward"] is not None and choices["no_group_reward"]:
         raise click.UsageError("--group-reward and --no-group-reward exclude each other.")

@@ -31,6 +31,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Literal
 
 
@@ -155,18 +156,15 @@ class EpisodeError(InspectRLError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by keyword, so that a worker process can hand the error back."""
-        return (
-            _rebuild_episode_error,
-            (self.args[0], self.cause, self.task, self.sample_id, self.epoch, self.call),
+        rebuild = partial(
+            EpisodeError,
+            cause=self.cause,
+            task=self.task,
+            sample_id=self.sample_id,
+            epoch=self.epoch,
+            call=self.call,
         )
-
-
-def _rebuild_episode_error(
-    message: str, cause: Cause, task: str, sample_id: int | str | None, epoch: int, call: str
-) -> EpisodeError:
-    return EpisodeError(
-        message, cause=cause, task=task, sample_id=sample_id, epoch=epoch, call=call
-    )
+        return rebuild, (self.args[0],)
 
 
 Penalty = float | Literal["raise"]

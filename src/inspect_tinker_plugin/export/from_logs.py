@@ -31,7 +31,7 @@ from inspect_tinker_plugin.export.layouts import (
 )
 from inspect_tinker_plugin.export.logged import UNREAD, Choice, Reader
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
-from inspect_tinker_plugin.rewards.logged import Entry, Index, find_logs, index_logs
+from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 
 VERSION = 2

@@ -19,7 +19,7 @@ from inspect_ai.log import EvalSample, read_eval_log_samples_by_id
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.export.layouts import FORMS, Form
-from inspect_tinker_plugin.rewards.logged import Entry, Index
+from inspect_tinker_plugin.logs.index import Entry, Index
 
 Keep = Literal["keep", "drop", "only"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)

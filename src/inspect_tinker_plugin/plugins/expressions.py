@@ -23,6 +23,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -58,13 +59,8 @@ class ExpressionError(ConfigError):
         self.end = end
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.problem, self.expression, self.start, self.end)
-
-
-def _rebuild(
-    error: type[ExpressionError], problem: str, expression: str, start: int, end: int
-) -> ExpressionError:
-    return error(problem, expression=expression, start=start, end=end)
+        rebuild = partial(type(self), expression=self.expression, start=self.start, end=self.end)
+        return rebuild, (self.problem,)
 
 
 @dataclass(frozen=True)
@@ -155,12 +151,12 @@ class _Parser:
             return Literal(_unquoted(token.text), token.start, token.end)
         if token.kind != "name":
             raise self._fault("a name or a value was expected", token)
-        if token.text == "score" and self._next.text == ":":
+        if token.text == "score" and self._next_is(":"):
             self._take()
             return self._score(token)
         if token.text in {"true", "false"}:
             return Literal(token.text == "true", token.start, token.end)
-        if self._next.text == "(" and self._next.kind == "mark":
+        if self._next_is("("):
             return self._call(token)
         return FactoryCall(token.text, (), token.start, token.end)
 
@@ -175,18 +171,19 @@ class _Parser:
     def _call(self, name: _Token) -> FactoryCall:
         self._take()  # the parenthesis
         arguments: list[Argument] = []
-        while self._next.text != ")" or self._next.kind != "mark":
+        while not self._next_is(")"):
             arguments.append(self._argument())
-            if self._next.kind == "mark" and self._next.text == ",":
+            if self._next_is(","):
                 self._take()
-            elif self._next.kind != "mark" or self._next.text != ")":
+            elif not self._next_is(")"):
                 raise self._fault("',' or ')' was expected", self._next)
         return FactoryCall(name.text, tuple(arguments), name.start, self._take().end)
 
     def _argument(self) -> Argument:
-        called = self._next.kind == "name" and self._peek(1) in {"(", ":"}
+        named = self._next.kind == "name"
+        called = named and (self._next_is("(", ahead=1) or self._next_is(":", ahead=1))
         node = self._value()
-        if self._next.kind != "mark" or self._next.text != "=":
+        if not self._next_is("="):
             return Argument(node)
         equals = self._take()
         if called:
@@ -206,11 +203,7 @@ class _Parser:
         while position < end:
             match = _TOKEN.match(self._expression, position)
             if match is None or match.lastgroup is None:
-                start = (
-                    position
-                    + len(self._expression[position:])
-                    - len(self._expression[position:].lstrip())
-                )
+                start = end - len(self._expression[position:end].lstrip())
                 bad = _Token("bad", self._expression[start], start, start + 1)
                 hint = "this text never ends" if bad.text in "'\"" else "unexpected character"
                 raise self._fault(hint, bad)
@@ -224,9 +217,9 @@ class _Parser:
     def _next(self) -> _Token:
         return self._tokens[self._index]
 
-    def _peek(self, ahead: int) -> str:
+    def _next_is(self, mark: str, *, ahead: int = 0) -> bool:
         token = self._tokens[min(self._index + ahead, len(self._tokens) - 1)]
-        return token.text if token.kind == "mark" else ""
+        return token.kind == "mark" and token.text == mark
 
     def _take(self) -> _Token:
         token = self._next

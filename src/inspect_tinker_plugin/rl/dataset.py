@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import RLDataset
 from inspect_tinker_plugin.contracts.episodes import SolverLike, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
+from inspect_tinker_plugin.logs.index import logged_outcomes
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
@@ -30,7 +31,6 @@ from inspect_tinker_plugin.options import (
     signature_of,
 )
 from inspect_tinker_plugin.rewards import resolve_reward
-from inspect_tinker_plugin.rewards.logged import logged_outcomes
 from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.hooks import with_plugin_scorers

@@ -172,7 +172,11 @@ class DatasetRenderer:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the renderer only; the tokenizer is loaded with it."""
-        return (_rebuild, (*self._given, self.images, self.model))
+        renderer, tokenizer = self._given
+        rebuild = functools.partial(
+            DatasetRenderer, tokenizer=tokenizer, images=self.images, model=self.model
+        )
+        return rebuild, (renderer,)
 
     def write(self, text: str) -> str:
         """Return a text as the renderer gets it: no half surrogate pair, no control token."""
@@ -258,12 +262,6 @@ def keeping_alternative(name: str) -> str | None:
             return other
         stem = stem.rpartition("_")[0]
     return None
-
-
-def _rebuild(
-    renderer: Renderer, tokenizer: Tokenizer | None, images: bool, model: str
-) -> DatasetRenderer:
-    return DatasetRenderer(renderer, tokenizer=tokenizer, images=images, model=model)
 
 
 def carries_images(renderer: Renderer) -> bool:
