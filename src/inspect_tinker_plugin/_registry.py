@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 
 from inspect_ai.model import ModelAPI, modelapi
+from inspect_ai.util import SandboxEnvironment
 
 from inspect_tinker_plugin import _startup
 
@@ -23,11 +25,13 @@ def policy_provider() -> type[ModelAPI]:
     return PolicyAPI
 
 
-def serve_agents(watch: Watch) -> AbstractAsyncContextManager[None]:
+def serve_agents(
+    environments: Collection[SandboxEnvironment], watch: Watch
+) -> AbstractAsyncContextManager[None]:
     """Serve the agent programs in an episode's sandboxes."""
     from inspect_tinker_plugin.agents import bridge
 
-    return bridge.serve_agents(watch)
+    return bridge.serve_agents(environments, watch)
 
 
 SANDBOX_SERVICES.append(serve_agents)

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from inspect import signature
@@ -39,17 +39,19 @@ _active: ContextVar[bool] = ContextVar("inspect_rl_agent_bridges", default=False
 
 
 @asynccontextmanager
-async def serve_agents(watch: Watch) -> AsyncIterator[None]:
+async def serve_agents(
+    environments: Collection[SandboxEnvironment], watch: Watch
+) -> AsyncIterator[None]:
     """Serve the bridges and remote commands of an episode's agents: a ``SandboxService``.
 
     They are those of this context, and of everything it starts.
     """
-    internals.route_agent_bridges(_stand_in, _serve)
+    internals.route_agent_bridges(_active.get, _stand_in, _serve)
     # Agents of inspect_swe log at this level by its name, which only an eval gives it.
     logging.addLevelName(internals.TRACE, "TRACE")
     token = _active.set(True)
     try:
-        async with use_processes(watch):
+        async with use_processes(environments, watch):
             yield
     finally:
         _active.reset(token)
@@ -57,8 +59,6 @@ async def serve_agents(watch: Watch) -> AsyncIterator[None]:
 
 async def _stand_in(name: str | None) -> BridgeSandbox | None:
     """Return the stand-in for a bridge's sandbox; ``None`` to use Inspect's own way."""
-    if not _active.get():
-        return None
     environment = internals.unproxied(sandbox(name))
     try:
         return BridgeSandbox(None if is_local(environment) else await open_relay(environment))

@@ -13,14 +13,14 @@ import codecs
 import os
 import shlex
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 from inspect_ai.event import SandboxEvent
 from inspect_ai.util import (
     ExecCompleted,
@@ -51,27 +51,28 @@ _START_SECONDS = 60.0
 
 _CHUNK = 64 * 1024
 
-_commands: ContextVar[_Commands | None] = ContextVar("inspect_rl_commands", default=None)
-"""Commands of this episode."""
-
 _IN_CONTAINER = 'cd "${1:-.}" && echo $$ && shift && exec "$@"'
 """Prints its process group, and becomes the command."""
 
 
 @asynccontextmanager
-async def use_processes(watch: Watch) -> AsyncIterator[None]:
-    """Start the remote commands of this context directly, and end them with it.
+async def use_processes(
+    environments: Collection[SandboxEnvironment], watch: Watch
+) -> AsyncIterator[None]:
+    """Start the remote commands of an episode's sandboxes directly, and end them with it.
 
     Args:
+        environments: The sandboxes, as the episode's code gets them.
         watch: Makes an operation of the episode of what waits for a command.
     """
-    internals.route_remote_commands(_start)
     commands = _Commands(watch)
-    token = _commands.set(commands)
+    for environment in environments:
+        vars(environment)["exec_remote"] = _starting_in(environment, commands)
     try:
         yield
     finally:
-        _commands.reset(token)
+        for environment in environments:
+            vars(environment).pop("exec_remote", None)  # which refers to the environment
         for command in commands.local:
             await command.close()
             command.end_children()
@@ -103,13 +104,29 @@ def is_local(environment: object) -> bool:
     return type(environment).__name__ == "LocalSandboxEnvironment"
 
 
+def _starting_in(environment: SandboxEnvironment, commands: _Commands) -> Any:
+    """Return what starts the commands of a sandbox: directly, or in Inspect's own way."""
+    inspects = environment.exec_remote
+
+    async def exec_remote(
+        cmd: list[str], options: Options | None = None, *, stream: bool = True
+    ) -> Any:
+        found = await _start(environment, commands, cmd, options, stream)
+        if found is not None:
+            return found
+        return await inspects(cmd, options, stream=stream)  # type: ignore[call-overload]
+
+    return exec_remote
+
+
 async def _start(
-    environment: SandboxEnvironment, cmd: list[str], options: Options | None, stream: bool
+    environment: SandboxEnvironment,
+    commands: _Commands,
+    cmd: list[str],
+    options: Options | None,
+    stream: bool,
 ) -> Any:
     """Start a command in a sandbox that is served here; ``None`` to use Inspect's own way."""
-    commands = _commands.get()
-    if commands is None:
-        return None
     given = options or ExecRemoteAwaitableOptions()
     where: dict[str, Any] = {"cwd": given.cwd, "env": given.env, "user": given.user}
 
@@ -331,10 +348,15 @@ class LocalCommand:
 
     def end_children(self) -> None:
         """Kill what it started and left behind."""
-        internals.end_processes({self._process.pid: self._process})
+        # If another process has the id of one that has ended, so may another group.
+        if self._process.returncode is None or not psutil.pid_exists(self._process.pid):
+            self._kill_group()
 
     async def _kill(self) -> None:
-        with suppress(ProcessLookupError):
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 

@@ -78,7 +78,8 @@ class TurnRequest:
 
     dialect: str | None = None
     """The model API (``chat``, ``responses``, ``anthropic``, ``google``) that the call used to
-    reach Inspect's agent bridge; ``None`` when no program translated its messages."""
+    reach a bridge of Inspect's in a sandbox, ``unknown`` for a bridge into this process; ``None``
+    when no program translated its messages."""
 
     side: bool = False
     """Whether a program asked for another model, so that the reply is not trained on."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
-from inspect_ai.util import ExecResult, SandboxEnvironmentSpec
+from inspect_ai.util import ExecResult, SandboxEnvironment, SandboxEnvironmentSpec
 
 SandboxMapper = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
 """Returns the specification to use instead of the one that a task or a sample asks for."""
@@ -103,8 +103,10 @@ Work = Callable[..., Coroutine[Any, Any, Any]]
 Watch = Callable[[Work], Work]
 """Makes work an operation of an episode, which ends with it."""
 
-SandboxService = Callable[[Watch], AbstractAsyncContextManager[None]]
-"""Runs around everything that an episode does with its sandboxes."""
+SandboxService = Callable[
+    [Collection[SandboxEnvironment], Watch], AbstractAsyncContextManager[None]
+]
+"""Runs around everything that an episode does with its sandboxes, which it is given."""
 
 SANDBOX_SERVICES: list[SandboxService] = []
 """Services of all episodes with sandboxes; ``_registry`` adds those of this package."""

@@ -43,7 +43,6 @@ from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
     record_event,
-    role_falls_back_on_active_model,
 )
 
 logger = getLogger(__name__)
@@ -117,13 +116,13 @@ class RoleBook(dict[str, Any]):
             return super().get(key)
         _missing_role.set(key)
         is_refused = _scoring.get() is not None  # when it is asked
-        if key not in self._warned_of and not is_refused and role_falls_back_on_active_model():
+        if key not in self._warned_of and not is_refused:
             self._warned_of.add(key)
             logger.warning(
-                "task %r asks for the model role %r, which is not set: the model under "
-                "training plays it, as in an eval, and what it says there is trained with the "
-                "reward of the whole episode. Set the role to keep it apart: "
-                "model_roles={%r: 'provider/model'}, or --model-role %s=provider/model",
+                "task %r asks for the model role %r, which is not set: unless the task has a "
+                "default for it, the model under training plays it, as in an eval, and what it "
+                "says there is trained with the reward of the whole episode. Set the role to keep "
+                "it apart: model_roles={%r: 'provider/model'}, or --model-role %s=provider/model",
                 self._task,
                 *[key] * 3,
             )

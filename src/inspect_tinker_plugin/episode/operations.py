@@ -18,7 +18,6 @@ from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
 from inspect_tinker_plugin.episode.boundaries import Boundaries, Part, Stamp, running_part
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
-from inspect_tinker_plugin.inspect_internals.turnstile import waited_in_vain
 from inspect_tinker_plugin.processes.cancellation import bounded, contained
 from inspect_tinker_plugin.processes.loops import wait_for_end
 
@@ -202,13 +201,9 @@ class Operations:
         if self._closed:
             await _refuse()
         asked.task = asyncio.current_task()
-        waited_in_vain.set(False)
         self._running.append(asked)
         try:
             return await contained("a sandbox", operation(*args, **kwargs))
-        except asyncio.CancelledError:
-            asked.idle = asked.idle or waited_in_vain.get()
-            raise
         finally:
             self._running.remove(asked)
 

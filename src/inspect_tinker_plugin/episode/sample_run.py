@@ -180,8 +180,10 @@ class Preparing:
             )
         )
         internals.load_extensions()  # which add services
+        environments = record.sandboxes.environments.values()
         for serve in SANDBOX_SERVICES:
-            await stack.enter_async_context(serve(record.sandboxes.operations.watched))
+            served = serve(environments, record.sandboxes.operations.watched)
+            await stack.enter_async_context(served)
         active.sandbox_environments = record.sandboxes.environments
 
     def _describe(self, doing: str) -> None:

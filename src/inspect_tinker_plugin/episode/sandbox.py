@@ -19,6 +19,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
 from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 
@@ -27,12 +28,13 @@ from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.operations import Operations
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.inspect_internals.turnstile import Turnstile
 from inspect_tinker_plugin.processes.cancellation import (
     GivenUpError,
     bounded,
     uninterrupted,
 )
+from inspect_tinker_plugin.processes.loops import Turnstile
+from inspect_tinker_plugin.processes.stopping import kill_processes_in
 
 logger = getLogger(__name__)
 
@@ -217,8 +219,15 @@ class SampleSandboxes:
     operations: Operations = field(default_factory=Operations)
 
 
+CUT_OFF_GRACE = 2.5
+"""Seconds that a command of ``local`` has to end after its time-out; Inspect kills it after two."""
+
+
 class OnThisMachine:
-    """What a ``local`` sandbox leaves outside its folder: its set-up script and processes.
+    """Ends what a ``local`` sandbox leaves running, and removes its set-up script.
+
+    A command that is cut off ends with its children, for whose end Inspect waits if they hold its
+    output open; the episode ends what else runs in the sandbox's folder.
 
     Args:
         script: The set-up script, which Inspect removes only when it has run well.
@@ -226,34 +235,55 @@ class OnThisMachine:
 
     def __init__(self, script: bytes | None) -> None:
         self._script = script
-        self._watched: list[SandboxEnvironment] = []
+        self._watched: dict[str, SandboxEnvironment] = {}
         self._files: list[Path] = []
-        self._groups: internals.ProcessGroups = {}
 
     def watch(self, environment: SandboxEnvironment) -> None:
         """Note from now on what is written and started."""
         execute, write = environment.exec, environment.write_file
+        folder: str = vars(environment)["directory"].name
 
-        async def exec(*args: Any, **kwargs: Any) -> Any:
-            with internals.keep_processes(self._groups):
-                return await execute(*args, **kwargs)
+        async def exec(cmd: list[str], *args: Any, **options: Any) -> Any:
+            work = asyncio.ensure_future(execute(cmd, *args, **options))
+            began, timeout = time.time(), options.get("timeout")  # which Inspect gives by name
+            try:
+                await _wait_or_kill(work, folder, began, timeout)
+            except asyncio.CancelledError:
+                work.cancel()
+                with anyio.CancelScope(shield=True):
+                    await _wait_or_kill(work, folder, began, 0)
+                raise
+            return work.result()
 
         async def write_file(file: str, contents: str | bytes) -> None:
             if contents is self._script:
                 self._files.append(Path(file))
             await write(file, contents)
 
-        self._watched.append(environment)
+        self._watched[folder] = environment
         vars(environment).update(exec=exec, write_file=write_file)
 
     def clean_up(self) -> None:
-        """End the processes and remove the script."""
-        for environment in self._watched:
+        """Kill the processes and remove the script."""
+        for folder, environment in self._watched.items():
             for name in ("exec", "write_file"):  # which refer to the environment
                 vars(environment).pop(name, None)
-        internals.end_processes(self._groups)
+            kill_processes_in(folder)
         for file in self._files:
             file.unlink(missing_ok=True)
+
+
+async def _wait_or_kill(
+    work: asyncio.Future[Any], folder: str, began: float, timeout: float | None
+) -> None:
+    """Wait for a command; kill what has run in its folder for longer than its time-out."""
+    allowed = None if timeout is None else timeout + CUT_OFF_GRACE
+    await asyncio.wait([work], timeout=allowed)
+    while allowed is not None and not work.done():
+        kill_processes_in(folder, since=began, until=time.time() - allowed)
+        await asyncio.wait([work], timeout=0.5)
+    if not work.cancelled():
+        work.exception()  # which the caller may not ask for
 
 
 class SandboxHolder:

@@ -102,8 +102,6 @@ class PreparedTask:
         first_calls: bool = False,
     ) -> None:
         require_tried()
-        internals.share_limits_between_loops()
-        internals.start_processes_uncut()
         self.task = task
         self.name = task.name
         self.options = options

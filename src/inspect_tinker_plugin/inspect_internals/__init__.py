@@ -16,13 +16,11 @@ names.check_inspect_version()
 
 from inspect_tinker_plugin.inspect_internals import (
     calls,
-    process,
     samples,
     sandboxes,
     tasks,
 )
 from inspect_tinker_plugin.inspect_internals.calls import *
-from inspect_tinker_plugin.inspect_internals.process import *
 from inspect_tinker_plugin.inspect_internals.samples import *
 from inspect_tinker_plugin.inspect_internals.sandboxes import *
 from inspect_tinker_plugin.inspect_internals.tasks import *
@@ -30,7 +28,6 @@ from inspect_tinker_plugin.inspect_internals.tasks import *
 __all__: list[str] = []
 __all__ += names.__all__
 __all__ += calls.__all__
-__all__ += process.__all__
 __all__ += samples.__all__
 __all__ += sandboxes.__all__
 __all__ += tasks.__all__

@@ -10,7 +10,6 @@ from functools import cache, wraps
 from importlib.metadata import version
 from typing import Any
 
-from inspect_ai.agent._bridge.sandbox.service import call_tool as _inspect_host_tools
 from inspect_ai.agent._handoff import AgentTool
 from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
@@ -24,27 +23,13 @@ from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 __all__ = [
     "enclose_calls",
+    "enclose_tool_call",
     "knows_model_calls",
     "parse_tool_call",
-    "role_falls_back_on_active_model",
     "route_tool_calls",
     "somebody_watches_model_calls",
     "tool_parse_error_message",
 ]
-
-
-def role_falls_back_on_active_model() -> bool:
-    """Whether the caller that finds a role unset will use the active model instead.
-
-    For mappings of roles. The caller of their ``get`` is either ``get_model``, which
-    may have been given a default or an error to raise instead, or code that handles it itself.
-    """
-    frame = sys._getframe(2)
-    names = frame.f_code.co_name, frame.f_globals.get("__name__")
-    if names != ("get_model", "inspect_ai.model._model"):
-        return False
-    given = frame.f_locals
-    return not (given.get("model") or given.get("default") or given.get("required"))
 
 
 _FIRST_KNOWN = Version("0.3.281")
@@ -88,17 +73,13 @@ _USED_OF_CALL_TOOL = {"tools", "call", "on_execute"}
 
 
 def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel) -> None:
-    """Have every call of a tool or model of the process awaited by a function.
-
-    Those that programs make through an agent bridge are among them.
-    """
+    """Have every call of a tool or model of the process awaited by a function."""
     global _enclosed
     if _enclosed is not None:
         return
     _enclosed = of_tool
     if _call_tools.call_tool is _inspect_call_tool:
         _call_tools.call_tool = _call_tool
-    vars(sys.modules[_inspect_host_tools.__module__])["call_tool"] = _host_tools
 
     @wraps(_inspect_generate)
     def generate(self: Model, *args: Any, **kwargs: Any) -> Any:
@@ -107,36 +88,14 @@ def enclose_calls(of_tool: Enclosed, of_model: EnclosedModel) -> None:
     Model.generate = generate  # type: ignore[method-assign]
 
 
+def enclose_tool_call(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
+    """Return what awaits a call of a tool as ``enclose_calls`` said; the call itself before."""
+    return call if _enclosed is None else _enclosed(name, call)
+
+
 async def _call_tool(*args: Any, **kwargs: Any) -> Any:
-    called = _inspect_call_tool(*args, **kwargs)
-    if _enclosed is None:
-        return await called
     calls = (given for given in (*args, *kwargs.values()) if isinstance(given, ToolCall))
-    return await _enclosed(next(calls).function, called)
-
-
-def _host_tools(bridge: Any) -> Callable[..., Awaitable[Any]]:
-    """Return what calls the tools of the host for a program."""
-    inspects = _inspect_host_tools(bridge)
-
-    @wraps(inspects)
-    async def execute(server: str, tool: str, arguments: Any) -> Any:
-        called = inspects(server, tool, arguments)
-        if _enclosed is None:
-            return await called
-        try:
-            return await _enclosed(tool, called)
-        except RuntimeError as error:
-            # Inspect fails the sample for exceptions only; the program is told of all.
-            if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
-                getattr(bridge, "request_fail", _nothing)(error)
-            raise
-
-    return execute
-
-
-def _nothing(error: Exception) -> None:
-    """Do nothing, in releases whose programs are told of errors, and nobody else."""
+    return await enclose_tool_call(next(calls).function, _inspect_call_tool(*args, **kwargs))
 
 
 def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:

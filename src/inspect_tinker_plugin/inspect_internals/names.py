@@ -87,9 +87,6 @@ PRIVATE_NAMES: dict[str, str] = {
         "where a bridge gets its sandbox, which an episode serves without polling"
     ),
     "inspect_ai.agent._bridge.sandbox.service:MODEL_SERVICE": "names the bridge's port",
-    "inspect_ai.agent._bridge.sandbox.service:call_tool": (
-        "where programs call tools of the host, which may raise what ends an event loop"
-    ),
     "inspect_ai.agent._bridge.sandbox.service:sandbox_service": (
         "where a bridge serves its sandbox, which an episode does without polling"
     ),
@@ -149,10 +146,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "inspect_ai.util._anyio:inner_exception": "the one exception inside a task group's",
     "inspect_ai.util._checkpoint.checkpointer_factory:create_checkpointer": "react() asserts one",
     "inspect_ai.util._concurrency:_concurrency_registry": (
-        "limits of the process that were made before they could serve several event loops"
-    ),
-    "inspect_ai.util._concurrency:anyio": (
-        "limits of the process (connections, subprocesses) serve one event loop only"
+        "the limit of subprocesses that was made before the option `max_subprocesses` is known"
     ),
     "inspect_ai.util._limit:monitor_working_limit": "ends a sample that exceeds its working limit",
     "inspect_ai.util._limit:record_sample_limit_data": "sample_limits() for scorers",
@@ -187,9 +181,6 @@ PRIVATE_NAMES: dict[str, str] = {
     ),
     "inspect_ai.util._store:init_subtask_store": "store() of a sample",
     "inspect_ai.util._subprocess:init_max_subprocesses": "the option `max_subprocesses` of an eval",
-    "inspect_ai.util._subprocess:open_process": (
-        "a process whose start is cancelled can keep its event loop from ever ending"
-    ),
 }
 
 EXCHANGED: dict[str, str] = {
@@ -198,21 +189,12 @@ EXCHANGED: dict[str, str] = {
     "inspect_ai.model._call_tools:call_tool": (
         "tool executors, and tools that raise what ends an event loop"
     ),
-    "inspect_ai.agent._bridge.sandbox.service:call_tool": (
-        "the same for tools of the host that programs call"
-    ),
     "inspect_ai.model._model:Model.generate": ("failures of judges are theirs, not the scorer's"),
     "inspect_ai.agent._bridge.sandbox.bridge:sandbox_with_injected_tools": (
         "agent bridges without polling"
     ),
-    "inspect_ai.agent._bridge.sandbox.service:sandbox_service": ("the same"),
-    "inspect_ai.util:SandboxEnvironment.exec_remote": ("commands beside others, without polling"),
-    "inspect_ai.util._subprocess:open_process": (
-        "a process whose start is cancelled keeps its event loop from ending; "
-        "local leaves none behind (process)"
-    ),
-    "inspect_ai.util._concurrency:anyio": (
-        "limits of the process serve one event loop only (process)"
+    "inspect_ai.agent._bridge.sandbox.service:sandbox_service": (
+        "the same; which API a program speaks, and tools of the host that raise"
     ),
 }
 """Everything of Inspect that is replaced or added to at run time (docs/upstream.md)."""

@@ -42,7 +42,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.solver._fork import set_task_generate
 from inspect_ai.solver._task_state import sample_state, set_sample_state, state_jsonable
 from inspect_ai.tool import ToolCallError
-from inspect_ai.util import Limit
+from inspect_ai.util import Limit, _concurrency, _subprocess
 from inspect_ai.util._anyio import inner_exception
 from inspect_ai.util._checkpoint.checkpointer_factory import create_checkpointer
 from inspect_ai.util._limit import (
@@ -78,6 +78,7 @@ __all__ = [
     "init_subtask_store",
     "init_transcript",
     "inner_exception",
+    "limit_subprocesses",
     "materialize_sample_input",
     "monitor_working_limit",
     "record_event",
@@ -356,6 +357,20 @@ def _record_interrupt(transcript: Transcript) -> None:
     for call in calls:
         call.pending = None
         transcript._event_updated(call)
+
+
+def limit_subprocesses(count: int | None) -> None:
+    """Set how many of Inspect's subprocesses run at once; ``None`` leaves that to Inspect.
+
+    The limit is the process's: episodes wait for the subprocesses of others. A release whose
+    limits have a fixed size keeps the size of the first subprocess.
+    """
+    if count is None:
+        return
+    _subprocess.init_max_subprocesses(count)
+    for limit in _concurrency._concurrency_registry.values():
+        if limit.name == "subprocesses" and limit.concurrency != count:
+            limit.concurrency = count  # type: ignore[misc]  # a property that can be set
 
 
 def state_limits(state: TaskState) -> tuple[Limit, Limit, Limit]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
+import anyio
+from anyio.abc import TaskGroup
 from inspect_ai._eval.loader import resolve_task_sandbox
 from inspect_ai._eval.task.sandbox import (
     read_sandboxenv_file,
@@ -17,6 +20,7 @@ from inspect_ai._eval.task.sandbox import (
 from inspect_ai._util.entrypoints import ensure_entry_points as load_extensions
 from inspect_ai._util.environ import environ_vars
 from inspect_ai._util.path import chdir
+from inspect_ai.agent import SandboxAgentBridge
 from inspect_ai.agent._bridge.sandbox.bridge import (  # type: ignore[attr-defined]  # to exchange
     sandbox_with_injected_tools as _inspect_bridge_sandbox,
 )
@@ -38,8 +42,11 @@ from inspect_ai.util._sandbox.limits import set_sandbox_limits
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.service import SandboxService
 
+from inspect_tinker_plugin.inspect_internals.calls import enclose_tool_call
+
 __all__ = [
     "MODEL_SERVICE",
+    "TRACE",
     "SandboxLifecycleState",
     "SandboxService",
     "SandboxTimeoutError",
@@ -56,38 +63,33 @@ __all__ = [
     "resolve_sandbox",
     "resolve_task_sandbox",
     "route_agent_bridges",
-    "route_remote_commands",
     "sandbox_environments_context_var",
     "set_sandbox_limits",
     "unproxied",
     "watch_sandbox_use",
 ]
 
-_inspect_exec_remote: Callable[..., Awaitable[Any]] = SandboxEnvironment.exec_remote
+TRACE = 13
+"""Level of the records in Inspect's trace log, between ``DEBUG`` and ``INFO``."""
 
 _DIALECTS = {
-    "inspect_ai.agent._bridge.completions": "chat",
-    "inspect_ai.agent._bridge.responses_impl": "responses",
-    "inspect_ai.agent._bridge.anthropic_api_impl": "anthropic",
-    "inspect_ai.agent._bridge.google_api_impl": "google",
+    "generate_completions": "chat",
+    "generate_responses": "responses",
+    "generate_anthropic": "anthropic",
+    "generate_google": "google",
 }
+"""Model APIs by the methods of a bridge's service."""
+
+_dialect: ContextVar[str] = ContextVar("inspect_rl_bridge_dialect", default="unknown")
 
 
 def bridge_dialect() -> str | None:
-    """Return the model API through which a call reached the agent bridge, if it did.
+    """Return the model API through which a call reached an agent bridge, if it did.
 
-    Inspect translates all of them into the same call and does not record which one it was; the
-    translator's module is among the callers.
+    Inspect translates all of them into the same call and does not record which one it was. It is
+    ``unknown`` for bridges into this process, whose calls pass nothing of ours.
     """
-    if not in_bridge_model_generate():
-        return None
-    frame = inspect.currentframe()
-    while frame is not None:
-        dialect = _DIALECTS.get(frame.f_globals.get("__name__", ""))
-        if dialect is not None:
-            return dialect
-        frame = frame.f_back
-    return "unknown"
+    return _dialect.get() if in_bridge_model_generate() else None
 
 
 def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
@@ -98,27 +100,34 @@ def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
 
 
 def route_agent_bridges(
+    is_active: Callable[[], bool],
     stand_in: Callable[[str | None], Awaitable[Any]],
     serve: Callable[..., Awaitable[None]],
 ) -> None:
-    """Let the running context choose what an agent bridge takes for its sandbox.
+    """Let contexts of episodes choose what an agent bridge takes for its sandbox.
 
     Args:
-        stand_in: given a sandbox's name, returns its stand-in, or ``None`` for Inspect's own way.
-        serve: given a stand-in, the service's name, its methods and the event that tells of its
+        is_active: Tells whether the running context is one of them.
+        stand_in: Given a sandbox's name, returns its stand-in, or ``None`` for Inspect's own way.
+        serve: Given a stand-in, the service's name, its methods and the event that tells of its
             start, carries out what programs ask of it.
     """
 
     async def sandbox_with_injected_tools(*, sandbox_name: str | None = None) -> Any:
-        found = await stand_in(sandbox_name)
+        found = await stand_in(sandbox_name) if is_active() else None
         if found is not None:
             return found
         return await _inspect_bridge_sandbox(sandbox_name=sandbox_name)
 
     async def sandbox_service(**given: Any) -> Any:
-        if isinstance(given["sandbox"], SandboxEnvironment):
+        if not is_active():
             return await _inspect_bridge_service(**given)
-        return await serve(given["sandbox"], given["name"], given["methods"], given.get("started"))
+        async with anyio.create_task_group() as tasks:
+            methods = _enclose_methods(given["methods"], tasks)
+            if isinstance(given["sandbox"], SandboxEnvironment):
+                await _inspect_bridge_service(**{**given, "methods": methods})
+            else:
+                await serve(given["sandbox"], given["name"], methods, given.get("started"))
 
     parts = "inspect_ai.agent._bridge.sandbox"
     vars(sys.modules[f"{parts}.bridge"])["sandbox_with_injected_tools"] = (
@@ -127,23 +136,53 @@ def route_agent_bridges(
     vars(sys.modules[f"{parts}.service"])["sandbox_service"] = sandbox_service
 
 
-def route_remote_commands(start: Callable[..., Awaitable[Any]]) -> None:
-    """Let the running context choose how a sandbox starts a command that runs beside others.
+def _enclose_methods(
+    methods: Mapping[str, Callable[..., Any]], tasks: TaskGroup
+) -> dict[str, Callable[..., Any]]:
+    """Have the methods of a bridge's service note their dialect, and tools stamp what they raise.
 
     Args:
-        start: given a sandbox, the command, its options and whether it is streamed, returns what
-            ``exec_remote`` returns, or ``None`` for Inspect's own way.
+        methods: The methods by name.
+        tasks: The service's own tasks, whose failure is the sample's.
     """
+    enclosed = {}
+    for name, method in methods.items():
+        if name in _DIALECTS:
+            method = _note_dialect(_DIALECTS[name], method)
+        enclosed[name] = _enclose_host_tools(method, tasks) if name == "call_tool" else method
+    return enclosed
 
-    async def exec_remote(
-        self: SandboxEnvironment, cmd: list[str], options: Any = None, *, stream: bool = True
-    ) -> Any:
-        found = await start(self, cmd, options, stream)
-        if found is not None:
-            return found
-        return await _inspect_exec_remote(self, cmd, options, stream=stream)
 
-    SandboxEnvironment.exec_remote = exec_remote  # type: ignore[method-assign]  # exchanged
+def _note_dialect(dialect: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)  # services look at the parameters
+    async def noted(*args: Any, **kwargs: Any) -> Any:
+        token = _dialect.set(dialect)
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            _dialect.reset(token)
+
+    return noted
+
+
+def _enclose_host_tools(method: Callable[..., Any], tasks: TaskGroup) -> Callable[..., Any]:
+    @wraps(method)
+    async def execute(server: str, tool: str, arguments: Any) -> Any:
+        try:
+            return await enclose_tool_call(tool, method(server, tool, arguments))
+        except RuntimeError as error:
+            # Inspect fails the sample for exceptions only; the program is told of all. Releases
+            # whose programs are told of errors, and nobody else, leave it at that.
+            exits = error.__cause__ is not None and not isinstance(error.__cause__, Exception)
+            if exits and hasattr(SandboxAgentBridge, "request_fail"):
+                tasks.start_soon(_fail_with, error)
+            raise
+
+    return execute
+
+
+async def _fail_with(error: Exception) -> None:
+    raise error
 
 
 class SandboxWatch(dict[str, SandboxEnvironment]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +83,59 @@ def _settle(future: asyncio.Future[Any], result: object, error: BaseException | 
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+Admission = Callable[[int], bool]
+"""Says whether one more may enter, given how many are inside."""
+
+
+class Turnstile:
+    """Admits waiters one by one, first come first served, whichever loop they wait in."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._waiting: deque[tuple[asyncio.Future[None], Admission]] = deque()
+        # The collector may close an abandoned waiter while this thread is in here.
+        self._lock = threading.RLock()
+
+    @property
+    def inside(self) -> int:
+        """How many are inside."""
+        return self._inside
+
+    def pass_by(self) -> None:
+        """Enter without waiting for those who wait."""
+        with self._lock:
+            self._inside += 1
+
+    async def enter(self, admits: Admission) -> None:
+        """Enter as soon as all earlier waiters are inside and ``admits`` allows it."""
+        with self._lock:
+            if not self._waiting and admits(self._inside):
+                self._inside += 1
+                return
+            turn = asyncio.get_running_loop().create_future()
+            waiter = turn, admits
+            self._waiting.append(waiter)
+        try:
+            await turn
+        except BaseException:
+            with self._lock:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                    self._admit_waiters()
+                else:  # the turn had been given already
+                    self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Leave, and admit waiters, in order, up to the first one that may not enter yet."""
+        with self._lock:
+            self._inside -= 1
+            self._admit_waiters()
+
+    def _admit_waiters(self) -> None:
+        while self._waiting and self._waiting[0][1](self._inside):
+            turn, _ = self._waiting.popleft()
+            # One that is cancelled at this moment leaves by itself; a closed loop's never does.
+            self._inside += run_in(turn.get_loop(), _settle, turn, None, None)

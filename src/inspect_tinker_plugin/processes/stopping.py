@@ -1,13 +1,17 @@
-"""Makes ``SIGTERM`` and ``SIGHUP`` stop a program in the orderly way in which Ctrl-C does."""
+"""Ends programs: signals stop this one as Ctrl-C does, and what runs in a folder is killed."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+
+import psutil
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -78,3 +82,23 @@ def stopped_like_ctrl_c() -> Iterator[Stopped]:
     finally:
         for number in installed:
             signal.signal(number, signal.SIG_DFL)
+
+
+_CLOCK_SECONDS = 1.0
+"""Seconds by which a process may seem to be older than it is: Linux counts from a whole second."""
+
+
+def kill_processes_in(folder: str, *, since: float = 0.0, until: float = math.inf) -> None:
+    """Kill all processes whose working directory is a folder, or is inside of it; it may be gone.
+
+    Args:
+        folder: The folder.
+        since: When the oldest of them was started, by ``time.time()``.
+        until: When the newest of them was started.
+    """
+    for number in psutil.pids():
+        with suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
+            process = psutil.Process(number)
+            in_time = since - _CLOCK_SECONDS <= process.create_time() <= until
+            if in_time and Path(process.cwd()).is_relative_to(folder):
+                process.kill()
