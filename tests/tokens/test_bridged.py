@@ -180,6 +180,19 @@ async def test_an_episode_of_every_reply_is_one_datum(dialect: str, habit: str) 
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_library_in_the_solvers_process_is_continued(dialect: str) -> None:
+    async def run() -> None:
+        program = DIALECTS[dialect](in_sandbox=False)
+        program.user("Do it.")
+        await converse(program, 4)
+
+    replies = [LS, f"I look.\n\n{LS}", "<think>\nHm.\n</think>\n\nSo.", "Done."]
+    rollout = await play(run, script(replies))
+    assert len(rollout.data()) == 1
+    assert_exact(rollout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 async def test_each_reply_alone_is_continued(dialect: str) -> None:
     async def run() -> None:
         program = DIALECTS[dialect]()

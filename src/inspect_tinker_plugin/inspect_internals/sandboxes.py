@@ -55,6 +55,7 @@ __all__ = [
     "chdir",
     "cleanup_sandbox_environments_sample",
     "environ_vars",
+    "in_dialect",
     "init_sandbox_environments_sample",
     "load_extensions",
     "read_sandboxenv_file",
@@ -90,6 +91,16 @@ def bridge_dialect() -> str | None:
     ``unknown`` for bridges into this process, whose calls pass nothing of ours.
     """
     return _dialect.get() if in_bridge_model_generate() else None
+
+
+@contextmanager
+def in_dialect(dialect: str) -> Iterator[None]:
+    """Note that the calls of this context came through a model API."""
+    token = _dialect.set(dialect)
+    try:
+        yield
+    finally:
+        _dialect.reset(token)
 
 
 def unproxied(environment: SandboxEnvironment) -> SandboxEnvironment:
@@ -156,11 +167,8 @@ def _enclose_methods(
 def _note_dialect(dialect: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)  # services look at the parameters
     async def noted(*args: Any, **kwargs: Any) -> Any:
-        token = _dialect.set(dialect)
-        try:
+        with in_dialect(dialect):
             return await method(*args, **kwargs)
-        finally:
-            _dialect.reset(token)
 
     return noted
 

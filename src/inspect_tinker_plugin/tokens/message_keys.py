@@ -151,8 +151,8 @@ DIALECTS = {
         Dialect("chat", keeps_reasoning=False, joins_text_to_calls=True),
         Dialect("responses", keeps_reasoning=True),
         Dialect("anthropic", keeps_reasoning=False),
-        # A bridge into this process, for libraries that speak any of them: what one may lose.
-        Dialect("unknown", keeps_reasoning=False, joins_text_to_calls=True),
+        # A bridge into this process, for libraries that speak any of them.
+        Dialect("unknown", keeps_reasoning=True, joins_text_to_calls=True),
     )
 }
 
