@@ -265,4 +265,4 @@ def test_evals_in_the_same_process_do_what_they_did_without_episodes(tmp_path: P
     assert "sandbox" in found["before"]["events"]
     assert found["after"] == found["before"]
     assert found["beside"] == found["before"]
-    assert rewards == [[2.0], [2.0]]
+    assert rewards == [[1.0], [1.0]]
