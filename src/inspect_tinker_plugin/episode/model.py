@@ -408,7 +408,7 @@ class PolicyModel(Model):
             return ModelOutput.from_content(POLICY_MODEL, rule.what)
         if rule.how == "role":
             return await get_model(role=rule.what, required=True).generate(*ask_policy.args)
-        token = _untrained.set(True)
+        token = _untrained.set(rule.how == "policy")
         try:
             return await ask_policy()
         finally:
