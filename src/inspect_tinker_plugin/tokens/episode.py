@@ -326,8 +326,8 @@ class EpisodeTokens:
         ):
             return None
         spoken = self._context.extension.spoken(base.spoken, tail)
-        chunks = [*base.prompt.chunks, *merged([*spoken, *tail.chunks])]
-        return self._with_replies(self._turn(request, chunks, base), request, again)
+        turn = self._turn(request, merged([*spoken, *tail.chunks]), after=base)
+        return self._with_replies(turn, request, again)
 
     def _fresh(self, request: _Request) -> Turn:
         """Return a turn whose conversation is rendered as a whole."""
@@ -335,27 +335,33 @@ class EpisodeTokens:
         def render() -> list[tinker.ModelInputChunk]:
             return merged(self._context.build(self._whole(request), request.effort))
 
-        if not self._ledger.answered:
+        if self._ledger.answered:
+            turn = self._turn(request, render())
+            turn.parent = self._ledger.branch_before(flatten(turn.prompt.chunks))
+            if turn.parent is not None:
+                return turn
+        else:
             key = (request.offer, tuple(request.keys))
             chunks = render() if self._shared is None else self._shared.find_or_make(key, render)
-            parent = None
-        else:
-            chunks = render()
-            parent = self._ledger.branch_before(flatten(chunks))
-        turn = self._turn(request, chunks, parent)
-        if parent is not None:
-            return turn
+            turn = self._turn(request, chunks)
         again = self._turns.replies_among(request.messages, request.dialect)
         return self._with_replies(turn, request, again)
 
     def _turn(
-        self, request: _Request, chunks: list[tinker.ModelInputChunk], parent: Turn | None
+        self,
+        request: _Request,
+        chunks: list[tinker.ModelInputChunk],
+        *,
+        after: Turn | None = None,
     ) -> Turn:
+        """Make a turn of a whole prompt, or of what it adds after a turn that it continues."""
+        before = [] if after is None else after.prompt.chunks
+        length = sum(chunk.length for chunk in chunks)
         return Turn(
             has_user=any(message.role == "user" for message in request.messages),
-            prompt=tinker.ModelInput.model_construct(chunks=chunks),
-            length=sum(chunk.length for chunk in chunks),
-            parent=parent,
+            prompt=tinker.ModelInput.model_construct(chunks=[*before, *chunks]),
+            length=length if after is None else after.length + length,
+            parent=after,
         )
 
     def _with_replies(self, turn: Turn, request: _Request, again: Mapping[int, Turn]) -> Turn:
