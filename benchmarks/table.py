@@ -301,7 +301,8 @@ def shown(name: str, figures: Mapping[str, list[float]]) -> str:
         figure = statistics.median(ours) if side == OURS else ratio
         if bar is not None and (figure < bar if line.least else figure > bar):
             missed.append(f"{'' if side == OURS else side + ' x'}{bar:g}")
-    return " | ".join(parts) + (f" | bar missed: {', '.join(missed)}" if missed else " | bars held")
+    held = "bars held" if line.bars else "no bar"
+    return " | ".join([*parts, f"bar missed: {', '.join(missed)}" if missed else held])
 
 
 def main() -> None:
