@@ -83,16 +83,16 @@ demo-program: $(STAMP) ## train a program of twenty lines that uses OpenAI's API
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)
 	@$(BIN)/python -m tests.agents.programs
 
-# Two workers; tests that share an engine or a server run in the same one (tests/conftest.py).
-# `make test WORKERS=0` runs them in one process, for a debugger.
-WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+# Tests that share an engine run in one worker, those that start servers in another (tests/conftest.py);
+# both mostly wait. `make test WORKERS=0` runs all in one process, for a debugger.
+WORKERS ?=
+PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 
 # What a newcomer can wait for: nothing that needs an engine, a server, programs of others or a corpus.
 QUICK := not slow and not nightly and not long and not docker and not local and not agents and not ray
 test: $(STAMP) ## run the tests of each part: no engine, no server (five minutes)
 	@echo "About 5 minutes on two quiet cores. \`make check\` adds containers and servers, \`make test-all\` everything."
-	$(PYTEST) -m "$(QUICK)"
+	$(PYTEST) $(or $(WORKERS),2) -m "$(QUICK)"
 
 # CI runs exactly this. `make -k check` continues after a failure and still fails at the end.
 check: format-check lint types test-change ## format, lint, layers, strict types, tests, docs in step
@@ -114,10 +114,10 @@ types: $(STAMP)
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
 test-change: $(STAMP)
-	$(PYTEST) -m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
+	$(PYTEST) $(or $(WORKERS),3) -m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
 
 test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
-	$(PYTEST) -m "not long"
+	$(PYTEST) $(or $(WORKERS),3) -m "not long"
 
 # One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
 test-long: $(STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
@@ -132,7 +132,7 @@ parity: $(STAMP) ## print the parity table: episodes against evals, case by case
 # All that are supported (half an hour), or VERSIONS="inspect-ai=0.3.280 tinker-cookbook=newest".
 VERSIONS ?=
 compat: $(STAMP) ## contract tests and parity over releases of Inspect and the cookbook
-	$(BIN)/python -W ignore scripts/compat.py --jobs $(or $(filter-out 0,$(WORKERS)),1) \
+	$(BIN)/python -W ignore scripts/compat.py --jobs $(or $(filter-out 0,$(WORKERS)),2) \
 		$(if $(VERSIONS),$(VERSIONS),--write)
 
 # Releases that exports were tried with; this project does not depend on them.

@@ -39,8 +39,8 @@ def missing_for_docker() -> str | None:
     return None
 
 
-ENGINES = ("agents", "docker", "local", "ray")
-"""Markers of tests that share one engine, or start servers that need the whole machine."""
+WORKER_OF = {"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"}
+"""The worker of tests with a marker: those that share one engine, and those that start servers."""
 
 
 SLOW_MODULES = frozenset(
@@ -67,9 +67,11 @@ SLOW_MODULES = frozenset(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep tests of engines in one worker when tests run in parallel; mark slow modules."""
-    if any(item.get_closest_marker(name) for name in ENGINES):
-        item.add_marker(pytest.mark.xdist_group("engines"))
+    """Keep tests of one engine in one worker when tests run in parallel; mark slow modules."""
+    for name, worker in WORKER_OF.items():
+        if item.get_closest_marker(name):
+            item.add_marker(pytest.mark.xdist_group(worker))
+            break
     if item.path in SLOW_MODULES:
         item.add_marker(pytest.mark.slow)
 
