@@ -1,21 +1,24 @@
 """What the files of a run say: the cookbook's metrics and checkpoints, and the ``.eval`` logs.
 
-They can be read while they are being written, and after a crash.
+They can be read while they are being written, and after a crash. Of the rollouts in a step's logs,
+figures are added to the step's metrics, with names that begin with ``rollouts/``.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, quantiles
 from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
 
-from inspect_tinker_plugin.contracts.wording import counted, part_of
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.inspect_internals.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.processes import read_rows
@@ -27,20 +30,6 @@ CHECKPOINTS = "checkpoints.jsonl"
 IMITATION = "imitation"
 """Folder of the imitation before a training, in the run's folder."""
 
-REWARD = "env/all/reward/total"
-"""Mean reward of a step's rollouts."""
-
-_ALL = "env/all/"
-
-LOSS = "train_mean_nll"
-"""Loss of a step of imitation, in nats per token."""
-
-TEST = "test/"
-"""Prefix of the test set's metrics."""
-
-EVALUATION = "eval/"
-"""Prefix of the metrics of ``evaluator_builders``."""
-
 ROLLOUT_LOGS = "rollouts/train"
 """Folder of the ``.eval`` logs of training batches, in the run's folder."""
 
@@ -50,14 +39,37 @@ TEST_LOGS = "rollouts/test"
 EVALUATION_LOGS = "evaluations"
 """Folder of the ``.eval`` logs of ``evaluator_builders``."""
 
+REWARD = "env/all/reward/total"
+"""Mean reward of a step's rollouts."""
+
+TASK_REWARD = r"env/(?!all/)(.+)/reward/total"
+"""Pattern of the mean reward of one task of a mixture."""
+
+TEST = "test/"
+"""Prefix of the test set's metrics."""
+
+EVALUATION = "eval/"
+"""Prefix of the metrics of ``evaluator_builders``."""
+
+LOSS = "train_mean_nll"
+"""Loss of a step of imitation, in nats per token."""
+
 WITH_SIGNAL = "env/all/by_group/frac_mixed"
 """Share of the groups whose rewards differ: only these have non-zero advantages."""
 
-CUT = "max_tokens"
-_STOP = "env/all/stop/"
+SECONDS = "time/total"
+"""Seconds of a step."""
 
-TIMES = ("sampling", "environment", "sandbox", "scoring")
-"""The parts of a rollout's time, in seconds."""
+GRADED = "rollouts/graded"
+"""Rollouts that were trained on, or counted in a test."""
+
+FAILED = "rollouts/failed"
+"""Rollouts that failed, also those that were tried again."""
+
+COUNTED = ("rollouts/stop/", "rollouts/error/")
+"""Prefixes of figures that are 0 for a step whose logs have none of that name."""
+
+_STOP = "env/all/stop/"
 
 Row = Mapping[str, Any]
 
@@ -70,16 +82,13 @@ def number(row: Row, name: str) -> float | None:
     return float(value)
 
 
-def of_task(task: str, name: str) -> str:
-    """Return the name of a metric over the rollouts of one task of a mixture."""
-    return f"env/{task}/{name.removeprefix(_ALL)}"
-
-
-def tasks_of(row: Row) -> list[str]:
-    """Return the tasks that a row has metrics of; none if there is only one task."""
-    end = f"/{REWARD.removeprefix(_ALL)}"
-    names = [n for n in row if n.startswith("env/") and n.endswith(end) and n != REWARD]
-    return [name.removeprefix("env/").removesuffix(end) for name in names]
+def rewards_by_task(row: Row) -> dict[str, float]:
+    """Return the mean reward of each task of a mixture; nothing if there is only one task."""
+    return {
+        match[1]: value
+        for name in row
+        if (match := re.fullmatch(TASK_REWARD, name)) and (value := number(row, name)) is not None
+    }
 
 
 def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
@@ -114,7 +123,7 @@ def last_saved(log_dir: Path, *names: str) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
-def step_problems(row: Mapping[str, Any]) -> list[str]:
+def step_problems(row: Row) -> list[str]:
     """Say what kept one step from learning; nothing for a step with a signal.
 
     Args:
@@ -125,7 +134,7 @@ def step_problems(row: Mapping[str, Any]) -> list[str]:
         problems.append("no group had different rewards, so nothing was learned")
     # Each rollout has one stop reason; the cookbook averages each over those that have it. Where
     # rewards differ, the task tells cut replies apart, and asks for no others.
-    all_cut = {name for name in row if name.startswith(_STOP)} == {_STOP + CUT}
+    all_cut = {name for name in row if name.startswith(_STOP)} == {f"{_STOP}max_tokens"}
     if all_cut and not number(row, WITH_SIGNAL):
         tokens = number(row, "env/all/ac_tokens_per_turn")
         at = "the token limit" if tokens is None else counted(round(tokens), "token")
@@ -133,123 +142,37 @@ def step_problems(row: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def run_problems(
-    rows: Sequence[Row], rollouts: Sequence[RolloutFigures], max_tokens: object = None
-) -> list[str]:
-    """Say what kept a run, or part of it, from learning.
-
-    Args:
-        rows: The cookbook's figures of each step.
-        rollouts: The rollouts that were trained on.
-        max_tokens: The sampler's limit, for the message.
-    """
-    problems = []
-    shares = [share for row in rows if (share := number(row, WITH_SIGNAL)) is not None]
-    silent = sum(share == 0 for share in shares)
-    if shares and silent == len(shares):
-        problems.append("No group had different rewards in any step: nothing was learned.")
-    elif silent:
-        problems.append(
-            f"No group had different rewards in {part_of(silent, len(shares), 'step')}: nothing "
-            "was learned in them."
-        )
-    cut = [one.reward for one in rollouts if one.stop == CUT]
-    if cut and len(cut) * 2 >= len(rollouts) and len(set(cut)) == 1:
-        at = counted(max_tokens, "token") if isinstance(max_tokens, int) else "the token limit"
-        share = len(cut) / len(rollouts)
-        problems.append(f"{share:.0%} of replies were cut at {at}: raise max_tokens.")
-    return problems
-
-
-@dataclass(frozen=True)
-class RolloutFigures:
-    """The figures of one rollout, from the list of samples in its log."""
-
-    reward: float | None
-    graded: bool
-    stop: str | None
-    cause: str | None
-    turns: float | None
-    tokens: float | None
-    scores: Mapping[str, float] = field(default_factory=dict)
-    times: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class BatchLog:
-    """An ``.eval`` log."""
-
-    path: Path
-    """Relative to the run's folder."""
-
-    task: str
-    batch: int
-    rollouts: Sequence[RolloutFigures]
-
-    def rewards(self) -> list[float]:
-        """Rewards of the rollouts that were trained on (or counted, in a test)."""
-        return [one.reward for one in self.rollouts if one.graded and one.reward is not None]
-
-
 @dataclass(frozen=True)
 class Step:
-    """One training step."""
+    """One training step, or one evaluation on the test set."""
 
     index: int
     """From 0, as in the cookbook's files."""
 
-    figures: Mapping[str, Any]
-    """The cookbook's metrics; empty when the step was not finished."""
+    figures: Row
+    """Its metrics, as far as they are there, and the figures of its rollouts."""
 
-    logs: Sequence[BatchLog]
-    """Its rollouts, a log per task; the last ones if the step was repeated later."""
+    logs: Sequence[Path]
+    """Its logs, one per task, relative to the run's folder; the last if the step was repeated."""
 
-    @property
-    def number(self) -> int:
-        """Number of the step counted from 1, as in the terminal."""
-        return self.index + 1
-
-    @property
-    def reward(self) -> float | None:
-        """Mean reward, as trained on."""
-        value = number(self.figures, REWARD)
-        return fmean(rewards) if value is None and (rewards := self.rewards()) else value
-
-    @property
-    def rollouts(self) -> list[RolloutFigures]:
-        """The rollouts of all its logs."""
-        return [one for log in self.logs for one in log.rollouts]
-
-    @property
-    def graded(self) -> list[RolloutFigures]:
-        """The rollouts that were trained on."""
-        return [one for one in self.rollouts if one.graded]
-
-    def rewards(self) -> list[float]:
-        """Rewards of the rollouts that were trained on."""
-        return [reward for log in self.logs for reward in log.rewards()]
-
-    @property
-    def test_reward(self) -> float | None:
-        """Mean reward on the test set before this step."""
-        return number(self.figures, TEST + REWARD)
+    task: str = ""
+    """Task of an evaluation."""
 
 
 @dataclass(frozen=True)
 class History:
     """A run so far."""
 
-    log_dir: Path
-    run: Mapping[str, Any]
+    run: Row
     """What the run is a run of."""
-    config: Mapping[str, Any]
+    config: Row
     """The cookbook's configuration."""
     steps: Sequence[Step]
-    tests: Sequence[BatchLog]
-    evaluations: Sequence[BatchLog]
+    tests: Sequence[Step]
+    evaluations: Sequence[Step]
     """Evals of ``evaluator_builders``, without their samples."""
-    imitation: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Metrics of each step of the imitation before the training, if there was one."""
+    imitation: Sequence[Step]
+    """Steps of the imitation before the training, if there was one."""
 
     @property
     def tasks(self) -> list[str]:
@@ -260,21 +183,34 @@ class History:
 
 def read_history(log_dir: Path) -> History:
     """Read the folder of a run; for a missing or damaged file, only its part is left out."""
-    figures = read_steps(log_dir)
-    batches: dict[int, dict[str, BatchLog]] = {}
+    metrics = read_steps(log_dir)
+    batches: dict[int, dict[str, _Log]] = {}
     for log in _read_logs(log_dir, ROLLOUT_LOGS):
-        batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
+        if log.batch is not None:
+            batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
+    rolled_out = {
+        index: _rollout_figures([each for log in logs.values() for each in log.samples])
+        for index, logs in batches.items()
+    }
+    names = {name for row in rolled_out.values() for name in row if name.startswith(COUNTED)}
+    steps = []
+    for index in sorted({*metrics, *batches}):
+        zeros = dict.fromkeys(names if index in rolled_out else (), 0.0)
+        row = {**zeros, **rolled_out.get(index, {}), **metrics.get(index, {})}
+        steps.append(Step(index, row, [log.path for log in batches.get(index, {}).values()]))
     return History(
-        log_dir=log_dir,
         run=_json(log_dir / "run.json"),
         config=_json(log_dir / "config.json"),
-        steps=[
-            Step(index, figures.get(index, {}), list(batches.get(index, {}).values()))
-            for index in sorted({*figures, *batches})
+        steps=steps,
+        tests=[
+            Step(index, _rollout_figures(log.samples), [log.path], log.task)
+            for index, log in enumerate(_read_logs(log_dir, TEST_LOGS))
         ],
-        tests=_read_logs(log_dir, TEST_LOGS),
-        evaluations=_read_logs(log_dir, EVALUATION_LOGS, rollouts=False),
-        imitation=read_steps(log_dir / IMITATION),
+        evaluations=[
+            Step(index, {}, [log.path], log.task)
+            for index, log in enumerate(_read_logs(log_dir, EVALUATION_LOGS))
+        ],
+        imitation=[Step(i, row, []) for i, row in read_steps(log_dir / IMITATION).items()],
     )
 
 
@@ -286,57 +222,75 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_logs(log_dir: Path, folder: str, *, rollouts: bool = True) -> list[BatchLog]:
-    """Read the logs of a folder in the order in which they were made.
+@dataclass(frozen=True)
+class _Log:
+    path: Path
+    task: str
+    batch: int | None
+    samples: Sequence[EvalSampleSummary]
 
-    Args:
-        log_dir: Folder of the run.
-        folder: Name of the folder in it.
-        rollouts: Whether they are logs of batches; else they are evals, without their samples.
-    """
+
+def _read_logs(log_dir: Path, folder: str) -> list[_Log]:
+    """Read the logs of a folder in the order in which they were made."""
     found = []
     for path in sorted((log_dir / folder).glob("*.eval")):
         try:
-            header = read_header(str(path))
-            samples = read_eval_log_sample_summaries(str(path)) if rollouts else []
+            header = read_header(str(path)).eval
+            samples = read_eval_log_sample_summaries(str(path))
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)
             continue
-        batch = (header.eval.metadata or {}).get("batch") if rollouts else 0
-        if isinstance(batch, int):
-            figures = [_read_figures(sample) for sample in samples]
-            found.append(BatchLog(path.relative_to(log_dir), header.eval.task, batch, figures))
+        batch = (header.metadata or {}).get("batch")
+        found.append(_Log(path.relative_to(log_dir), header.task, batch, samples))
     return found
 
 
-def _read_figures(sample: EvalSampleSummary) -> RolloutFigures:
-    seen = figures(sample)
-    metrics: Mapping[str, Any] = seen.get("metrics") or {}
-    return RolloutFigures(
-        reward=number(seen, "reward"),
-        graded=seen.get("status") == "graded",
-        stop=seen.get("stop_reason"),
-        cause=seen.get("error_cause") or ("stopped" if sample.error else None),
-        turns=number(seen, "turns"),
-        tokens=number(seen.get("tokens") or {}, "sampled"),
-        scores={
-            name.removeprefix("score/"): value
-            for name in metrics
-            if name.startswith("score/") and (value := number(metrics, name)) is not None
-        },
-        times=_split_time(sample.total_time, metrics),
-    )
+def _rollout_figures(samples: Sequence[EvalSampleSummary]) -> dict[str, float]:
+    """Return the figures of rollouts: those of all, then means over the graded ones."""
+    seen = [(sample, figures(sample)) for sample in samples]
+    graded = [(sample, each) for sample, each in seen if each.get("status") == "graded"]
+    causes = [each.get("error_cause") or ("stopped" if s.error else None) for s, each in seen]
+    stops = Counter(str(each["stop_reason"]) for _, each in graded if each.get("stop_reason"))
+    row: dict[str, float] = {
+        GRADED: len(graded),
+        FAILED: sum(cause is not None for cause in causes),
+        **{f"rollouts/error/{name}": n for name, n in Counter(filter(None, causes)).items()},
+        **{f"rollouts/stop/{name}": 100 * n / stops.total() for name, n in stops.items()},
+    }
+    values: dict[str, list[float]] = {}
+    for sample, each in graded:
+        metrics: Row = each.get("metrics") or {}
+        of_rollout: Row = {
+            "reward": each.get("reward"),
+            "turns": each.get("turns"),
+            "tokens": (each.get("tokens") or {}).get("sampled"),
+            **{name: value for name, value in metrics.items() if name.startswith("score/")},
+            **_split_time(sample.total_time, metrics),
+        }
+        for name in of_rollout:
+            if (value := number(of_rollout, name)) is not None:
+                values.setdefault(name, []).append(value)
+    for name, found in values.items():
+        row[f"rollouts/{name}"] = fmean(found)
+        if name in ("reward", "tokens"):
+            row |= {f"rollouts/{name}/{share}": at for share, at in _percentiles(found).items()}
+    return row
 
 
-def _split_time(total: float | None, metrics: Mapping[str, Any]) -> dict[str, float]:
+def _percentiles(values: list[float]) -> dict[str, float]:
+    cuts = quantiles(values * 2 if len(values) == 1 else values, n=20, method="inclusive")
+    return {"p10": cuts[1], "p25": cuts[4], "p75": cuts[14], "p90": cuts[17]}
+
+
+def _split_time(total: float | None, metrics: Row) -> dict[str, float]:
     """Split a rollout's time; the environment's share is what sandbox and scoring leave."""
     environment = number(metrics, "time/environment_s") or 0.0
     scoring = min(environment, number(metrics, "time/scoring_s") or 0.0)
     waited = number(metrics, "sandbox/acquire_s") or 0.0
     sandbox = min(environment - scoring, waited + (number(metrics, "sandbox/exec_s") or 0.0))
     return {
-        "sampling": max(0.0, (total or 0.0) - environment),
-        "environment": environment - scoring - sandbox,
-        "sandbox": sandbox,
-        "scoring": scoring,
+        "time/sampling": max(0.0, (total or 0.0) - environment),
+        "time/environment": environment - scoring - sandbox,
+        "time/sandbox": sandbox,
+        "time/scoring": scoring,
     }

@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 import re
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.journal import parse_rows
@@ -23,41 +20,22 @@ from inspect_tinker_plugin.train.history import (
     LOSS,
     METRICS,
     REWARD,
+    SECONDS,
     TEST,
+    Row,
     number,
-    of_task,
     read_steps,
+    rewards_by_task,
     step_problems,
-    tasks_of,
 )
 
 PERIOD = 0.5
 """Seconds between looks at the files."""
 
-_PROBLEM = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
+_WARNING = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
 _MANY = 5
 _REMIND = 10
 """Steps after which a warning about a run that learns nothing is repeated."""
-
-
-class FileTail:
-    """Yields the lines that are added to a file; existing lines are skipped."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.is_file() else 0
-        self._rest = b""
-
-    def lines(self) -> list[str]:
-        """Return the complete lines since the last call."""
-        if not self._path.is_file():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = self._rest + file.read()
-            self._position = file.tell()
-        *whole, self._rest = data.split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
 
 
 @contextmanager
@@ -71,12 +49,20 @@ def show_progress(
         say: Called with each line.
         steps: Steps of the whole run.
     """
-    progress = _Progress(log_dir, say, steps)
+    progress = _Progress(f"/{steps}" if steps else "")
+    metrics, log = _Tail(log_dir / METRICS), _Tail(log_dir / "logs.log")
     ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(PERIOD):
-            progress.look()
+        last_look = False
+        while not last_look:
+            last_look = ended.wait(PERIOD)
+            for line in log.lines():
+                for text in progress.warn(line):
+                    say(text)
+            for row in parse_rows(metrics.lines()):
+                for text in progress.describe(row):
+                    say(text)
 
     thread = threading.Thread(target=follow, name="train-progress", daemon=True)
     thread.start()
@@ -85,104 +71,84 @@ def show_progress(
     finally:
         ended.set()
         thread.join()
-        progress.look()
-        progress.count_problems()
+
+
+class _Tail:
+    """Yields the lines that are added to a file; existing lines are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.is_file() else 0
+
+    def lines(self) -> list[str]:
+        """Return the complete lines since the last call."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole) + len(newline)
+        return whole.decode(errors="replace").splitlines()
 
 
 class _Progress:
-    def __init__(self, log_dir: Path, say: Callable[[str], None], steps: int | None) -> None:
-        self._metrics = FileTail(log_dir / METRICS)
-        self._log = FileTail(log_dir / "logs.log")
-        self._say = say
-        self._total = f"/{steps}" if steps else ""
-        self._problems = Counter[str]()
-        self._last = time.monotonic()
+    def __init__(self, total: str) -> None:
+        self._total = total
+        self._warnings: set[str] = set()
         self._rollout_errors = 0.0
         self._silent: dict[str, int] = {}
 
-    def look(self) -> None:
-        for line in self._log.lines():
-            self._problem(line)
-        for row in parse_rows(self._metrics.lines()):
-            for line in self._lines(row):
-                self._say(line)
-
-    def count_problems(self) -> None:
-        """Say how often those problems were seen that were seen several times."""
-        for text, count in self._problems.items():
-            if count > 1:
-                self._say(f"         (seen {count} times) {text}")
-
-    def _problem(self, line: str) -> None:
-        match = _PROBLEM.match(line)
+    def warn(self, line: str) -> Iterator[str]:
+        """Show a warning in the cookbook's log once, and the first few only."""
+        match = _WARNING.match(line)
         if match is None or match[1] == "py.warnings":
             return
         text = match[2][:200]
-        self._problems[text] += 1
-        if self._problems[text] == 1 and len(self._problems) <= _MANY:
-            self._say(f"         ! {text}")
+        if text not in self._warnings and len(self._warnings) < _MANY:
+            self._warnings.add(text)
+            yield f"         ! {text}"
 
-    def _lines(self, row: Mapping[str, Any]) -> list[str]:
-        lines = []
-        test = number(row, TEST + REWARD)
-        if test is not None:
-            samples = number(row, f"{TEST}env/all/total_episodes")
-            lines.append(
-                f"         test reward {test:.3f} ({counted(int(samples or 0), 'rollout')})"
-            )
+    def describe(self, row: Row) -> Iterator[str]:
+        """Describe a row of metrics, one line for each kind of them."""
+        step = f"{int(row.get('step', 0)) + 1:>4}{self._total}"
+        if (test := number(row, TEST + REWARD)) is not None:
+            rollouts = counted(int(number(row, f"{TEST}env/all/total_episodes") or 0), "rollout")
+            yield f"         test reward {test:.3f} ({rollouts})"
         evaluated = [
             f"{name.removeprefix(EVALUATION)} {value:.3f}"
             for name in row
             if name.startswith(EVALUATION) and (value := number(row, name)) is not None
         ]
         if evaluated:
-            lines.append(f"         evaluation {', '.join(evaluated)}")
-        loss = number(row, LOSS)
-        if loss is not None:
-            done = int(row.get("step", 0)) + 1
-            lines.append(f"imitation {done:>4}{self._total}  loss {loss:.3f}")
-        reward = number(row, REWARD)
-        if reward is not None:
-            lines.append(self._step(row, reward))
-            lines += self._silence(row)
-        return lines
+            yield f"         evaluation {', '.join(evaluated)}"
+        if (loss := number(row, LOSS)) is not None:
+            yield f"imitation {step}  loss {loss:.3f}"
+        if (reward := number(row, REWARD)) is not None:
+            yield "  ".join([f"step {step}  reward {reward:6.3f}", *self._parts(row)])
+            yield from self._problems(row)
 
-    def _step(self, row: Mapping[str, Any], reward: float) -> str:
-        now = time.monotonic()
-        seconds = number(row, "time/total") or now - self._last
-        self._last = now
-        done = int(row.get("step", 0)) + 1
-        parts = [f"step {done:>4}{self._total}  reward {reward:6.3f}"]
-        by_task = [
-            f"{task} {value:.3f}"
-            for task in tasks_of(row)
-            if (value := number(row, of_task(task, REWARD))) is not None
-        ]
-        if by_task:
-            parts.append(f"({', '.join(by_task)})")
-        for label, name, digits in (
-            ("turns", "env/all/turns_per_episode", 1),
-            ("tokens", "env/all/ac_tokens_per_turn", 0),
+    def _parts(self, row: Row) -> Iterator[str]:
+        if by_task := rewards_by_task(row):
+            yield f"({', '.join(f'{task} {value:.3f}' for task, value in by_task.items())})"
+        for text, name in (
+            ("turns {:.1f}", "env/all/turns_per_episode"),
+            ("tokens {:.0f}", "env/all/ac_tokens_per_turn"),
+            ("{:.1f} s", SECONDS),
         ):
-            value = number(row, name)
-            if value is not None:
-                parts.append(f"{label} {value:.{digits}f}")
-        parts.append(f"{seconds:.1f} s")
+            if (value := number(row, name)) is not None:
+                yield text.format(value)
         if errors := self._errors(row):
-            parts.append(f"errors {errors:.0f}")
-        return "  ".join(parts)
+            yield f"errors {errors:.0f}"
 
-    def _silence(self, row: Mapping[str, Any]) -> list[str]:
+    def _problems(self, row: Row) -> Iterator[str]:
         """Say what kept the step from learning: immediately, then less often while it lasts."""
         self._silent = {each: self._silent.get(each, 0) + 1 for each in step_problems(row)}
-        lines = []
         for problem, steps in self._silent.items():
             if steps == 1 or steps % _REMIND == 0:
                 again = f" ({counted(steps, 'step')} in a row)" if steps > 1 else ""
-                lines.append(f"         ! {problem}{again}")
-        return lines
+                yield f"         ! {problem}{again}"
 
-    def _errors(self, row: Mapping[str, Any]) -> float:
+    def _errors(self, row: Row) -> float:
         """Return the failures of a step: the cookbook counts them from the start of the run."""
         total = number(row, "rollout_errors/total") or 0.0
         new, self._rollout_errors = total - self._rollout_errors, total

@@ -1,23 +1,38 @@
-"""Writes ``report.html``: one self-contained page about a run."""
+"""Writes ``report.html``, one self-contained page about a run: figures, charts and tables.
+
+Charts are inline SVG, which needs no network.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from inspect_tinker_plugin.contracts.wording import part_of
 from inspect_tinker_plugin.rl.builder import short_name
-from inspect_tinker_plugin.train.charts import Chart, chart_imitation, chart_training, draw_chart
 from inspect_tinker_plugin.train.history import (
+    EVALUATION,
+    FAILED,
+    GRADED,
+    LOSS,
+    REWARD,
+    SECONDS,
+    TASK_REWARD,
+    TEST,
     WITH_SIGNAL,
     History,
+    Step,
     number,
     read_history,
-    run_problems,
+    step_problems,
 )
 
 REPORT = "report.html"
@@ -47,69 +62,71 @@ def render(history: History) -> str:
     task = ", ".join(short_name(each) for each in history.tasks)
     model = str(history.run.get("model", ""))
     about = [Path(model).name or model, history.run.get("renderer")]
+    charts = [draw_chart(IMITATION_CHART, history.imitation)]
+    charts += [draw_chart(chart, history.steps) for chart in CHARTS]
+    options = escape(json.dumps(history.config, indent=2, default=str))
     body = [
         f"<h1>{escape(task)}</h1>",
         f'<p class="sub">{escape(" · ".join(str(part) for part in about if part))}</p>',
-        _problems(history),
-        _tiles(history),
-        '<div class="grid2">',
-        *map(_card, [*chart_imitation(history.imitation), *chart_training(history.steps)]),
-        "</div>",
-        _step_table(history),
-        _test_table(history),
-        _evaluations(history),
-        _configuration(history),
+        *(f'<p class="problem">{escape(each)}</p>' for each in _problems(history.steps)),
+        _tiles(history.steps),
+        f'<div class="grid2">{"".join(charts) or _NOTHING}</div>',
+        _step_table(history.steps),
+        _test_table(history.tests),
+        _evaluation_table(history.evaluations),
+        f'<details class="card"><summary>Configuration</summary><pre>{options}</pre></details>',
     ]
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     return _PAGE.format(title=escape(f"{task}: training"), style=style, body="\n".join(body))
 
 
-def _problems(history: History) -> str:
-    problems = run_problems(
-        [step.figures for step in history.steps],
-        [one for step in history.steps for one in step.graded],
-        history.config.get("max_tokens"),
-    )
-    return "".join(f'<p class="problem">{escape(problem)}</p>' for problem in problems)
+_NOTHING = '<p class="card none">no figures yet</p>'
+
+
+def _problems(steps: Sequence[Step]) -> list[str]:
+    """Say what kept a run, or part of it, from learning."""
+    trained = [step for step in steps if number(step.figures, REWARD) is not None]
+    found: dict[str, int] = {}
+    for step in trained:
+        for problem in step_problems(step.figures):
+            found[problem] = found.get(problem, 0) + 1
+    return [
+        f"In {part_of(count, len(trained), 'step')}, {problem}." for problem, count in found.items()
+    ]
 
 
 # figures at the top
 
 
-def _tiles(history: History) -> str:
-    rewards = [step.reward for step in history.steps if step.reward is not None]
-    tests = [step.test_reward for step in history.steps if step.test_reward is not None]
-    rollouts = [one for step in history.steps for one in step.rollouts]
-    seconds = sum(number(step.figures, "time/total") or 0.0 for step in history.steps)
-    tiles = [(str(len(rewards)), "steps", "")]
+def _tiles(steps: Sequence[Step]) -> str:
+    rewards, tests, shares, seconds, graded, failed = (
+        [value for step in steps if (value := number(step.figures, name)) is not None]
+        for name in (REWARD, TEST + REWARD, WITH_SIGNAL, SECONDS, GRADED, FAILED)
+    )
+    tiles = [("steps", str(len(rewards)), "")]
     if rewards:
         quarter = max(1, len(rewards) // 4)
-        first, last = fmean(rewards[:quarter]), fmean(rewards[-quarter:])
-        tiles.append(
-            (f"{first:.3f} → {last:.3f}", "reward, first and last quarter", _way(first, last))
-        )
+        change = _change(fmean(rewards[:quarter]), fmean(rewards[-quarter:]))
+        tiles.append(("reward, first and last quarter", *change))
     if tests:
-        text = f"{tests[0]:.3f} → {tests[-1]:.3f}" if len(tests) > 1 else f"{tests[0]:.3f}"
-        tiles.append((text, "test reward, first and last", _way(tests[0], tests[-1])))
-    shares = [v for s in history.steps if (v := number(s.figures, WITH_SIGNAL)) is not None]
+        tiles.append(("test reward, first and last", *_change(tests[0], tests[-1])))
     if shares:
-        tiles.append(
-            (f"{fmean(shares):.0%}", "groups with a signal", "" if any(shares) else "down")
-        )
+        kind = "" if any(shares) else "down"
+        tiles.append(("groups with a signal", f"{fmean(shares):.0%}", kind))
     tiles += [
-        (str(sum(one.graded for one in rollouts)), "rollouts trained on", ""),
-        (str(sum(one.cause is not None for one in rollouts)), "failed rollouts", ""),
-        (_duration(seconds), "in training steps", ""),
+        ("rollouts trained on", f"{sum(graded):.0f}", ""),
+        ("failed rollouts", f"{sum(failed):.0f}", ""),
+        ("in training steps", _duration(sum(seconds)), ""),
     ]
     cells = (
         f'<div class="tile"><b class="{kind}">{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name, kind in tiles
+        for name, value, kind in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _way(first: float, last: float) -> str:
-    return "up" if last > first else "down" if last < first else ""
+def _change(first: float, last: float) -> tuple[str, str]:
+    return f"{first:.3f} → {last:.3f}", "up" if last > first else "down" if last < first else ""
 
 
 def _duration(seconds: float) -> str:
@@ -118,54 +135,255 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _card(chart: Chart) -> str:
+# charts
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines of figures by step, over areas in the colour of the first line."""
+
+    title: str
+    note: str
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Figures by the names of their lines."""
+    every: str = ""
+    """A pattern of figures with a line each, named by its group."""
+    areas: Sequence[tuple[str, str]] = ()
+    """Figures between which areas lie."""
+    from_zero: bool = True
+    """Whether the scale includes zero."""
+    unit: str = ""
+    """Unit of the values, for the tooltips."""
+
+
+IMITATION_CHART = Chart(
+    "Imitation",
+    "Before the training: nats per token that was learned, by step.",
+    {"loss": LOSS},
+)
+
+CHARTS = (
+    Chart(
+        "Reward",
+        "Mean over the rollouts of a step; the areas hold the middle 50% and 80% of them.",
+        {"training": REWARD, "test": TEST + REWARD},
+        areas=[
+            ("rollouts/reward/p10", "rollouts/reward/p90"),
+            ("rollouts/reward/p25", "rollouts/reward/p75"),
+        ],
+        from_zero=False,
+    ),
+    Chart(
+        "Reward by task",
+        "Mean over the rollouts of a step.",
+        every=TASK_REWARD,
+        from_zero=False,
+    ),
+    Chart("Scores", "Mean of each scorer.", every=r"rollouts/score/(.+)", from_zero=False),
+    Chart(
+        "Groups with a signal",
+        "Share of the groups whose rewards differ; the others teach nothing.",
+        {"groups": WITH_SIGNAL},
+    ),
+    Chart(
+        "Groups with a signal by task",
+        "Share of a task's groups whose rewards differ.",
+        every=r"env/(?!all/)(.+)/by_group/frac_mixed",
+    ),
+    Chart(
+        "KL",
+        "Between the sampling and the trained policy, per token: two estimates.",
+        {"v1": "optim/kl_sample_train_v1", "v2": "optim/kl_sample_train_v2"},
+        from_zero=False,
+    ),
+    Chart(
+        "Loss and entropy",
+        "As far as the cookbook's loop records them.",
+        {"entropy": "optim/entropy", "loss": "optim/loss"},
+        from_zero=False,
+    ),
+    Chart(
+        "Length",
+        "Sampled tokens of a rollout: mean, and the middle 80%.",
+        {"tokens": "rollouts/tokens"},
+        areas=[("rollouts/tokens/p10", "rollouts/tokens/p90")],
+    ),
+    Chart("Turns", "Model calls of a rollout.", {"turns": "rollouts/turns"}),
+    Chart(
+        "Stop reasons",
+        "Why rollouts ended, as shares of a step.",
+        every=r"rollouts/stop/(.+)",
+        unit="%",
+    ),
+    Chart(
+        "Errors by cause",
+        "Failed rollouts per step, including those that were tried again.",
+        every=r"rollouts/error/(.+)",
+    ),
+    Chart(
+        "Time of a rollout",
+        "Seconds, mean; sampling is the wait for the policy.",
+        every=r"rollouts/time/(.+)",
+        unit=" s",
+    ),
+    Chart(
+        "Time of a step",
+        "Seconds of wall clock.",
+        {
+            "whole step": SECONDS,
+            "rollouts": "time/sampling",
+            "training": "time/train_step",
+            "test set": "time/run_evaluations_parallel",
+        },
+        unit=" s",
+    ),
+    Chart(
+        "Evaluations",
+        "Figures of the further evaluations (evaluator_builders).",
+        every=rf"{EVALUATION}(.+)",
+        from_zero=False,
+    ),
+)
+
+WIDTH, HEIGHT = 560, 230
+LEFT, RIGHT, TOP, BOTTOM = 50, 16, 10, 30
+
+COLOURS = 8
+"""Colours of the style sheet, classes ``c0`` to ``c7``."""
+
+
+def draw_chart(chart: Chart, steps: Sequence[Step]) -> str:
+    """Draw a chart with its legend; nothing if no step has its figures."""
+    names = dict(chart.lines)
+    if chart.every:
+        matches = (re.fullmatch(chart.every, name) for step in steps for name in step.figures)
+        names |= {match[1]: match[0] for match in matches if match}
+    lines = {name: points for name, metric in names.items() if (points := _points(steps, metric))}
+    if not lines:
+        return ""
+    areas = [(_points(steps, high), _points(steps, low)) for low, high in chart.areas]
+    paper = _Paper(
+        [*lines.values(), *(edge for area in areas for edge in area)], from_zero=chart.from_zero
+    )
+    parts = paper.axes()
+    for high, low in areas:
+        outline = paper.path([*high, *reversed(low)])
+        parts.append(f'<polygon class="band c0" points="{outline}"/>')
+    keys = []
+    for i, (name, points) in enumerate(lines.items()):
+        colour = f"c{i % COLOURS}"
+        parts.append(f'<polyline class="line {colour}" points="{paper.path(points)}"/>')
+        # the points of a long line are invisible, but have tooltips
+        kind, size = ("dot", 2.6) if len(points) <= 40 else ("dot hidden", 4)
+        for x, y in points:
+            tip = escape(f"step {x:g}: {name} {_short(y)}{chart.unit}")
+            parts.append(
+                f'<circle class="{kind} {colour}" cx="{paper.x(x):.1f}" '
+                f'cy="{paper.y(y):.1f}" r="{size}"><title>{tip}</title></circle>'
+            )
+        keys.append(f'<span><i class="key {colour}"></i>{escape(name)}</span>')
     return (
         f'<section class="card"><h2>{escape(chart.title)}</h2>'
-        f'<p class="note">{escape(chart.note)}</p>{draw_chart(chart)}</section>'
+        f'<p class="note">{escape(chart.note)}</p>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
+        f'<div class="legend">{"".join(keys)}</div></section>'
     )
+
+
+Points = Sequence[tuple[float, float]]
+
+
+def _points(steps: Sequence[Step], metric: str) -> Points:
+    """Return a figure by step, counted from 1 as in the terminal."""
+    values = ((step.index + 1, number(step.figures, metric)) for step in steps)
+    return [(step, value) for step, value in values if value is not None]
+
+
+class _Paper:
+    """Maps points to places in a drawing, and draws its axes."""
+
+    def __init__(self, lines: Sequence[Points], *, from_zero: bool) -> None:
+        steps, values = zip(*(point for points in lines for point in points), strict=True)
+        values += (0.0,) if from_zero else ()
+        self._ticks = _round_ticks(min(values), max(values))
+        self._low, self._high = self._ticks[0], self._ticks[-1]
+        self._first, self._last = min(steps), max(steps)
+
+    def x(self, step: float) -> float:
+        span = self._last - self._first
+        share = (step - self._first) / span if span else 0.5
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self._low) / (self._high - self._low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def path(self, points: Points) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+
+    def axes(self) -> list[str]:
+        parts = []
+        for tick in self._ticks:
+            y, end = self.y(tick), WIDTH - RIGHT
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            text = f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" class="end">{_short(tick)}</text>'
+            parts.append(text)
+        size = max(1, math.ceil((self._last - self._first) / 7))
+        for step in range(int(self._first), int(self._last) + 1, size):
+            x = self.x(step)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 12}" class="middle">{step}</text>')
+        return parts
+
+
+def _round_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    """Return round numbers that enclose a range."""
+    rough = (high - low or abs(high) or 1.0) / wanted
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    size = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough)
+    first = math.floor(low / size + 1e-9)
+    last = max(first + 1, math.ceil(high / size - 1e-9))
+    return [i * size for i in range(first, last + 1)]
+
+
+def _short(value: float) -> str:
+    if value and abs(value) < 0.001:
+        return f"{value:.1e}"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.3g}k"
+    return f"{value:.3g}"
 
 
 # tables
 
 
-def _step_table(history: History) -> str:
-    rows = []
-    for step in history.steps:
-        rollouts = step.rollouts
-        rows.append(
-            [
-                str(step.number),
-                _shown(step.reward),
-                _shown(step.test_reward),
-                str(sum(one.graded for one in rollouts)),
-                str(sum(one.cause is not None for one in rollouts)),
-                _shown(number(step.figures, "time/total"), digits=1),
-                "<br>".join(_link(log.path) for log in step.logs),
-            ]
-        )
+def _step_table(steps: Sequence[Step]) -> str:
+    columns = ((REWARD, 3), (TEST + REWARD, 3), (GRADED, 0), (FAILED, 0), (SECONDS, 1))
+    rows = [
+        [str(step.index + 1), *(_cell(step, *column) for column in columns), _links(step)]
+        for step in steps
+    ]
     heads = ["step", "reward", "test", "rollouts", "failed", "seconds", "log"]
     note = "Open the logs with <code>inspect view --log-dir rollouts</code> in this folder."
     return _table("Steps", note, heads, rows)
 
 
-def _test_table(history: History) -> str:
+def _test_table(tests: Sequence[Step]) -> str:
+    columns = (("rollouts/reward", 3), (GRADED, 0), (FAILED, 0))
     rows = [
         [
-            str(position),
-            escape(log.task),
-            _shown(fmean(log.rewards()) if log.rewards() else None),
-            str(len(log.rollouts)),
-            str(sum(one.cause is not None for one in log.rollouts)),
-            _link(log.path),
+            str(test.index + 1),
+            escape(test.task),
+            *(_cell(test, *column) for column in columns),
+            _links(test),
         ]
-        for position, log in enumerate(history.tests, start=1)
+        for test in tests
     ]
     heads = ["evaluation", "task", "reward", "rollouts", "failed", "log"]
     return _table("Evaluations on the test set", "In the order in which they ran.", heads, rows)
 
 
-def _evaluations(history: History) -> str:
-    rows = [[escape(log.task), _link(log.path)] for log in history.evaluations]
+def _evaluation_table(evaluations: Sequence[Step]) -> str:
+    rows = [[escape(each.task), _links(each)] for each in evaluations]
     note = "Logs of <code>evaluator_builders</code>, in the order in which they ran."
     return _table("Further evaluations", note, ["task", "log"], rows)
 
@@ -182,14 +400,12 @@ def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[
     )
 
 
-def _shown(value: float | None, digits: int = 3) -> str:
+def _cell(step: Step, metric: str, digits: int) -> str:
+    value = number(step.figures, metric)
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _link(path: Path) -> str:
-    return f'<a href="{quote(path.as_posix())}">{escape(path.name)}</a>'
-
-
-def _configuration(history: History) -> str:
-    text = escape(json.dumps(history.config, indent=2, default=str))
-    return f'<details class="card"><summary>Configuration</summary><pre>{text}</pre></details>'
+def _links(step: Step) -> str:
+    return "<br>".join(
+        f'<a href="{quote(path.as_posix())}">{escape(path.name)}</a>' for path in step.logs
+    )
