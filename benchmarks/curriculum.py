@@ -86,8 +86,8 @@ def run(
     Returns:
         Training rollouts until then (``None`` if it was not), and the test reward before each step.
     """
+    from inspect_tinker_plugin.train.config import TrainRequest
     from inspect_tinker_plugin.train.history import read_steps
-    from inspect_tinker_plugin.train.request import TrainRequest
     from inspect_tinker_plugin.train.run import InterruptedRun, train
 
     request = TrainRequest(
@@ -102,13 +102,12 @@ def run(
         steps=steps,
         batch_size=GROUPS,
         group_size=EPISODES,
-        seed=seed,
         eval_every=1,
         save_every=0,
         test_task=f"{Path(__file__)}@mixed",
         test_task_args={"samples": TESTED, "possible": 1},
         allow_overlap=True,
-        options={"shuffle": True, **({} if sampler is None else {"sampler": sampler})},
+        options={"shuffle": True, "seed": seed, "sampler": sampler},
         say=stop_at_the_goal,
     )
     with contextlib.suppress(InterruptedRun):

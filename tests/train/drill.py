@@ -19,8 +19,8 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState, generate
 
 from inspect_tinker_plugin.plugins.manager import default_plugins
+from inspect_tinker_plugin.train.config import TrainRequest
 from inspect_tinker_plugin.train.history import TEST_LOGS
-from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import train
 
 # Loaded once, for all processes that are forked from here.
@@ -77,13 +77,12 @@ def run(
         steps=STEPS,
         batch_size=GROUPS,
         group_size=EPISODES,
-        seed=5,
         max_tokens=1,
         learning_rate=1e-4,
         lora_rank=8,
         save_every=2,
         eval_every=2,
-        options={"sampler": "curriculum"},
+        options={"sampler": "curriculum", "seed": 5},
         workers=workers,
         ray=ray,
         say=lambda line: None,

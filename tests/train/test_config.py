@@ -10,9 +10,9 @@ import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
-from inspect_tinker_plugin.train.config import build_config, check_same_run
-from inspect_tinker_plugin.train.request import TrainRequest, check_request
-from inspect_tinker_plugin.train.run import _rollout_command
+from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
+from inspect_tinker_plugin.train.history import check_same_run, record_run
+from inspect_tinker_plugin.train.run import Run, _rollout_command
 from tinker_local import settings as local_settings
 
 REQUEST = TrainRequest(task="toy.py@letters", log_dir=Path("/runs/one"), local=True)
@@ -31,9 +31,9 @@ def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
 
 
 def test_options_of_the_dataset_keep_their_names() -> None:
-    made = config(options={"max_turns": 3, "tool_executor": None}, sandbox=("docker", "c.yaml"))
+    made = config(options={"max_turns": 3, "tool_executor": None, "sandbox": ("docker", "c")})
     assert made.dataset_builder.max_turns == 3
-    assert made.dataset_builder.sandbox == ("docker", "c.yaml")
+    assert made.dataset_builder.sandbox == ("docker", "c")
 
 
 def test_overrides_reach_everything() -> None:
@@ -87,7 +87,7 @@ def test_a_hosted_model_that_the_cookbook_does_not_know_needs_a_renderer() -> No
         (["learning_rate=-1"], "--learning-rate must be a number above 0, not -1"),
         (["learning_rate=nan"], "--learning-rate must be a number above 0, not nan"),
         (["temperature=0"], "temperature must be a number above 0"),
-        (["kl_penalty_coef=-1"], "kl_penalty_coef must be a number, at least 0"),
+        (["kl_penalty_coef=-1"], "kl_penalty_coef must be at least 0"),
         (["num_substeps=0"], "num_substeps must be at least 1"),
         (["max_steps=0"], "--steps must be at least 1, not 0"),
         (["max_tokens=0"], "--max-tokens must be at least 1, not 0"),
@@ -165,26 +165,32 @@ def test_an_address_of_ray_that_is_none_is_refused() -> None:
         check_request(dataclasses.replace(REQUEST, ray="toy.py"))
 
 
+def begin(folder: Path, **changes: Any) -> None:
+    identity = Run(REQUEST, config(**changes), None, 15, None, tested=True).identity()
+    check_same_run(folder, identity)
+    record_run(folder, identity)
+
+
 def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
-    check_same_run(tmp_path, config())
+    begin(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "env/all/reward/total": 0.5}\n')
-    check_same_run(tmp_path, config(learning_rate=0.5, steps=99))
+    begin(tmp_path, learning_rate=0.5, steps=99)
     with pytest.raises(ConfigError, match=r"holds a run with batch size 2, not 4.*--log-dir"):
-        check_same_run(tmp_path, config(batch_size=4))
+        begin(tmp_path, batch_size=4)
     with pytest.raises(ConfigError, match="test split"):
-        check_same_run(tmp_path, config(test_split="0.5"))
+        begin(tmp_path, test_split="0.5")
 
 
 def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) -> None:
-    check_same_run(tmp_path, config())
+    begin(tmp_path)
     mine = training_id(tmp_path)
-    check_same_run(tmp_path, config())
+    begin(tmp_path)
     assert training_id(tmp_path) == mine
-    check_same_run(tmp_path, config(batch_size=4))
+    begin(tmp_path, batch_size=4)
     assert training_id(tmp_path) != mine, "the logs in the folder are not this run's"
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "000005", "batch": 5}\n')
     with pytest.raises(ConfigError, match="holds a run with batch size 4, not 2"):
-        check_same_run(tmp_path, config())
+        begin(tmp_path)
 
 
 def test_every_option_reaches_the_builder_and_an_override_takes_none_away() -> None:

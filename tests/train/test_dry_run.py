@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.cli.train import dry_run
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train.config import FILE
-from inspect_tinker_plugin.train.plan import dry_run
-from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.config import TrainRequest
+from inspect_tinker_plugin.train.history import RUN
 
 TASK = f"{Path(__file__).parents[2] / 'example_tasks' / 'word_problems.py'}"
 
@@ -33,10 +33,7 @@ def request(folder: Path, **changes: object) -> TrainRequest:
 
 def test_a_dry_run_plans_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    planned = dry_run(request(tmp_path), {"sample": 1_000_000.0})
-    assert planned.problem is not None
-    assert "no TINKER_API_KEY" in planned.problem
-    text = "\n".join(planned.lines)
+    text = "\n".join(dry_run(request(tmp_path), {"sample": 1_000_000.0}))
     assert "4 steps of 5 groups of 4 episodes" in text
     # 80 episodes of one reply, of 100 tokens at most, each at a price of 1
     assert "80 episodes" in text
@@ -51,8 +48,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path) -> None:
 
 def test_a_dry_run_of_several_tasks_counts_the_steps_of_all(tmp_path: Path) -> None:
     toy = f"{Path(TASK).parent / 'toy.py'}@letters"
-    planned = dry_run(request(tmp_path, task=[TASK, toy], mix=[1, 3]))
-    text = "\n".join(planned.lines)
+    text = "\n".join(dry_run(request(tmp_path, task=[TASK, toy], mix=[1, 3])))
     # 64 groups of the larger task are within the first 85, of which three of four are its own
     assert "17 steps of 5 groups of 4 episodes" in text
 
@@ -72,7 +68,7 @@ def test_a_dry_run_plays_the_samples_of_the_run(tmp_path: Path) -> None:
 
     def prefilled(sample: str) -> float:
         changes = {"task": f"{tmp_path}/task.py@two", "batch_size": 1}
-        lines = dry_run(request(tmp_path, **changes, options={"sample_id": sample})).lines
+        lines = dry_run(request(tmp_path, **changes, options={"sample_id": sample}))
         [line] = [each for each in lines if "prefilled" in each]
         return float(line.split()[2].replace(",", ""))
 
@@ -115,7 +111,7 @@ def test_a_dry_run_says_what_cannot_work(
     for name, text in (("negative", "sample: -1"), ("nan", "sample: .nan"), ("typo", "smaple: 1")):
         (tmp_path / f"{name}.yaml").write_text(text + "\n")
     (tmp_path / "another").mkdir()
-    (tmp_path / "another" / FILE).write_text("{}")
+    (tmp_path / "another" / RUN).write_text("{}")
     (tmp_path / "another" / "checkpoints.jsonl").write_text(
         '{"name": "000010", "batch": 10, "state_path": "tinker://a"}\n'
     )

@@ -200,7 +200,7 @@ def _renderer(choices: dict[str, Any]) -> Renderer:
 
 def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
     from inspect_tinker_plugin.cli.group_rollout import scripted_policy
-    from inspect_tinker_plugin.testing.replies import answer_with, read_script
+    from inspect_tinker_plugin.testing.replies import answer_with, read_script, target_of
 
     if choices["model"] is not None:
         from inspect_tinker_plugin.rl.models import tinker_policy
@@ -218,8 +218,7 @@ def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
         if episodes is not None:
             script: Script = episodes[position % len(episodes)]
         else:
-            target = ", ".join([sample.target] if isinstance(sample.target, str) else sample.target)
-            script = answer_with("I do not know" if position % 2 else target)
+            script = answer_with("I do not know" if position % 2 else target_of(sample))
         return scripted_policy(env, renderer, script, max_tokens=choices["max_tokens"])
 
     return policy_for

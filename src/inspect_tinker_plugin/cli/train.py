@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +24,19 @@ from inspect_tinker_plugin.cli.options import (
     test_task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.contracts.wording import counted
+
+if TYPE_CHECKING:
+    from inspect_ai.dataset import Sample
+    from inspect_ai.log import EvalSample
+    from tinker_cookbook.completers import TokenCompleter
+    from tinker_cookbook.renderers import Renderer
+
+    from inspect_tinker_plugin.rl.env import InspectEnv
+    from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+    from inspect_tinker_plugin.rl.mixture import MixedTask
+    from inspect_tinker_plugin.train import EpisodeCost
+    from inspect_tinker_plugin.train.config import TrainRequest
 
 _COUNT = click.IntRange(1)
 
@@ -114,7 +132,7 @@ def train_command(**choices: Any) -> None:
     (rollouts/train, rollouts/test) and report.html. The same command on the same folder
     continues an interrupted run from its last checkpoint.
     """
-    from inspect_tinker_plugin.train.request import TrainRequest
+    from inspect_tinker_plugin.train.config import TrainRequest
 
     tasks, overrides = split_tasks(choices.pop("tasks"))
     planned, price = choices.pop("dry_run"), choices.pop("price")
@@ -137,21 +155,135 @@ def train_command(**choices: Any) -> None:
         _train(request)
 
 
-def _dry_run(request: Any, price: Path | None) -> None:
-    from inspect_tinker_plugin.train.plan import dry_run, read_prices
+_SAMPLES = 4
+"""Samples of a task that a dry run plays once each."""
+_TURNS = 16
+_SECONDS = 120.0
+"""Turns and seconds after which it gives an episode up."""
 
-    result = dry_run(request, read_prices(price) if price is not None else None)
-    for line in result.lines:
+
+def _dry_run(request: TrainRequest, price: Path | None) -> None:
+    from inspect_tinker_plugin.train import read_prices
+    from inspect_tinker_plugin.train.config import missing_key
+
+    for line in dry_run(request, read_prices(price) if price is not None else None):
         click.echo(line)
-    if result.problem is not None:
-        raise click.ClickException(f"the run cannot start: {result.problem}")
+    if (problem := missing_key(request)) is not None:
+        raise click.ClickException(f"the run cannot start: {problem}")
 
 
-def _train(request: Any) -> None:
-    # Printed before the imports, which take seconds.
-    from inspect_tinker_plugin.train.request import check_request
+def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) -> list[str]:
+    """Check a request, play a few scripted episodes of its tasks, and plan the whole run.
 
-    check_request(request)
+    Raises:
+        ConfigError: An option cannot be used.
+    """
+    from inspect_tinker_plugin.train.config import check_request
+    from inspect_tinker_plugin.train.plan import average_costs, plan_lines, plan_of
+    from inspect_tinker_plugin.train.run import plan_run
+
+    check_request(request, key=False)
+    request = replace(request, log_dir=request.log_dir.expanduser().absolute())
+    with tempfile.TemporaryDirectory(prefix="inspect-rl-dry-run-") as folder:
+        begun = (request.log_dir / "tiny-model").is_dir()
+        run = plan_run(request, models=request.log_dir if begun else Path(folder))
+        config, steps = run.config, run.steps
+        data = config.dataset_builder
+        tasks = data.mixed_tasks()
+        costs = [
+            _play_task(task, config, Path(folder) / f"task-{number}")
+            for number, task in enumerate(tasks)
+        ]
+    lines = [
+        f"{counted(steps, 'step')} of {counted(data.batch_size, 'group')} of "
+        f"{counted(data.group_size, 'episode')}, replies of at most "
+        f"{counted(config.max_tokens, 'token')}, learning rate {config.learning_rate:g}"
+    ]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(tasks):
+        return [*lines, "no scripted episode of a task could be played: the cost is not known"]
+    cost = average_costs(known, [task.share for task in tasks])
+    # A real model writes more than a script: the plan assumes replies of maximum length.
+    sampled = max(cost.sampled, cost.turns * config.max_tokens)
+    trained = max(cost.trained, cost.prefilled + sampled)
+    plan = plan_of(
+        replace(cost, sampled=sampled, trained=trained),
+        samples=steps * data.batch_size,
+        group_size=data.group_size,
+        prices=prices,
+    )
+    return [*lines, "", "with every reply at its longest:", *plan_lines(plan)]
+
+
+def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None:
+    """Return the mean cost of a few scripted episodes; ``None`` if none can be played."""
+    from inspect_ai.log import read_eval_log
+
+    from inspect_tinker_plugin.logs import assemble_pending
+    from inspect_tinker_plugin.rl.dataset import build_dataset
+    from inspect_tinker_plugin.train.plan import average_costs
+
+    data = config.dataset_builder
+    options = replace(
+        data.dataset_options(**task.options),
+        batch_size=_SAMPLES,
+        group_size=1,
+        group_reward=None,
+        sampler=None,
+        sampler_logs=None,
+        max_turns=_TURNS,
+        log_dir=folder,
+    )
+    renderer = data.renderer()
+    dataset = build_dataset(task.task, renderer, options, task_args=task.task_args)
+    asyncio.run(_answer(dataset.get_batch(0), renderer, config.max_tokens))
+    assemble_pending(folder)
+    logs = [read_eval_log(str(path)) for path in folder.glob("**/*.eval")]
+    costs = [_cost_of(sample) for log in logs for sample in log.samples or []]
+    known = [cost for cost in costs if cost is not None]
+    return average_costs(known, [1.0] * len(known)) if known else None
+
+
+async def _answer(
+    builders: Sequence[InspectGroupBuilder], renderer: Renderer, max_tokens: int
+) -> None:
+    from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
+    from inspect_tinker_plugin.testing.replies import answer_with, target_of
+
+    def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
+        return scripted_policy(env, renderer, answer_with(target_of(sample)), max_tokens=max_tokens)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SECONDS):
+            await roll_groups(builders, policy_for, lambda failed: None)
+
+
+def _cost_of(sample: EvalSample) -> EpisodeCost | None:
+    from inspect_tinker_plugin.logs import figures
+    from inspect_tinker_plugin.train import EpisodeCost
+
+    seen = figures(sample)
+    if not seen.get("turns"):
+        return None
+    ours = [usage for name, usage in sample.model_usage.items() if name.startswith("rl/")]
+    others = [usage for name, usage in sample.model_usage.items() if not name.startswith("rl/")]
+    trained, sampled = seen["tokens"]["trained"], seen["tokens"]["sampled"]
+    prefilled = trained - sampled
+    seconds = sample.total_time or 0.0
+    return EpisodeCost(
+        turns=seen["turns"],
+        prefilled=prefilled,
+        cached=max(0, sum(usage.input_tokens for usage in ours) - prefilled),
+        sampled=sampled,
+        trained=trained,
+        sandbox_seconds=seconds if "sandbox/acquire_s" in seen["metrics"] else 0.0,
+        seconds=seconds,
+        judge_tokens=sum(usage.total_tokens for usage in others),
+        exact=True,
+    )
+
+
+def _train(request: TrainRequest) -> None:
     from inspect_tinker_plugin.train.history import last_checkpoint
     from inspect_tinker_plugin.train.progress import reward_curve
     from inspect_tinker_plugin.train.run import InterruptedRun, train

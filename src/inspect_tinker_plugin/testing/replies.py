@@ -189,7 +189,7 @@ def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exce
     The first reply is text, so that an agent's way to continue is seen. After it the ``submit``
     tool is called wherever it is offered; other tools are left alone.
     """
-    target = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
+    target = target_of(sample)
 
     def answer(request: TurnRequest) -> ModelOutput | Exception:
         if request.index >= MOST_TURNS:
@@ -201,6 +201,11 @@ def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exce
         return say(f"I think so.\n\nANSWER: {target}")
 
     return answer
+
+
+def target_of(sample: Sample) -> str:
+    """Return a sample's target as one text."""
+    return sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
 
 
 def answer_with(target: str) -> Script:

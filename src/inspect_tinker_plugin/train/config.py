@@ -1,26 +1,24 @@
-"""Builds the configuration of the cookbook's ``rl.train.main`` from a request.
-
-Also checks that a folder is never continued with the configuration of another run.
-"""
+"""The request for a training run, and the cookbook's ``rl.train.Config`` that it becomes."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chz
-import tinker
 from chz.blueprint import (
     ConstructionException,
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
 )
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
@@ -28,18 +26,12 @@ from tinker_cookbook.rl import train
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import read_keywords
-from inspect_tinker_plugin.rl.models import recommended_renderer, require_renderer
-from inspect_tinker_plugin.rl.task_handle import TRAINING_ID
-from inspect_tinker_plugin.train.data import TrainingDataBuilder
-from inspect_tinker_plugin.train.history import (
-    CHECKPOINTS,
-    EVALUATION,
-    EVALUATION_LOGS,
-    IMITATION,
-    ROLLOUT_LOGS,
-    read_steps,
-)
-from inspect_tinker_plugin.train.request import RECIPE, TrainRequest
+from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
+from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
+from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
+
+RECIPE = "inspect_rl_train"
+"""How the cookbook and the service name runs of this package."""
 
 HOSTED: dict[str, Any] = {
     "batch_size": 8,
@@ -67,13 +59,159 @@ LOCAL: dict[str, Any] = {
 }
 """Defaults for the tiny model on the local server: a few seconds per step on two cores."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """A training run. Options that are ``None`` take the default of where the model runs."""
+
+    task: str | Sequence[str]
+    """Registered name (``pkg/task``) or file (``file.py@task``); several are mixed."""
+    log_dir: Path
+    """Folder of the run; one that holds an interrupted run continues it."""
+    mix: Sequence[float] | None = None
+    """Shares of several tasks, in their order; equal ones when ``None``."""
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the task; of several tasks each gets all, but ``NAME.KEY`` only task NAME."""
+    model: str | None = None
+    """Model under training; with ``local``, a model folder, or ``None`` for the tiny model."""
+    renderer: str | None = None
+    """Cookbook renderer."""
+    local: bool = False
+    """Start a Tinker API server on this machine for the duration of the run."""
+    base_url: str | None = None
+    """Address of another Tinker API server."""
+    batch_size: int | None = None
+    """Groups per step."""
+    group_size: int | None = None
+    """Episodes per group."""
+    steps: int | None = None
+    """Training steps; one pass over the samples when ``None``."""
+    epochs: int = 1
+    """Passes over the samples."""
+    max_tokens: int | None = None
+    """Maximum number of tokens per reply."""
+    learning_rate: float | None = None
+    """Learning rate of Adam."""
+    lora_rank: int | None = None
+    """Rank of the adapter."""
+    save_every: int | None = None
+    """Steps between checkpoints."""
+    eval_every: int | None = None
+    """Steps between measurements on the test set."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of ``as_rl_dataset``, by name: ``limit``, ``seed``, ``reward`` and others."""
+    test_task: str | None = None
+    """Task of the test set."""
+    test_task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the test task."""
+    test_split: str | None = None
+    """Part of the task to hold out as test set."""
+    test_samples: int | None = None
+    """Use only this many test samples."""
+    allow_overlap: bool = False
+    """Allow test samples that are also trained on."""
+    warm_start: str | None = None
+    """Folder of an export of logs to imitate before the training."""
+    warm_epochs: int = 1
+    """Passes over that export."""
+    workers: int | None = None
+    """Roll out in this many processes of this machine."""
+    ray: str | None = None
+    """Roll out on Ray: the address of a cluster, or ``""`` for one on this machine."""
+    overrides: Sequence[str] = ()
+    """``key=value`` pairs for the cookbook's ``rl.train.Config``; they override everything else."""
+    verbose: bool = False
+    """Leave the cookbook's own output on the terminal."""
+    say: Callable[[str], None] = field(
+        default_factory=lambda: partial(print, file=sys.stdout, flush=True)
+    )
+    """Shows lines of progress; by default on the stdout of now, also if that is replaced later."""
+
+
+def missing_key(request: TrainRequest) -> str | None:
+    """Return why the Tinker service would refuse the run, ``None`` if it would not."""
+    if request.local:
+        return None
+    return no_key("train on", "add --local to train a tiny model on this machine")
+
+
+def check_request(request: TrainRequest, *, key: bool = True) -> None:
+    """Refuse a request that cannot work, before tasks and models are loaded.
+
+    Args:
+        request: The request.
+        key: Also refuse it if the Tinker service needs a key and there is none.
+
+    Raises:
+        ConfigError: One line that says what is missing.
+    """
+    _check_folder(request.log_dir.expanduser().absolute())
+    has_test = request.test_task is not None or request.test_split is not None
+    for option, given, needs, there in (
+        ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
+        ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
+        ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
+        ("--warm-epochs", request.warm_epochs != 1, "--warm-start", request.warm_start is not None),
+    ):
+        if given and not there:
+            raise ConfigError(f"{option} needs {needs}")
+    if request.ray is not None:
+        _check_ray(request)
+    if request.local:
+        _check_local_request(request)
+        return
+    if key and (problem := missing_key(request)):
+        raise ConfigError(problem)
+    if request.model is None:
+        raise ConfigError("--model is missing: name the model to train, e.g. Qwen/Qwen3-8B")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"--log-dir {folder}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--log-dir {folder}: {there} cannot be written")
+
+
+def _check_ray(request: TrainRequest) -> None:
+    from inspect_tinker_plugin.processes import ray_executor
+
+    if request.workers is not None:
+        raise ConfigError("--workers and --ray exclude each other; give one of them")
+    if request.ray and ":" not in request.ray and request.ray not in ("auto", "local"):
+        raise ConfigError(
+            f"--ray takes the address of a cluster (HOST:PORT, ray://HOST:PORT or auto), not "
+            f"{request.ray!r}; to start one here, put --ray last or before another option"
+        )
+    if reason := ray_executor.missing():
+        raise ConfigError(reason)
+
+
+def _check_local_request(request: TrainRequest) -> None:
+    from tinker_local import settings as local
+
+    if request.base_url is not None:
+        raise ConfigError("--local starts its own server; leave --base-url out")
+    if request.model is not None and not Path(request.model).expanduser().is_dir():
+        raise ConfigError(
+            f"--local trains a model of this machine, and {request.model} is no folder here; "
+            "leave --model out for the tiny model, or --local to train on the Tinker service"
+        )
+    if reason := local.missing():  # last: what cannot work anywhere is refused first
+        raise ConfigError(reason)
+
+
 _REFUSALS = (
     ConstructionException,
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
+    TinkerCookbookError,
+    TypeError,
+    ValueError,
 )
-
 _OWN = {"log_path": "--log-dir", "model_name": "--model", "base_url": "--base-url"}
 """Options of the cookbook that the run itself depends on."""
 
@@ -94,7 +232,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     blueprint: Any = chz.Blueprint(train.Config).apply(_fields(request, model))
     try:
         config = blueprint.apply_from_argv(list(request.overrides), allow_hyphens=True).make()
-    except (*_REFUSALS, TinkerCookbookError, TypeError, ValueError) as error:
+    except _REFUSALS as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"{first.rstrip('.')}. Further arguments are options of the cookbook's rl.train.Config "
@@ -108,7 +246,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
         # As the cookbook documents it; its loop raises an error instead.
         reference = train.KLReferenceConfig(base_model=config.model_name)
         config = chz.replace(config, kl_reference_config=reference)
-    builders = [_keep_in_run(each, request.log_dir) for each in config.evaluator_builders]
+    builders = [keep_in_run(each, request.log_dir) for each in config.evaluator_builders]
     config = chz.replace(config, evaluator_builders=builders)
     _check(config)
     if request.local:
@@ -116,86 +254,61 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     return config
 
 
-@chz.chz
-class EvaluatorBuilder:
-    """A further evaluation, whose figures have names that begin with ``eval/``."""
-
-    builder: Callable[[], SamplingClientEvaluator]
-
-    def __call__(self) -> SamplingClientEvaluator:
-        """Build the evaluator."""
-        return _NamedEvaluator(self.builder())
-
-
-class _NamedEvaluator(SamplingClientEvaluator):
-    def __init__(self, evaluator: SamplingClientEvaluator) -> None:
-        self._evaluator = evaluator
-
-    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        figures = await self._evaluator(sampling_client)
-        return {EVALUATION + name.removeprefix(EVALUATION): n for name, n in figures.items()}
-
-
-def _keep_in_run(builder: Any, log_dir: Path) -> EvaluatorBuilder:
-    """Have an evaluator leave its logs in the run's folder, unless it names another."""
-    if getattr(builder, "log_dir", "") is None:
-        builder = chz.replace(builder, log_dir=str(log_dir / EVALUATION_LOGS))
-    return EvaluatorBuilder(builder=builder)
-
-
-_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "learning_rate": ("--learning-rate must be a number above 0", lambda n: 0 < n < math.inf),
-    "temperature": ("temperature must be a number above 0", lambda n: 0 < n < math.inf),
-    "kl_penalty_coef": (
-        "kl_penalty_coef must be a number, at least 0",
-        lambda n: 0 <= n < math.inf,
-    ),
-    "num_substeps": ("num_substeps must be at least 1", lambda n: n >= 1),
-    "max_tokens": ("--max-tokens must be at least 1", lambda n: n >= 1),
-    "lora_rank": ("--lora-rank must be at least 1", lambda n: n >= 1),
-    "max_steps": ("--steps must be at least 1", lambda n: n is None or n >= 1),
-    "save_every": ("--save-every must be at least 0", lambda n: n >= 0),
-    "eval_every": ("--eval-every must be at least 0", lambda n: n >= 0),
-    "load_checkpoint_path": (
-        "load_checkpoint_path must be weights (tinker://...)",
-        lambda path: path is None or path.startswith("tinker://"),
-    ),
+_LEAST: Mapping[str, tuple[str, float]] = {
+    "kl_penalty_coef": ("kl_penalty_coef", 0),
+    "num_substeps": ("num_substeps", 1),
+    "max_tokens": ("--max-tokens", 1),
+    "lora_rank": ("--lora-rank", 1),
+    "max_steps": ("--steps", 1),
+    "save_every": ("--save-every", 0),
+    "eval_every": ("--eval-every", 0),
+    "async_config.max_steps_off_policy": ("async_config.max_steps_off_policy", 0),
+    "async_config.groups_per_batch": ("async_config.groups_per_batch", 1),
 }
+"""How options of the cookbook are written on the command line, and their least values."""
 
 
 def _check(config: Any) -> None:
     """Refuse what the loop would refuse after its start, and what cannot teach anything."""
-    for name, (rule, allowed) in _RANGES.items():
-        if not allowed(getattr(config, name)):
-            raise ConfigError(f"{rule}, not {getattr(config, name)!r}")
+    for name, option in (("learning_rate", "--learning-rate"), ("temperature", "temperature")):
+        if not 0 < (value := getattr(config, name)) < math.inf:
+            raise ConfigError(f"{option} must be a number above 0, not {value!r}")
+    for path, (option, least) in _LEAST.items():
+        value = config
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"{option} must be at least {least}, not {value!r}")
+    weights = config.load_checkpoint_path
+    if weights is not None and not weights.startswith("tinker://"):
+        raise ConfigError(f"load_checkpoint_path must be weights (tinker://...), not {weights!r}")
     data = config.dataset_builder.dataset_options()
     if data.group_size == 1 and config.kl_penalty_coef == 0:
         raise ConfigError(
             "--group-size 1 teaches nothing: an episode is compared with the others of its group. "
             "Take at least 2"
         )
-    minibatches = config.stream_minibatch_config
-    if config.async_config is not None:
-        if minibatches is not None:
-            raise ConfigError("async_config and stream_minibatch_config exclude each other")
-        for name in ("max_steps_off_policy", "groups_per_batch"):
-            least = 0 if name == "max_steps_off_policy" else 1
-            if getattr(config.async_config, name) < least:
-                raise ConfigError(f"async_config.{name} must be at least {least}")
-    if minibatches is not None:
-        if minibatches.groups_per_batch != data.batch_size:
-            raise ConfigError(
-                f"stream_minibatch_config.groups_per_batch must be the batch size "
-                f"({data.batch_size}), not {minibatches.groups_per_batch}"
-            )
-        parts = minibatches.num_minibatches * config.num_substeps
-        if minibatches.num_minibatches < 1 or data.batch_size % parts:
-            raise ConfigError(
-                f"{counted(data.batch_size, 'group')} per batch cannot be divided into {parts} "
-                "equal parts (num_substeps x stream_minibatch_config.num_minibatches)"
-            )
+    if config.stream_minibatch_config is not None:
+        _check_minibatches(config, data.batch_size)
     if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         raise ConfigError("wandb_project needs a package that is not installed: pip install wandb")
+
+
+def _check_minibatches(config: Any, batch_size: int) -> None:
+    minibatches = config.stream_minibatch_config
+    if config.async_config is not None:
+        raise ConfigError("async_config and stream_minibatch_config exclude each other")
+    if minibatches.groups_per_batch != batch_size:
+        raise ConfigError(
+            f"stream_minibatch_config.groups_per_batch must be the batch size "
+            f"({batch_size}), not {minibatches.groups_per_batch}"
+        )
+    parts = minibatches.num_minibatches * config.num_substeps
+    if parts < 1 or batch_size % parts:
+        raise ConfigError(
+            f"{counted(batch_size, 'group')} per batch cannot be divided into {parts} "
+            "equal parts (num_substeps x stream_minibatch_config.num_minibatches)"
+        )
 
 
 def _check_local(config: Any) -> None:
@@ -255,13 +368,11 @@ def _fields(request: TrainRequest, model: str) -> dict[str, Any]:
 
 
 def _options(request: TrainRequest) -> dict[str, Any]:
-    """Collect the options of the dataset that the request sets, one per field of the builder."""
-    named = {"limit": request.limit, "seed": request.seed, "sandbox": request.sandbox}
+    """Return the options of the dataset that the request sets, one per field of the builder."""
     try:
-        further = read_keywords(request.options, function="TrainRequest.options")
+        options = read_keywords(request.options, function="TrainRequest.options")
     except TypeError as error:
         raise ConfigError(str(error)) from error
-    options = {"reward": request.reward, **named, **further}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -280,82 +391,3 @@ def _learning_rate(model: str) -> float:
             f"the cookbook recommends no learning rate for the model {model!r}; give one with "
             "--learning-rate"
         ) from error
-
-
-FILE = "run.json"
-
-_OURS = (CHECKPOINTS, "config.json", "metrics.jsonl", "report.html")
-"""Files that a run writes after that one."""
-
-
-def check_same_run(log_dir: Path, config: Any, *, warm_start: str | None = None) -> None:
-    """Record the identity of a folder's run, or compare it with the recorded one.
-
-    Only what would change the meaning of checkpoints or held-out samples is compared;
-    steps, learning rate and the like may change when a run is continued.
-
-    Args:
-        log_dir: The folder.
-        config: The run's configuration.
-        warm_start: Hash of the data that it imitates first.
-
-    Raises:
-        ConfigError: The folder holds another run that has begun.
-    """
-    path = log_dir / FILE
-    text = json.dumps({**identity(config), "data to imitate": warm_start}, indent=2, default=str)
-    wanted = json.loads(text)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it holds no options")
-    except FileNotFoundError:
-        found = None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
-    others = [name for name in _OURS if (log_dir / name).exists()]
-    if found is None and others:
-        raise ConfigError(
-            f"{log_dir} has a {others[0]} that is of no run of `inspect rl train`, and a run would "
-            "write over it; choose another --log-dir"
-        )
-    if found is None or not has_begun(log_dir):
-        if found not in (None, wanted):
-            (log_dir / TRAINING_ID).unlink(missing_ok=True)  # the logs of the other run stay
-        path.write_text(text + "\n", encoding="utf-8")
-        return
-    for name in wanted:
-        if found.get(name) != wanted[name]:
-            raise ConfigError(
-                f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted[name]!r}; "
-                "give the same options to continue it, or choose another --log-dir"
-            )
-
-
-def has_begun(log_dir: Path) -> bool:
-    """Whether a run has left a step or a checkpoint; one that has not does not lock its folder."""
-    if read_steps(log_dir):
-        return True
-    files = [folder / CHECKPOINTS for folder in (log_dir, log_dir / IMITATION)]
-    return any(file.is_file() and file.stat().st_size > 0 for file in files)
-
-
-def identity(config: Any) -> dict[str, Any]:
-    """Return the options that a run cannot change when it is continued."""
-    data = config.dataset_builder
-    options = data.dataset_options()
-    return {
-        "model": config.model_name,
-        "renderer": config.renderer_name,
-        "LoRA rank": config.lora_rank,
-        "task": data.task,
-        "shares": data.mix,
-        "task arguments": data.task_args,
-        "batch size": options.batch_size,
-        "seed": options.seed,
-        "limit": options.limit,
-        "sample ids": options.sample_id or options.sample_ids,
-        "shuffled samples": options.sample_shuffle,
-        "test task": data.test_task,
-        "test split": data.test_split,
-    }

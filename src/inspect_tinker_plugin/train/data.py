@@ -1,17 +1,22 @@
-"""The dataset builder of a training run: enough batches, and a held-out test set."""
+"""What a run is trained and evaluated on: enough batches, a held-out test set, evaluators."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import chz
+import tinker
 from inspect_ai.dataset import Sample
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
@@ -24,6 +29,12 @@ from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
 from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.train.history import (
+    EVALUATION,
+    EVALUATION_LOGS,
+    METRICS,
+    last_weights,
+)
 
 _ONE_BATCH = 1_000_000
 """Groups in a batch of the test set, so that an evaluation is one log."""
@@ -226,3 +237,50 @@ def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
             f"{len(shared)} of {len(held)} test samples are also trained on (test id = train "
             f"id: {shown}{more}); hold some out with --test-split, or say --allow-overlap"
         )
+
+
+@chz.chz
+class EvaluatorBuilder:
+    """A further evaluation, whose figures have names that begin with ``eval/``."""
+
+    builder: Callable[[], SamplingClientEvaluator]
+
+    def __call__(self) -> SamplingClientEvaluator:
+        """Build the evaluator."""
+        return _NamedEvaluator(self.builder())
+
+
+class _NamedEvaluator(SamplingClientEvaluator):
+    def __init__(self, evaluator: SamplingClientEvaluator) -> None:
+        self._evaluator = evaluator
+
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        figures = await self._evaluator(sampling_client)
+        return {EVALUATION + name.removeprefix(EVALUATION): n for name, n in figures.items()}
+
+
+def keep_in_run(builder: Any, log_dir: Path) -> EvaluatorBuilder:
+    """Have an evaluator leave its logs in the run's folder, unless it names another."""
+    if getattr(builder, "log_dir", "") is None:
+        builder = chz.replace(builder, log_dir=str(log_dir / EVALUATION_LOGS))
+    return EvaluatorBuilder(builder=builder)
+
+
+async def test_last_weights(config: Any, steps: int) -> None:
+    """Roll the test set out with the last weights, which the cookbook's loop does not.
+
+    Args:
+        config: The ``rl.train.Config`` of the run, whose metrics get the figures.
+        steps: Steps of the run.
+    """
+    folder = Path(config.log_path)
+    weights, dataset = last_weights(folder), config.dataset_builder.test_set(steps)
+    if weights is None or dataset is None:
+        return
+    client = tinker.ServiceClient(base_url=config.base_url)
+    sampler = await client.create_sampling_client(model_path=weights)
+    strategy = config.effective_rollout_strategy()
+    evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
+    metrics = await evaluator(sampler)
+    with (folder / METRICS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": steps, **metrics}) + "\n")

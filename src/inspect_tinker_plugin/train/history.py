@@ -7,6 +7,7 @@ figures are added to the step's metrics, with names that begin with ``rollouts/`
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,19 @@ from typing import Any
 
 from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
 
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.inspect_internals.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.processes import read_rows
+from inspect_tinker_plugin.rl.task_handle import TRAINING_ID
 
 logger = getLogger(__name__)
 
+RUN = "run.json"
+"""File with the identity of a folder's run."""
+
+REPORT = "report.html"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
 IMITATION = "imitation"
@@ -123,6 +130,67 @@ def last_saved(log_dir: Path, *names: str) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
+def check_same_run(log_dir: Path, identity: Row) -> None:
+    """Refuse a folder with files of somebody else, or of another run that has begun.
+
+    Args:
+        log_dir: The folder.
+        identity: The options that a run cannot change when it is continued.
+
+    Raises:
+        ConfigError: The folder is to stay as it is.
+    """
+    path = log_dir / RUN
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        for name in (CHECKPOINTS, "config.json", METRICS, REPORT):
+            if (log_dir / name).exists():
+                raise ConfigError(
+                    f"{log_dir} has a {name} that is of no run of `inspect rl train`, and a run "
+                    "would write over it; choose another --log-dir"
+                ) from None
+        return
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged ({error}); choose another --log-dir") from error
+    for name, wanted in identity.items() if _has_begun(log_dir) else ():
+        if found.get(name) != wanted:
+            raise ConfigError(
+                f"{log_dir} holds a run with {name} {found.get(name)!r}, not {wanted!r}; "
+                "give the same options to continue it, or choose another --log-dir"
+            )
+
+
+def _has_begun(log_dir: Path) -> bool:
+    """Whether a run has left a step or a checkpoint; one that has not does not lock its folder."""
+    files = [folder / CHECKPOINTS for folder in (log_dir, log_dir / IMITATION)]
+    return bool(read_steps(log_dir)) or any(f.is_file() and f.stat().st_size for f in files)
+
+
+def record_run(log_dir: Path, identity: Row) -> None:
+    """Record the identity of a folder's run; the logs of another, which never began, stay apart."""
+    path, text = log_dir / RUN, json.dumps(identity, indent=2) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") != text and not _has_begun(log_dir):
+        (log_dir / TRAINING_ID).unlink(missing_ok=True)
+    path.write_text(text, encoding="utf-8")
+    for folder in (log_dir, log_dir / IMITATION):
+        _complete_last_line(folder / CHECKPOINTS)
+
+
+def _complete_last_line(path: Path) -> None:
+    """Cut off a last line that a killed process left unfinished: the cookbook's loop reads all."""
+    if not path.is_file():
+        return
+    *_, last = path.read_bytes().rpartition(b"\n")
+    try:
+        json.loads(last)
+    except ValueError:
+        os.truncate(path, path.stat().st_size - len(last))
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
 def step_problems(row: Row) -> list[str]:
     """Say what kept one step from learning; nothing for a step with a signal.
 
@@ -199,7 +267,7 @@ def read_history(log_dir: Path) -> History:
         row = {**zeros, **rolled_out.get(index, {}), **metrics.get(index, {})}
         steps.append(Step(index, row, [log.path for log in batches.get(index, {}).values()]))
     return History(
-        run=_json(log_dir / "run.json"),
+        run=_json(log_dir / RUN),
         config=_json(log_dir / "config.json"),
         steps=steps,
         tests=[

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +49,7 @@ from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.tokens.messages import opening
 from inspect_tinker_plugin.train.history import CHECKPOINTS, IMITATION
+from inspect_tinker_plugin.train.progress import show_progress
 
 Row = Mapping[str, Any]
 
@@ -256,6 +257,25 @@ class WarmStart:
                 infrequent_eval_every=0,
             ),
         )
+
+    async def imitate(self, config: Any, say: Callable[[str], None]) -> str:
+        """Imitate, unless it is done; return the checkpoint to train from.
+
+        Args:
+            config: The ``rl.train.Config`` of the run.
+            say: Shows lines of progress.
+        """
+        log_dir = Path(config.log_path)
+        if (done := imitated(log_dir)) is not None:
+            say(f"the imitation of {self.path} is done; training starts from its checkpoint")
+            return done
+        say(f"imitating {self.path}: {counted(self.steps, 'step')}")
+        (log_dir / IMITATION).mkdir(exist_ok=True)
+        with show_progress(log_dir / IMITATION, say, steps=self.steps):
+            await supervised.main(chz.replace(self.config, base_url=config.base_url))
+        checkpoint = imitated(log_dir)
+        assert checkpoint is not None, "the loop ends with the checkpoint `final`"
+        return checkpoint
 
 
 def imitated(log_dir: Path) -> str | None:

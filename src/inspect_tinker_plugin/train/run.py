@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import sys
 import time
 import warnings
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,38 +17,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chz
-import tinker
 from filelock import FileLock, Timeout
 from tinker_cookbook.rl import train as cookbook
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollouts import set_rollout_executor
-from tinker_cookbook.supervised import train as supervised
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
-from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
-from inspect_tinker_plugin.train.config import build_config, check_same_run
+from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
+from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
-    CHECKPOINTS,
-    IMITATION,
-    METRICS,
+    REPORT,
     REWARD,
     ROLLOUT_LOGS,
     TEST,
     TEST_LOGS,
+    check_same_run,
     last_checkpoint,
-    last_saved,
     last_weights,
     number,
     read_steps,
+    record_run,
 )
-from inspect_tinker_plugin.train.imitation import WarmStart, imitated
+from inspect_tinker_plugin.train.imitation import WarmStart
 from inspect_tinker_plugin.train.progress import show_progress
-from inspect_tinker_plugin.train.report import REPORT, write_report
-from inspect_tinker_plugin.train.request import TrainRequest, check_request
+from inspect_tinker_plugin.train.report import write_report
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
@@ -100,14 +94,26 @@ def train(request: TrainRequest) -> TrainResult:
         raise ConfigError(f"--log-dir {log_dir} cannot be made ({error.strerror})") from error
     request = replace(request, log_dir=log_dir)
     with _alone_in(log_dir):
-        return _train_in(log_dir, request)
+        # Everything that can be refused is refused before a server is started.
+        run = plan_run(request, models=log_dir)
+        record_run(log_dir, run.identity())
+        if run.trained and run.tested:
+            request.say(
+                f"this run is already done: {log_dir} has the checkpoint of step {run.done}; ask "
+                "for more with --steps, or choose another --log-dir"
+            )
+            _finish_logs(log_dir)
+        else:
+            _train(run)
+    weights = last_weights(log_dir)
+    try_it = None if weights is None else _rollout_command(request, run.config, weights)
+    return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it)
 
 
 @contextmanager
 def _alone_in(log_dir: Path) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock goes with this process."""
     lock = FileLock(log_dir / "run.lock", timeout=0)
-    first = not Path(lock.lock_file).exists()
     try:
         lock.acquire()
     except Timeout as error:
@@ -118,56 +124,21 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
         raise ConfigError(f"{log_dir} cannot be written ({error.strerror})") from error
     try:
         yield
-    except ValueError:  # bad input, to us or to the local server: nothing was started
-        if first:
-            Path(lock.lock_file).unlink(missing_ok=True)
-        raise
     finally:
         lock.release()
 
 
-def _train_in(log_dir: Path, request: TrainRequest) -> TrainResult:
-    # Everything that can be refused is refused before a server is started.
-    run = _plan(log_dir, request)
-    if run.trained and run.tested:
-        request.say(
-            f"this run is already done: {log_dir} has the checkpoint of step {run.done}; ask for "
-            "more with --steps, or choose another --log-dir"
-        )
-        _finish_logs(log_dir)
-        return _result(request, run.config)
-    if run.done is not None and not run.trained:
-        _require_saved(request)
-        request.say(f"continuing from the checkpoint of step {run.done}")
-    if not request.local:
-        require_server(run.config.base_url)
-        _require_weights(run)
-    with ExitStack() as stack:
-        server = None
-        if request.local:
-            server = _start_server(request, run.config, stack)
-            run = replace(run, config=chz.replace(run.config, base_url=server.url))
-            _require_weights(run)
-        run = replace(run, config=_within_window(run.config, local=request.local))
-        stack.callback(_finish_logs, log_dir)
-        if not request.verbose:
-            stack.enter_context(_console(log_dir / "console.log"))
-        if run.warm is not None:
-            (log_dir / IMITATION).mkdir(exist_ok=True)
-        executor = stack.enter_context(_executor(request))
-        _run_until_done(_imitate_train_test(request, run, executor), server)
-    return _result(request, run.config)
-
-
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """What is to be done in a folder."""
 
+    request: TrainRequest
     config: Any
     """The cookbook's configuration."""
     warm: WarmStart | None
     """What to imitate first."""
     steps: int
+    """Steps of the whole run."""
     done: int | None
     """Steps behind the last checkpoint."""
     tested: bool
@@ -175,40 +146,116 @@ class _Run:
 
     @property
     def trained(self) -> bool:
+        """Whether nothing is left to train."""
         return self.done is not None and self.done >= self.steps
 
+    def identity(self) -> dict[str, Any]:
+        """Return the options that a run cannot change when it is continued.
 
-def _plan(log_dir: Path, request: TrainRequest) -> _Run:
-    config = build_config(request, model=_model(request))
+        Only what would change the meaning of checkpoints or held-out samples is one of them;
+        steps, learning rate and the like may change.
+        """
+        data = self.config.dataset_builder
+        options = data.dataset_options()
+        found = {
+            "model": self.config.model_name,
+            "renderer": self.config.renderer_name,
+            "LoRA rank": self.config.lora_rank,
+            "task": data.task,
+            "shares": data.mix,
+            "task arguments": data.task_args,
+            "batch size": options.batch_size,
+            "seed": options.seed,
+            "limit": options.limit,
+            "sample ids": options.sample_id or options.sample_ids,
+            "shuffled samples": options.sample_shuffle,
+            "test task": data.test_task,
+            "test split": data.test_split,
+            "data to imitate": None if self.warm is None else self.warm.digest,
+        }
+        as_written: dict[str, Any] = json.loads(json.dumps(found, default=str))
+        return as_written
+
+
+def plan_run(request: TrainRequest, *, models: Path) -> Run:
+    """Find out what is to be done for a request, and refuse what cannot work.
+
+    Nothing is started, and nothing is written but the tiny model.
+
+    Args:
+        request: The training run; its folder is absolute.
+        models: Where the tiny model of a local run is, or is made.
+
+    Raises:
+        ConfigError: An option is not usable, or the folder holds another run that has begun.
+    """
+    log_dir = request.log_dir
+    config = build_config(request, model=_model(request, models))
     batches = config.dataset_builder.check()
-    warm = _warm_start(request, config)
-    check_same_run(log_dir, config, warm_start=None if warm is None else warm.digest)
+    warm = None
+    if request.warm_start is not None:
+        if config.load_checkpoint_path is not None:
+            raise ConfigError("--warm-start and load_checkpoint_path exclude each other")
+        warm = WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
-    for folder in (log_dir, log_dir / IMITATION):
-        _complete_last_line(folder / CHECKPOINTS)
     to_test = config.eval_every and config.dataset_builder.has_test_set
     tested = number(read_steps(log_dir).get(steps, {}), TEST + REWARD) is not None
-    return _Run(config, warm, steps, last_checkpoint(log_dir), tested or not to_test)
+    run = Run(request, config, warm, steps, last_checkpoint(log_dir), tested or not to_test)
+    check_same_run(log_dir, run.identity())
+    return run
 
 
-async def _imitate_train_test(request: TrainRequest, run: _Run, executor: Executor | None) -> None:
-    config = run.config
+def _model(request: TrainRequest, models: Path) -> str:
+    if not request.local:
+        return str(request.model)
+    if request.model is None:
+        from tinker_local import make_tiny_model
+
+        return str(make_tiny_model(models / "tiny-model", tokenizer=TOKENIZER_FOLDER))
+    return str(Path(request.model).expanduser().absolute())
+
+
+def _train(run: Run) -> None:
+    request, log_dir = run.request, run.request.log_dir
+    if run.done is not None and not run.trained:
+        request.say(f"continuing from the checkpoint of step {run.done}")
+    with ExitStack() as stack:
+        server = _start_server(request, run.config, stack) if request.local else None
+        if server is None:
+            require_server(run.config.base_url)
+        else:
+            run = replace(run, config=chz.replace(run.config, base_url=server.url))
+        _require_weights(run)
+        run = replace(run, config=_within_window(run.config, local=request.local))
+        stack.callback(_finish_logs, log_dir)
+        if not request.verbose:
+            stack.enter_context(_console(log_dir / "console.log"))
+        executor = stack.enter_context(_executor(request))
+        loop = _imitate_train_test(run, executor)
+        try:
+            asyncio.run(loop if server is None else server.during(loop))
+        except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+            raise InterruptedRun("interrupted") from stop
+
+
+async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
+    config, say = run.config, run.request.say
     # Not given to the cookbook's loop, which would shut it down at its end.
     set_rollout_executor(executor)
     try:
         if run.warm is not None and run.done is None:
-            checkpoint = await _imitate(request, run.warm, config.base_url)
+            checkpoint = await run.warm.imitate(config, say)
             config = chz.replace(config, load_checkpoint_path=checkpoint)
-        with show_progress(request.log_dir, request.say, steps=config.max_steps):
+        with show_progress(run.request.log_dir, say, steps=config.max_steps):
             if not run.trained:
                 await cookbook.main(config)
             if not run.tested:
-                await _test(config, run.steps)
+                await test_last_weights(config, run.steps)
     finally:
         set_rollout_executor(None)
 
 
-def _require_weights(run: _Run) -> None:
+def _require_weights(run: Run) -> None:
     """Check that the weights exist that the run is told to start from, or to stay close to."""
     config, reference = run.config, run.config.kl_reference_config
     for weights in (
@@ -233,13 +280,6 @@ def _within_window(config: Any, *, local: bool) -> Any:
     return chz.replace(config, dataset_builder=chz.replace(data, context_window=window))
 
 
-def _result(request: TrainRequest, config: Any) -> TrainResult:
-    folder = request.log_dir
-    weights = last_weights(folder)
-    command = None if weights is None else _rollout_command(request, config, weights)
-    return TrainResult(folder, folder / REPORT, read_steps(folder), weights, command)
-
-
 def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     """Write the command that rolls out a group with some weights."""
     first = config.dataset_builder.mixed_tasks()[0]
@@ -253,49 +293,6 @@ def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     elif request.base_url is not None:
         words += ["--base-url", request.base_url]
     return shlex.join(words)
-
-
-def _complete_last_line(path: Path) -> None:
-    """Cut off a last line that a killed process left unfinished: the cookbook's loop reads all."""
-    if not path.is_file():
-        return
-    *_, last = path.read_bytes().rpartition(b"\n")
-    try:
-        json.loads(last)
-    except ValueError:
-        os.truncate(path, path.stat().st_size - len(last))
-    else:
-        with path.open("ab") as file:
-            file.write(b"\n")
-
-
-def _require_saved(request: TrainRequest) -> None:
-    """Check that the local server still has the checkpoint that a run continues from.
-
-    Raises:
-        ConfigError: It has not.
-    """
-    row = last_saved(request.log_dir, "batch", "state_path")
-    if not request.local or row is None:
-        return
-    from tinker_local import SERVER_FOLDER, has_training_checkpoint
-
-    state = request.log_dir / SERVER_FOLDER
-    if not has_training_checkpoint(state, str(row["state_path"])):
-        raise ConfigError(
-            f"the checkpoint of step {row['batch']} that {request.log_dir / CHECKPOINTS} names is "
-            f"gone from {state}; bring it back, or choose another --log-dir to start again"
-        )
-
-
-def _model(request: TrainRequest) -> str:
-    if not request.local:
-        return str(request.model)
-    if request.model is None:
-        from tinker_local import make_tiny_model
-
-        return str(make_tiny_model(request.log_dir / "tiny-model", tokenizer=TOKENIZER_FOLDER))
-    return str(Path(request.model).expanduser().absolute())
 
 
 def _start_server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
@@ -325,49 +322,6 @@ def _executor(request: TrainRequest) -> AbstractContextManager[Executor | None]:
 
         return ray_pool(request.ray)
     return contextlib.nullcontext()
-
-
-async def _test(config: Any, steps: int) -> None:
-    """Roll the test set out with the last weights, which the cookbook's loop does not."""
-    weights = last_weights(Path(config.log_path))
-    dataset = config.dataset_builder.test_set(steps)
-    if weights is None or dataset is None:
-        return
-    client = tinker.ServiceClient(base_url=config.base_url)
-    sampler = await client.create_sampling_client(model_path=weights)
-    strategy = config.effective_rollout_strategy()
-    evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
-    metrics = await evaluator(sampler)
-    with (Path(config.log_path) / METRICS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": steps, **metrics}) + "\n")
-
-
-def _warm_start(request: TrainRequest, config: Any) -> WarmStart | None:
-    if request.warm_start is None:
-        return None
-    if config.load_checkpoint_path is not None:
-        raise ConfigError("--warm-start and load_checkpoint_path exclude each other")
-    return WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
-
-
-async def _imitate(request: TrainRequest, warm: WarmStart, base_url: str | None) -> str:
-    """Imitate, unless it is done; return the checkpoint to train from."""
-    if (done := imitated(request.log_dir)) is not None:
-        request.say(f"the imitation of {warm.path} is done; training starts from its checkpoint")
-        return done
-    request.say(f"imitating {warm.path}: {counted(warm.steps, 'step')}")
-    with show_progress(request.log_dir / IMITATION, request.say, steps=warm.steps):
-        await supervised.main(chz.replace(warm.config, base_url=base_url))
-    checkpoint = imitated(request.log_dir)
-    assert checkpoint is not None, "the loop ends with the checkpoint `final`"
-    return checkpoint
-
-
-def _run_until_done(loop: Coroutine[Any, Any, None], server: LocalServer | None) -> None:
-    try:
-        asyncio.run(loop if server is None else server.during(loop))
-    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
-        raise InterruptedRun("interrupted") from stop
 
 
 def _finish_logs(log_dir: Path) -> None:
