@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from inspect_ai.log._transcript import Transcript  # private: the class of episodes' transcripts
+from inspect_ai.model import Model
+from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin import inspect_internals
-from inspect_tinker_plugin.inspect_internals import (
-    EXCHANGED,
-    OPTIONAL_NAMES,
-    PRIVATE_ATTRIBUTES,
-    PRIVATE_NAMES,
-    SUPPORTED_INSPECT,
-)
+from inspect_tinker_plugin.inspect_internals import SUPPORTED_INSPECT, calls
 
 SOURCES = sorted(Path(inspect_internals.__file__).parent.glob("*.py"))
+PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
+REASONS = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", PAGE.read_text("utf-8"), re.MULTILINE))
+EXCHANGED = re.findall(r"^\| (inspect_ai[\w.]*:[\w.]+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
 
 
 def imported_private_names(source: Path) -> set[str]:
@@ -40,31 +40,19 @@ def imported_private_names(source: Path) -> set[str]:
     return names
 
 
-def test_every_private_import_is_listed_and_every_listed_name_is_imported() -> None:
-    assert set().union(*map(imported_private_names, SOURCES)) == set(PRIVATE_NAMES)
+def test_the_page_lists_what_is_imported_each_with_a_reason() -> None:
+    imported = {*calls._MODEL_CALL_NAMES}.union(*map(imported_private_names, SOURCES))
+    modules = {name for name in REASONS if ":" in name} - {"_cli.main:inspect"}
+    assert {name.removeprefix("inspect_ai.") for name in imported} == modules
+    assert all(len(reason.split()) >= 3 for reason in REASONS.values())
 
 
-@pytest.mark.parametrize("name", [*PRIVATE_NAMES, *OPTIONAL_NAMES])
-def test_every_private_name_says_why(name: str) -> None:
-    assert len({**PRIVATE_NAMES, **OPTIONAL_NAMES}[name].split()) >= 3
-
-
-def test_a_release_without_an_optional_name_takes_the_long_way() -> None:
-    code = (
-        "import inspect_ai.util._limit as m; del m.turn_count\n"
-        "from inspect_tinker_plugin import inspect_internals as internals\n"
-        "print(internals.knows_model_calls(), internals.optional_names())\n"
-    )
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.split() == ["False", "None"]
-
-
-@pytest.mark.parametrize(("owner", "attribute"), PRIVATE_ATTRIBUTES)
-def test_every_private_attribute_exists(owner: type, attribute: str) -> None:
-    set_by_init = owner.__init__.__code__.co_names  # type: ignore[misc]  # looked at, not called
-    assert hasattr(owner, attribute) or attribute in set_by_init
+@pytest.mark.parametrize("name", [name for name in REASONS if ":" not in name])
+def test_every_private_attribute_of_a_public_class_exists(name: str) -> None:
+    owner, _, attribute = name.partition(".")
+    found = {"Model": Model, "TaskState": TaskState, "Transcript": Transcript}[owner]
+    set_by_init = found.__init__.__code__.co_names  # type: ignore[misc]  # looked at, not called
+    assert hasattr(found, attribute) or attribute in set_by_init
 
 
 @pytest.mark.parametrize("name", ["run:create_eval_sample", "generate:task_generate"])
@@ -84,17 +72,6 @@ def test_an_unsupported_inspect_is_one_clear_error(name: str) -> None:
     [line] = out.stdout.strip().splitlines()
     assert attribute in line
     assert f"supported: {SUPPORTED_INSPECT}" in line
-
-
-PAGE = Path(__file__).parents[1] / "docs" / "upstream.md"
-
-
-def test_each_private_name_has_a_proposal_that_would_let_it_go() -> None:
-    attributes = {f"{owner.__name__}.{name}" for owner, name in PRIVATE_ATTRIBUTES}
-    named = {*PRIVATE_NAMES, *OPTIONAL_NAMES, *attributes}
-    wanted = {name.removeprefix("inspect_ai.") for name in named}
-    listed = set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE))
-    assert listed - {"_cli.main:inspect"} == wanted
 
 
 _EPISODES = """
@@ -157,12 +134,7 @@ def test_episodes_replace_nothing_but_what_is_listed(tmp_path: Path) -> None:
     listed = set(EXCHANGED)
     assert "inspect_ai.model._call_tools:call_tool" in changed
     assert changed <= listed, changed - listed
-    assert len(EXCHANGED) <= 6
-
-
-def test_each_exchanged_name_is_in_the_docs() -> None:
-    page = PAGE.read_text("utf-8")
-    assert all(f"| {name} |" in page for name in EXCHANGED)
+    assert len(EXCHANGED) == 6
 
 
 _BESIDE = """

@@ -110,7 +110,7 @@ def test_clean_up_ends_a_thread_that_waits(end: str, shielded: bool) -> None:
         [env] = await made.make_envs()
         await env.initial_observation()
         if end == "time limit":
-            await env.episode._machine._mailbox.end()  # type: ignore[attr-defined]
+            await env.episode._mailbox.end()  # type: ignore[attr-defined]
         if end == "settle":
             await env.settle()  # type: ignore[attr-defined]
         await made.cleanup()

@@ -20,7 +20,7 @@ from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult, Tra
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeState
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError, EpisodeError
-from inspect_tinker_plugin.episode import machine as episode_machine
+from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -196,11 +196,11 @@ class EpisodeCalls(RuleBasedStateMachine):
         gc.collect()
         for _ in range(200):  # a dropped episode is released in its own time
             left = asyncio.all_tasks(self.loop)
-            if not left and not episode_machine._running:
+            if not left and not episode_runner._running:
                 break
             self._finish(asyncio.sleep(0.01))
         assert not asyncio.all_tasks(self.loop)
-        assert not episode_machine._running
+        assert not episode_runner._running
         assert not sandbox_folder.alive
         assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
         released = [number for number, _ in sandbox_folder.releases]

@@ -18,7 +18,7 @@ from inspect_ai.util import SandboxEnvironment, sandbox, sandboxenv
 from inspect_ai.util import SandboxEnvironmentConfigType as Config
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.episode.machine import _running
+from inspect_tinker_plugin.episode.runner import _running
 from inspect_tinker_plugin.export.prompts import FirstTurns
 from inspect_tinker_plugin.options import EpisodeOptions
 
@@ -210,7 +210,7 @@ async def test_an_episode_ends_at_its_first_call() -> None:
 async def test_a_sample_may_take_its_time_before_its_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0)
 
     @solver
     def slow() -> Solver:
@@ -228,7 +228,7 @@ async def test_a_sample_may_take_its_time_before_its_first_call(
 async def test_a_solver_that_does_not_end_does_not_hold_the_export_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0)
     allowed = asyncio.Event()
     turns = FirstTurns(Task(solver=stubborn(allowed)), options=EpisodeOptions(stop_timeout=0.05))
     assert (await turns.of(sample())).request.messages[-1].text == "Go."

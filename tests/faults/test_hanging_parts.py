@@ -46,7 +46,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import Cause
-from inspect_tinker_plugin.episode import machine as episode_machine
+from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.options import EpisodeOptions
@@ -88,7 +88,7 @@ async def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
     if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         await asyncio.wait(left, timeout=30)
     assert not asyncio.all_tasks() - before - {asyncio.current_task()}
-    assert not episode_machine._running
+    assert not episode_runner._running
     assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
     sandbox_folder.alive.clear()
 
@@ -132,7 +132,7 @@ class HangingJudge(ModelAPI):
 
 @pytest.mark.slow
 async def test_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0.5)
     judge = get_model("rl_hanging_judge/judge")
     await fails(Cause.SCORER, plum(model_graded_qa(model=judge)))
 
@@ -140,7 +140,7 @@ async def test_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @ways
 async def test_a_tool_executor(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0.5)
 
     async def executor(invocation: Any) -> Any:
         await way()
@@ -198,7 +198,7 @@ async def test_an_observer_changes_nothing(
 async def test_a_sandbox(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.START_GRACE", 0.2)
     monkeypatch.setattr("inspect_tinker_plugin.episode.sandbox.RELEASE_GRACE", 0.2)
-    monkeypatch.setattr("inspect_tinker_plugin.episode.machine.CLOSE_GRACE", 0.5)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0.5)
     real: Any = getattr(Counted, operation)
 
     async def hanging(*arguments: Any) -> dict[str, SandboxEnvironment] | None:
@@ -360,7 +360,7 @@ async def test_a_command_in_a_shield_that_does_not_end(where: str, wait: Waiting
             await asyncio.wait([running])
             del episode, running
             gc.collect()
-        if left := set(episode_machine._running):
+        if left := set(episode_runner._running):
             await asyncio.wait(left)
         if end != "drop":
             await asyncio.wait([running])

@@ -28,7 +28,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeClosedError, EpisodeError
-from inspect_tinker_plugin.episode import machine as episode_machine
+from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
@@ -39,7 +39,7 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
-    assert not episode_machine._running
+    assert not episode_runner._running
 
 
 def boxed(**options: Any) -> Any:
@@ -127,7 +127,7 @@ async def test_an_env_of_a_closed_group_runs_nothing() -> None:
     await builder.cleanup()
     with pytest.raises(EpisodeClosedError):
         await env.initial_observation()
-    assert not episode_machine._running
+    assert not episode_runner._running
 
 
 # The cookbook abandons rollouts that have not begun when a group is cancelled.

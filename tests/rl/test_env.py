@@ -35,7 +35,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
-from inspect_tinker_plugin.episode import machine as episode_machine
+from inspect_tinker_plugin.episode import runner as episode_runner
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 
@@ -68,14 +68,14 @@ async def eventually(true: Callable[[], bool]) -> None:
 
 
 async def all_released() -> None:
-    await eventually(lambda: not episode_machine._running)
+    await eventually(lambda: not episode_runner._running)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Any:
     yield
     gc.collect()
-    assert not episode_machine._running
+    assert not episode_runner._running
 
 
 def one(solver: Solver | list[Solver], scorer: Scorer | None = None) -> Task:
@@ -372,7 +372,7 @@ async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
 async def test_a_dropped_env_releases_its_episode() -> None:
     env = await make_env(arithmetic())
     await env.initial_observation()
-    assert episode_machine._running
+    assert episode_runner._running
     del env
     gc.collect()
     await all_released()
@@ -381,7 +381,7 @@ async def test_a_dropped_env_releases_its_episode() -> None:
 async def test_a_cancelled_rollout_releases_its_episode() -> None:
     env = await make_env(agent())
     task = asyncio.create_task(do_single_rollout(Words(["x"], delay_s=30), env))
-    await eventually(lambda: bool(episode_machine._running))
+    await eventually(lambda: bool(episode_runner._running))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

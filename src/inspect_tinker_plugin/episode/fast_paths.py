@@ -3,7 +3,7 @@
 Nothing of Inspect is replaced for them; they are methods of our own model and transcript.
 
 A call of the policy is ``Model.generate``'s own up to ``Model._generate``: the arguments, the
-message limits, the merging of options and refusals. :func:`model_call` stands for
+message limits, the merging of options and refusals. :func:`ask_policy` stands for
 ``Model._generate`` and follows it line by line. Left out are things that cannot happen to a parked
 call (retries, time-outs, streams, the cache, a place in a connection pool). With any hook, monitor,
 bridge or display that looks at model calls, or another release of Inspect than those that were
@@ -13,18 +13,14 @@ Without a log, the event of a call holds the messages themselves, not a copy of 
 the transcript is a list. A task may still read it (a scorer that counts tool calls, say): then it
 becomes an ordinary transcript, and later episodes of that task record copies from the beginning.
 
-``INSPECT_RL_SLOW`` turns them off, to find out whether one is at fault.
+``INSPECT_RL_SLOW=1`` turns them off, to find out whether one is at fault.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from enum import StrEnum
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import anyio
 from inspect_ai.event import Event, ModelEvent
@@ -42,41 +38,12 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from inspect_tinker_plugin import inspect_internals as internals
 
 SLOW = "INSPECT_RL_SLOW"
-"""Environment variable that names the paths to turn off, with commas, or ``all``; read once."""
+"""Environment variable that turns the fast paths of the episodes off that are then made."""
 
 
-class FastPath(StrEnum):
-    """The fast paths that can be turned off."""
-
-    MODEL_CALLS = "model_calls"
-    """The policy's model calls, without retries and connection slots."""
-
-    TRANSCRIPTS = "transcripts"
-    """Events in a plain list, those of model calls without copies of all messages."""
-
-
-_without: ContextVar[frozenset[FastPath]] = ContextVar("inspect_rl_slow", default=frozenset())
-
-
-def is_on(path: FastPath) -> bool:
-    """Whether a path is turned on here."""
-    return path not in _turned_off() and path not in _without.get()
-
-
-@cache
-def _turned_off() -> frozenset[FastPath]:
-    names = {name.strip() for name in os.environ.get(SLOW, "").split(",")}
-    return frozenset(path for path in FastPath if {"all", path.value} & names)
-
-
-@contextmanager
-def turn_off(*paths: FastPath) -> Iterator[None]:
-    """Turn paths off inside a block, and in the tasks that start there."""
-    token = _without.set(_without.get() | frozenset(paths))
-    try:
-        yield
-    finally:
-        _without.reset(token)
+def are_on() -> bool:
+    """Whether fast paths may be taken."""
+    return not os.environ.get(SLOW)
 
 
 class QuietTranscript(internals.Transcript):
@@ -147,92 +114,70 @@ async def _run_steps(plan: Plan, state: TaskState, generate: Generate) -> TaskSt
     return state
 
 
-class PolicyCall(NamedTuple):
-    """A call of the policy."""
-
-    model: Model
-    messages: list[ChatMessage]
-    """The conversation."""
-    tools: list[ToolInfo]
-    """The descriptions of the tools."""
-    tool_choice: ToolChoice
-    """Which of them it may call."""
-    config: GenerateConfig
-    """The merged options."""
-
-
-async def model_call(
-    asked: PolicyCall, definitions: Sequence[Any]
+async def ask_policy(
+    model: Model,
+    messages: list[ChatMessage],
+    definitions: Sequence[Any],
+    tools: list[ToolInfo],
+    tool_choice: ToolChoice,
+    config: GenerateConfig,
 ) -> tuple[ModelOutput, ModelEvent]:
     """Ask the policy, and record its reply and usage.
 
     Args:
-        asked: The call.
+        model: The policy's model.
+        messages: The conversation.
         definitions: Inspect's definitions of the tools, for the views of calls.
+        tools: The descriptions of the tools.
+        tool_choice: Which of them it may call.
+        config: The merged options.
 
     Returns:
         Its reply, and the event of the call.
     """
-    parts, model = internals.optional_names(), asked.model
-    assert parts is not None
-    await parts.wait_generate_dispatch(model, None)
-    parts._check_limits_before_dispatch()
+    names = internals.model_call_names()
+    await names.wait_generate_dispatch(model, None)
+    names._check_limits_before_dispatch()
     model.verify_model_apis()
-    event, complete = _record(asked)
-    started = parts.sample_clock()
+    asked: dict[str, Any] = {
+        "input": messages,
+        "tools": tools,
+        "tool_choice": tool_choice,
+        "config": config,
+    }
+    complete, event = _record(model, asked)
+    started = names.sample_clock()
     try:
-        output = await model.api.generate(
-            input=asked.messages,
-            tools=asked.tools,
-            tool_choice=asked.tool_choice,
-            config=asked.config,
-        )
+        output = await model.api.generate(**asked)
     except Exception as error:
-        complete(error)
+        complete(error, None)
         raise
     except anyio.get_cancelled_exc_class():
         if event.pending:
-            complete(RuntimeError("model call cancelled"))
+            complete(RuntimeError("model call cancelled"), None)
         raise
     assert isinstance(output, ModelOutput)
-    if parts.usage_input_tokens is not None and output.input_context_tokens is None:
-        output.input_context_tokens = parts.usage_input_tokens(output.usage)
-    output.time = parts.sample_clock() - started
+    if names.usage_input_tokens is not None and output.input_context_tokens is None:
+        output.input_context_tokens = names.usage_input_tokens(output.usage)
+    output.time = names.sample_clock() - started
     for choice in output.choices:
         for wanted in choice.message.tool_calls or []:
-            wanted.view = parts.tool_call_view(wanted, definitions)
-    complete(output)
+            wanted.view = names.tool_call_view(wanted, definitions)
+    complete(output, None)
     if output.usage:
-        parts.record_and_check_model_usage(model, output.usage, role=model.role, output=output)
-    parts.record_sample_model_fallback(output)
+        names.record_and_check_model_usage(model, output.usage, role=model.role, output=output)
+    names.record_sample_model_fallback(output)
     try:
-        parts.record_turn()
+        names.record_turn()
     finally:
-        parts.set_active_sample_total_turns(parts.turn_count() or 0)
+        names.set_active_sample_total_turns(names.turn_count() or 0)
     if not output.empty and output.stop_reason == "content_filter":
-        parts.report_refusal(output.completion)
+        names.report_refusal(output.completion)
     return output, event
 
 
-Complete = Callable[[ModelOutput | Exception], None]
+Complete = Callable[[ModelOutput | Exception, None], None]
 """Completes the event of a call with its reply or error."""
-
-
-def _record(asked: PolicyCall) -> tuple[ModelEvent, Complete]:
-    """Record a call of the policy that begins, as Inspect does where somebody may read it."""
-    running = transcript()
-    if isinstance(running, QuietTranscript) and running.is_quiet:
-        return _record_quietly(asked, running)
-    complete, event = asked.model._record_model_interaction(
-        input=asked.messages,
-        tools=asked.tools,
-        tool_choice=asked.tool_choice,
-        config=asked.config,
-        cache=None,
-    )
-    assert isinstance(event, ModelEvent)
-    return event, lambda result: complete(result, None)
-
 
 _EVENT = ModelEvent(
     model="", input=[], tools=[], tool_choice="auto", config=GenerateConfig(), output=ModelOutput()
@@ -240,46 +185,48 @@ _EVENT = ModelEvent(
 """What events of model calls are copied from, whose values need no check."""
 
 
-def _record_quietly(asked: PolicyCall, running: QuietTranscript) -> tuple[ModelEvent, Complete]:
-    parts = internals.optional_names()
-    requested = getattr(parts, "_requested_model", None)
+def _record(model: Model, asked: dict[str, Any]) -> tuple[Complete, ModelEvent]:
+    """Record a call that begins: as Inspect does, or for a transcript that nobody reads."""
+    running = transcript()
+    if not isinstance(running, QuietTranscript) or not running.is_quiet:
+        complete, event = model._record_model_interaction(**asked, cache=None)
+        assert isinstance(event, ModelEvent)
+        return complete, event
+    names = internals.model_call_names()
     event = _EVENT.model_copy(
         update={
-            "model": str(asked.model),
-            "role": asked.model.role,
-            "requested_model": None if requested is None else requested.get(),
-            "input": list(asked.messages),
-            "tools": asked.tools,
-            "tool_choice": asked.tool_choice,
-            "config": asked.config.model_copy(),  # which calls share, and a reader may change it
+            **asked,
+            "model": str(model),
+            "role": model.role,
+            "requested_model": names._requested_model and names._requested_model.get(),
+            "input": list(asked["input"]),
+            "config": asked["config"].model_copy(),  # which calls share, and a reader may change it
             "pending": True,
             "uuid": internals.unique_id(),
         }
     )
     running._event(event)
 
-    def complete(result: ModelOutput | Exception) -> None:
-        if isinstance(result, ModelOutput):
-            event.output = (
-                _as_answered(result) if running.is_quiet else result.model_copy(deep=True)
-            )
+    def complete_quietly(result: ModelOutput | Exception, call: None) -> None:
+        if isinstance(result, Exception):
+            event.error = names.exception_message(result)
         else:
-            event.error = parts.exception_message(result)  # type: ignore[union-attr]  # asked before
+            event.output = _copy_reply(result) if running.is_quiet else result.model_copy(deep=True)
         event.pending = None
 
-    return event, complete
+    return complete_quietly, event
 
 
-def _as_answered(output: ModelOutput) -> ModelOutput:
+def _copy_reply(output: ModelOutput) -> ModelOutput:
     """Copy an output and its messages: ``react()`` writes what was submitted into its own."""
     choices = [
-        choice.model_copy(update={"message": _own_fields(choice.message)})
+        choice.model_copy(update={"message": _copy_message(choice.message)})
         for choice in output.choices
     ]
     return output.model_copy(update={"choices": choices})
 
 
-def _own_fields(message: ChatMessageAssistant) -> ChatMessageAssistant:
+def _copy_message(message: ChatMessageAssistant) -> ChatMessageAssistant:
     content = message.content
     own = content if isinstance(content, str) else list(content)
     return message.model_copy(update={"content": own})

@@ -37,8 +37,8 @@ from inspect_tinker_plugin.contracts.policy import (
     find_side_model,
     requested_model,
 )
+from inspect_tinker_plugin.episode import fast_paths
 from inspect_tinker_plugin.episode.boundaries import stamp
-from inspect_tinker_plugin.episode.fast_paths import FastPath, PolicyCall, is_on, model_call
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
@@ -425,8 +425,8 @@ class PolicyModel(Model):
         if kwargs.get("connection") is not NO_PLACE or kwargs.get("on_stream") is not None:
             return super()._generate(*args, **kwargs)
         messages, definitions, tools, tool_choice = kwargs["prepared"]
-        return model_call(
-            PolicyCall(self, messages, tools, tool_choice, kwargs["config"]), definitions
+        return fast_paths.ask_policy(
+            self, messages, definitions, tools, tool_choice, kwargs["config"]
         )
 
 
@@ -471,5 +471,5 @@ def policy_model(
     model.api, model.merged, model.metrics = api, merged, {}
     model.side_models = side_models or {}
     model.keep_events = keep_events
-    model.fast = is_on(FastPath.MODEL_CALLS) and internals.knows_model_calls()
+    model.fast = fast_paths.are_on() and internals.knows_model_calls()
     return model, api

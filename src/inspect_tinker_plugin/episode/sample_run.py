@@ -30,8 +30,8 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, EpisodeState
 from inspect_tinker_plugin.contracts.errors import Cause, TaskError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
+from inspect_tinker_plugin.episode import fast_paths
 from inspect_tinker_plugin.episode.boundaries import Stamp, enclose
-from inspect_tinker_plugin.episode.fast_paths import FastPath, QuietTranscript, is_on
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import PolicyModel, policy_model, policy_name
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
@@ -66,7 +66,7 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
         sample_id=sample.id,
         epoch=epoch,
         input=sample.input if isinstance(sample.input, str) else deepcopy(sample.input),
-        messages=internals.first_messages(sample),
+        messages=internals.sample_messages(sample),
         target=Target(sample.target),
         choices=sample.choices,
         message_limit=limits.message,
@@ -110,9 +110,7 @@ class Preparing:
         generate = task.generate_with(self._model)
         internals.set_task_generate(generate)
         internals.init_sample_model_data()
-        if task.first_calls:
-            internals.init_state_of_loaded_providers()
-        else:
+        if not task.first_calls:  # an export loads the libraries of no provider
             internals.init_sample_assistant_internal()
         internals.reset_sample_limit_data()
         internals.limit_subprocesses(task.options.max_subprocesses)
@@ -139,9 +137,9 @@ class Preparing:
 
     def _make_transcript(self) -> internals.Transcript:
         record = self._record
-        if record.keep_log or record.task.reads_events or not is_on(FastPath.TRANSCRIPTS):
+        if record.keep_log or record.task.reads_events or not fast_paths.are_on():
             return internals.Transcript(log_model_api=False)
-        return QuietTranscript(record.task.note_reading)
+        return fast_paths.QuietTranscript(record.task.note_reading)
 
     @property
     def waits(self) -> bool:

@@ -1,32 +1,34 @@
-"""The only package that touches private names of Inspect, each with the reason why.
+"""The only package that touches private names of Inspect.
 
-Inspect promises its public API; running one sample outside of ``eval()`` needs a little
-more. ``names`` lists every private name with why no public one serves; the other modules import
-them, each those of one part of Inspect. This façade has them all, once they were looked up.
+Inspect promises its public API; running one sample outside of ``eval()`` needs a little more.
+``docs/upstream.md`` lists every private name, and the public one that would let it go. Each module
+here has the names of one part of Inspect; this façade has them all. An unsupported release leads to
+a :class:`VersionError` that names what it lacks.
 """
 
-# ruff: noqa: E402, F403  (the check has to run before the imports that it guards)
+# ruff: noqa: F403  (each module says in `__all__` what it offers)
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.inspect_internals import names
-from inspect_tinker_plugin.inspect_internals.names import *
+from importlib.metadata import version
 
-names.check_inspect_version()
+from inspect_tinker_plugin.contracts.errors import VersionError
+from inspect_tinker_plugin.inspect_internals.releases import SUPPORTED_INSPECT
 
-from inspect_tinker_plugin.inspect_internals import (
-    calls,
-    samples,
-    sandboxes,
-    tasks,
-)
-from inspect_tinker_plugin.inspect_internals.calls import *
-from inspect_tinker_plugin.inspect_internals.samples import *
-from inspect_tinker_plugin.inspect_internals.sandboxes import *
-from inspect_tinker_plugin.inspect_internals.tasks import *
+try:
+    from inspect_tinker_plugin.inspect_internals import calls, samples, sandboxes, tasks
+    from inspect_tinker_plugin.inspect_internals.calls import *
+    from inspect_tinker_plugin.inspect_internals.samples import *
+    from inspect_tinker_plugin.inspect_internals.sandboxes import *
+    from inspect_tinker_plugin.inspect_internals.tasks import *
+except (ImportError, AttributeError) as error:
+    raise VersionError(
+        f"inspect-ai {version('inspect-ai')} is not supported by inspect-tinker-plugin "
+        f"{version('inspect-tinker-plugin')} (supported: {SUPPORTED_INSPECT}): {error}. "
+        "Install a supported release of either package."
+    ) from error
 
-__all__: list[str] = []
-__all__ += names.__all__
+__all__: list[str] = ["SUPPORTED_INSPECT"]
 __all__ += calls.__all__
 __all__ += samples.__all__
 __all__ += sandboxes.__all__

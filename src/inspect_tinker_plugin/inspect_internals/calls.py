@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import cache, wraps
+from importlib import import_module
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 from inspect_ai.agent._handoff import AgentTool
+from inspect_ai.hooks import _legacy
 from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.tool import ToolCall, ToolDef
@@ -18,13 +20,13 @@ from inspect_ai.util import display_type
 from packaging.version import Version
 
 from inspect_tinker_plugin.contracts.errors import VersionError
-from inspect_tinker_plugin.inspect_internals.names import optional_names
 from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 __all__ = [
     "enclose_calls",
     "enclose_tool_call",
     "knows_model_calls",
+    "model_call_names",
     "parse_tool_call",
     "route_tool_calls",
     "somebody_watches_model_calls",
@@ -39,19 +41,49 @@ _FIRST_KNOWN = Version("0.3.281")
 @cache
 def knows_model_calls() -> bool:
     """Whether our own model call does what the calls of this release of Inspect do."""
-    tried = _FIRST_KNOWN <= Version(version("inspect-ai")) <= Version(TRIED["inspect-ai"][1])
-    return tried and optional_names() is not None
+    return _FIRST_KNOWN <= Version(version("inspect-ai")) <= Version(TRIED["inspect-ai"][1])
+
+
+_MODEL_CALL_NAMES = (
+    "inspect_ai._control.pause:wait_generate_dispatch",
+    "inspect_ai._sentinel._context:active_sentinel",
+    "inspect_ai._util.error:exception_message",
+    "inspect_ai._util.working:sample_clock",
+    "inspect_ai.hooks._hooks:get_all_hooks",
+    "inspect_ai.log._refusal:report_refusal",
+    "inspect_ai.log._samples:set_active_sample_total_turns",
+    "inspect_ai.model._call_tools:tool_call_view",
+    "inspect_ai.model._model:_check_limits_before_dispatch",
+    "inspect_ai.model._model:_model_event_sink",
+    "inspect_ai.model._model:_requested_model",
+    "inspect_ai.model._model:record_and_check_model_usage",
+    "inspect_ai.model._model:record_sample_model_fallback",
+    "inspect_ai.model._model_output:usage_input_tokens",
+    "inspect_ai.util._limit:record_turn",
+    "inspect_ai.util._limit:turn_count",
+)
+
+
+@cache
+def model_call_names() -> SimpleNamespace:
+    """Return the names that our own model call uses; ``None`` in place of one that came later."""
+    found = SimpleNamespace()
+    for name in _MODEL_CALL_NAMES:
+        module, _, attribute = name.partition(":")
+        setattr(found, attribute, getattr(import_module(module), attribute, None))
+    return found
 
 
 def somebody_watches_model_calls() -> bool:
     """Whether hooks, telemetry, a monitor, an agent bridge or a display asks for model calls."""
-    parts = optional_names()
+    if not knows_model_calls():
+        return True
+    names = model_call_names()
     return (
-        parts is None
-        or any(hook.enabled() for hook in parts.get_all_hooks())
-        or sys.modules["inspect_ai.hooks._legacy"]._send_telemetry is not None
-        or parts.active_sentinel() is not None
-        or parts._model_event_sink.get() is not None
+        any(hook.enabled() for hook in names.get_all_hooks())
+        or _legacy._send_telemetry is not None
+        or names.active_sentinel() is not None
+        or names._model_event_sink.get() is not None
         or display_type() == "conversation"
     )
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from inspect_ai import Task
@@ -30,7 +27,7 @@ from inspect_ai.log import EvalError, transcript
 from inspect_ai.log._log import eval_error
 from inspect_ai.log._samples import ActiveSample, _sample_active
 from inspect_ai.log._transcript import Transcript, init_transcript
-from inspect_ai.model import ChatMessage, ChatMessageUser, GenerateConfig, Model, ModelUsage
+from inspect_ai.model import GenerateConfig, Model, ModelUsage
 from inspect_ai.model._assistant_internal import init_sample_assistant_internal
 from inspect_ai.model._model import (
     init_sample_model_data,
@@ -51,30 +48,25 @@ from inspect_ai.util._limit import (
     reset_sample_limit_data,
 )
 from inspect_ai.util._store import init_subtask_store
+from shortuuid import uuid as unique_id
 
 from inspect_tinker_plugin.contracts.wording import spelt_out
 from inspect_tinker_plugin.inspect_internals.tasks import PrerequisiteError, without_markup
 
 __all__ = [
-    "PRIVATE_ATTRIBUTES",
     "ActiveSample",
     "TerminateSampleError",
     "Transcript",
-    "_acp_live_active",
-    "_sample_active",
     "capture_task_input_media",
-    "create_checkpointer",
     "create_eval_sample",
     "enter_scoring_context",
     "enter_task_context",
     "error_record",
-    "first_messages",
     "forget_tools",
     "init_sample_assistant_internal",
     "init_sample_model_data",
     "init_sample_working_time",
     "init_scoring_context",
-    "init_state_of_loaded_providers",
     "init_subtask_store",
     "init_transcript",
     "inner_exception",
@@ -87,7 +79,7 @@ __all__ = [
     "reset_sample_limit_data",
     "resolve_plan",
     "running_sample",
-    "running_sample_id",
+    "sample_messages",
     "sample_state",
     "sample_usage",
     "scorer_args",
@@ -100,19 +92,6 @@ __all__ = [
     "to_json_safe",
     "unique_id",
 ]
-
-PRIVATE_ATTRIBUTES: dict[tuple[type, str], str] = {
-    (Model, "_resolve_config"): "the policy ignores time-outs, retries and connection limits",
-    (Model, "_generate"): "the fast path of model calls takes its place",
-    (Model, "_record_model_interaction"): "the fast path records calls for a log with it",
-    (Model, "_connection_concurrency"): "a parked call needs no place in a pool",
-    (Transcript, "_event_updated"): "a call that a limit has cut off is no longer pending",
-    (Transcript, "_event"): "appends an event; the public methods only add info events",
-    (TaskState, "_message_limit"): "the limit object that the sample runs under",
-    (TaskState, "_token_limit"): "the limit object that the sample runs under",
-    (TaskState, "_cost_limit"): "the limit object that the sample runs under",
-}
-"""Private methods and attributes of public classes, with the reason for each."""
 
 
 def record_event(event: Event) -> None:
@@ -151,27 +130,6 @@ def enter_scoring_context(
     return recorded
 
 
-@cache
-def _modules_with_provider_state() -> tuple[str, ...] | None:
-    """Return the modules that keep state per sample; ``None`` if they cannot be told."""
-    try:
-        tree = ast.parse(inspect.getsource(init_sample_assistant_internal))
-    except (OSError, SyntaxError, TypeError):  # no source at hand
-        return None
-    return tuple(node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-
-
-def init_state_of_loaded_providers() -> None:
-    """Set up what providers keep per sample, without loading one that nobody has asked for.
-
-    A provider that is loaded by a later model call of the same sample keeps that state per process.
-    It is found by the ids of a provider's messages and calls, so samples do not see each other's.
-    """
-    modules = _modules_with_provider_state()
-    if not modules or any(name in sys.modules for name in modules):
-        init_sample_assistant_internal()
-
-
 _CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters
 
 
@@ -197,15 +155,6 @@ def enter_task_context(
     init_task_context(model, model_roles, config, task.approval, task.review, **known)
 
 
-_ALPHABET = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_LETTERS = bytes(_ALPHABET[number % len(_ALPHABET)] for number in range(256))
-
-
-def unique_id() -> str:
-    """Make an id as long and in the letters of Inspect's."""
-    return os.urandom(22).translate(_LETTERS).decode("ascii")
-
-
 _MANY_DESCRIPTIONS = 1000
 
 
@@ -218,24 +167,6 @@ def forget_tools() -> None:
     cache = getattr(sys.modules["inspect_ai.tool._tool_info"], "_tool_info_cache", None)
     if cache is not None and len(cache) > _MANY_DESCRIPTIONS:
         cache.clear()
-
-
-def first_messages(sample: Sample) -> list[ChatMessage]:
-    """Return the messages that a sample's input stands for, as an eval does."""
-    if isinstance(sample.input, str):
-        return [ChatMessageUser(id=unique_id(), content=sample.input, source="input")]
-    return sample_messages(sample)
-
-
-@cache
-def _compact_sample() -> type[ActiveSample]:
-    """Return a running sample with slots: so many attributes take four times that in a dict."""
-    parameters: dict[str, Any] = dict.fromkeys(inspect.signature(ActiveSample).parameters)
-    try:
-        names = tuple(vars(ActiveSample(**parameters)))
-    except Exception:  # a release that looks at what it is given
-        return ActiveSample
-    return type("ActiveSample", (ActiveSample,), {"__slots__": names})
 
 
 def running_sample(
@@ -255,7 +186,7 @@ def running_sample(
     ``eval()`` in the process, and the session is most of a sample's start-up cost.
     """
     assert sample.id is not None
-    active = _compact_sample()(
+    active = ActiveSample(
         task=task,
         log_location="",
         model=model,
@@ -319,12 +250,6 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, PrerequisiteError):
         text = without_markup(text)
     return spelt_out(text) or type(error).__name__
-
-
-def running_sample_id() -> tuple[int | str | None, int]:
-    """Return id and epoch of the sample running in this context; ``(None, 0)`` outside of one."""
-    active = _sample_active.get(None)
-    return (None, 0) if active is None else (active.sample.id, active.epoch)
 
 
 def recorded_events(transcript: Transcript | None) -> Sequence[Event]:

@@ -31,7 +31,6 @@ from inspect_ai.agent._bridge.sandbox.service import (  # type: ignore[attr-defi
 from inspect_ai.agent._bridge.util import in_bridge_model_generate
 from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.context import (
-    cleanup_sandbox_environments_sample,
     init_sandbox_environments_sample,
     sandbox_environments_context_var,
     sandbox_with_environments_context_var,
@@ -53,7 +52,6 @@ __all__ = [
     "_lifecycle_state",
     "bridge_dialect",
     "chdir",
-    "cleanup_sandbox_environments_sample",
     "environ_vars",
     "in_dialect",
     "init_sandbox_environments_sample",
@@ -64,7 +62,6 @@ __all__ = [
     "resolve_sandbox",
     "resolve_task_sandbox",
     "route_agent_bridges",
-    "sandbox_environments_context_var",
     "set_sandbox_limits",
     "unproxied",
     "watch_sandbox_use",

@@ -148,6 +148,7 @@ class InspectEnv(Env):
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True
         try:
+            self.episode.end_with(self)
             end_with_rollout(self.episode)
             await wait_to_start()
             observed = await self._observe(await self._timed(self._hooks.start(self.episode)))

@@ -234,7 +234,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         results = await asyncio.gather(*closing, return_exceptions=True)
         if (run := self.handle.log_run) is not None and envs:
             slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
-            rollouts = [_describe_rollout(env) for env in envs if env.episode.started]
+            rollouts = [_describe_rollout(env) for env in envs if env.episode.task is not None]
             await write_group(run, slot, rollouts)
         for env in envs:
             env.forget()

@@ -22,7 +22,7 @@ from tests.faults.campaign.folder import PROVIDER
 from tests.faults.campaign.plan import CAUSES, Case, Running, draw, running_cases
 
 from inspect_tinker_plugin.contracts.errors import EpisodeError
-from inspect_tinker_plugin.episode.machine import _running as running_episodes
+from inspect_tinker_plugin.episode.runner import _running as running_episodes
 from inspect_tinker_plugin.episode.sandbox import sandbox_places
 from inspect_tinker_plugin.rl.hooks import Observers
 

@@ -21,7 +21,7 @@ from inspect_tinker_plugin.contracts.observers import (
     EpisodeStarted,
     TurnTaken,
 )
-from inspect_tinker_plugin.episode.machine import HAD_NOT_ENDED
+from inspect_tinker_plugin.episode.runner import HAD_NOT_ENDED
 from inspect_tinker_plugin.rewards import UnscoredError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from inspect_tinker_plugin.inspect_internals import running_sample_id
+from inspect_ai.log._samples import sample_active  # private: the sample that runs here
 
 
 class Point(StrEnum):
@@ -192,5 +192,5 @@ async def _strike(fault: Fault, running: Running) -> None:
 
 async def strike_here(point: Point) -> None:
     """Strike the episode that runs in this context."""
-    sample_id, epoch = running_sample_id()
-    await strike(point, sample_id, epoch)
+    if (active := sample_active()) is not None:
+        await strike(point, active.sample.id, active.epoch)
