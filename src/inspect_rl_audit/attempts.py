@@ -23,7 +23,6 @@ from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups
 from inspect_tinker_plugin.logs import RolloutStatus, figures
 from inspect_tinker_plugin.plugins import counted
-from inspect_tinker_plugin.rl import no_key, tinker_policy
 from inspect_tinker_plugin.tasks import task_digest
 
 if TYPE_CHECKING:
@@ -178,6 +177,7 @@ def roll_out(
         ConfigError: The model cannot be sampled from.
     """
     from inspect_tinker_plugin.logs import assemble_pending
+    from inspect_tinker_plugin.rl import no_key, tinker_policy
     from inspect_tinker_plugin.tasks import select_samples
 
     samples = select_samples(resolved.task, options.selection)

@@ -235,7 +235,7 @@ from inspect_swe._util.trace import trace
 from inspect_tinker_plugin.agents.bridge import serve_agents
 
 async def main():
-    async with serve_agents(lambda operation: operation):
+    async with serve_agents([], lambda operation: operation):
         trace("started")
 
 asyncio.run(main())

@@ -226,6 +226,7 @@ def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "find_spec",
         lambda name, *args: None if name == "skyrl" else find_spec(name, *args),
     )
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(LocalConfigError, match=r"skyrl.*inspect-tinker-plugin\[local\]"):
         LocalServer(tmp_path)
 
@@ -233,6 +234,7 @@ def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @needs_local
 def test_an_untested_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(LocalConfigError, match=r"written for skyrl 0\.2\.0, and 0\.9\.1 is"):
         LocalServer(tmp_path)
 
