@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import sides
 
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportProgress, export_task
-from inspect_tinker_plugin.processes.memory import freeze_memory
+from inspect_tinker_plugin.processes.workers import freeze_memory
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
 ROWS = 20_000

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.processes.memory import THRESHOLDS
+from inspect_tinker_plugin.processes.workers import THRESHOLDS
 
 os.environ.setdefault("INSPECT_DISPLAY", "none")
 

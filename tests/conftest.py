@@ -113,5 +113,5 @@ def heeded_signals() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def unfrozen() -> Iterator[None]:
     """Let the collector work as usual: commands of this process would tune it."""
-    with patch("inspect_tinker_plugin.processes.memory.freeze_memory", lambda: None):
+    with patch("inspect_tinker_plugin.processes.workers.freeze_memory", lambda: None):
         yield

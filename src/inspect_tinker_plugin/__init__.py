@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
     from inspect_tinker_plugin.options import EpisodeOptions
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
-    from inspect_tinker_plugin.processes.memory import freeze_memory
+    from inspect_tinker_plugin.processes.workers import freeze_memory
     from inspect_tinker_plugin.rewards import Reward
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder, load_environment
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
@@ -58,7 +58,7 @@ _HOMES = {
     "TurnRequest": "contracts.episodes",
     "as_rl_dataset": "rl.dataset",
     "as_rl_mixture": "rl.mixture",
-    "freeze_memory": "processes.memory",
+    "freeze_memory": "processes.workers",
     "hookimpl": "plugins.hookspecs",
     "load_environment": "rl.builder",
 }

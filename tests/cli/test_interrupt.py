@@ -107,7 +107,7 @@ def test_a_signal_stops_as_ctrl_c_does(tmp_path: Path, by: signal.Signals, ignor
 def test_an_ignored_signal_stays_ignored_and_a_repeated_one_changes_nothing() -> None:
     program = (
         "import os, signal, sys\n"
-        "from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c\n"
+        "from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c\n"
         "with stopped_like_ctrl_c() as stopped:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "    print('alive', stopped.by)\n"
@@ -173,7 +173,7 @@ def test_a_signal_removes_the_containers_of_inspects_own_sandbox(
 
 IN_A_LOOP = """
 import asyncio, os, signal
-from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
+from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a script
 

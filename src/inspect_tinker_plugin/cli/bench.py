@@ -177,7 +177,7 @@ class _Plan:
 
 async def _episodes(plan: _Plan) -> SideCost:
     from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
-    from inspect_tinker_plugin.processes.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.testing import load_renderer
 

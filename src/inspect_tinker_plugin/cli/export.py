@@ -232,7 +232,7 @@ def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None
 
 def _export_task(output: Path, choices: dict[str, Any]) -> int:
     from inspect_tinker_plugin.export.pipeline import export_task
-    from inspect_tinker_plugin.processes.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.workers import freeze_memory_once
 
     resolved = load_task(choices)
     options = _task_export(choices)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 import click
 
-from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
+from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 
 OUR_PACKAGES = ("inspect_docker_pool", "inspect_rl_audit", "inspect_tinker_plugin", "tinker_local")
 """Packages whose errors are raised on purpose."""

@@ -238,7 +238,7 @@ def _context_window(choices: dict[str, Any]) -> int | None:
 
 
 def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
-    from inspect_tinker_plugin.processes.memory import freeze_memory_once
+    from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
     options = dataset_choices("rollout", choices)

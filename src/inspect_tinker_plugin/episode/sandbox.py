@@ -34,7 +34,7 @@ from inspect_tinker_plugin.processes.cancellation import (
     uninterrupted,
 )
 from inspect_tinker_plugin.processes.loops import Turnstile
-from inspect_tinker_plugin.processes.stopping import kill_processes_in
+from inspect_tinker_plugin.processes.workers import kill_processes_in
 
 logger = getLogger(__name__)
 

@@ -30,8 +30,7 @@ from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure, ch
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
 from inspect_tinker_plugin.options import EpisodeOptions, Selection
-from inspect_tinker_plugin.processes.memory import freeze_memory_once
-from inspect_tinker_plugin.processes.workers import dump, worker_pool
+from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, task_reference
 from inspect_tinker_plugin.tasks.samples import select_samples
 

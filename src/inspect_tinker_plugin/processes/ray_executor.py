@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
@@ -53,7 +52,6 @@ class RayExecutor(Executor):
             name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
         }
         self._refs: dict[Future[Any], Any] = {}
-        self._lock = threading.Lock()
         self._interrupted: list[Any] = []
         self._closed = False
 
@@ -67,8 +65,7 @@ class RayExecutor(Executor):
             raise RuntimeError("cannot submit to an executor that was shut down")
         reference = self._call.remote(self._environ, fn, args, kwargs)
         future: Future[T] = Future()
-        with self._lock:
-            self._refs[future] = reference
+        self._refs[future] = reference
         future.add_done_callback(self._forget)
         reference.future().add_done_callback(lambda source: _hand_over(source, future))
         return future
@@ -76,8 +73,7 @@ class RayExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls; safe to call again."""
         self._closed = True
-        with self._lock:
-            open_calls = list(self._refs)
+        open_calls = list(self._refs)
         if cancel_futures:
             for future in open_calls:
                 future.cancel()
@@ -91,8 +87,7 @@ class RayExecutor(Executor):
             self._ray.wait(references, num_returns=len(references), timeout=timeout)
 
     def _forget(self, future: Future[Any]) -> None:
-        with self._lock:
-            reference = self._refs.pop(future, None)
+        reference = self._refs.pop(future, None)
         if future.cancelled() and reference is not None and self._ray.is_initialized():
             self._interrupted.append(reference)
             self._ray.cancel(reference, force=False)

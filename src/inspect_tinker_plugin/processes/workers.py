@@ -1,8 +1,12 @@
-"""Processes that work for this one and always end with it, and how things are sent to them."""
+"""Worker processes: what is sent to them, the signals that stop them and this one, their memory."""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import gc
 import io
+import math
 import multiprocessing
 import os
 import signal
@@ -13,15 +17,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
-
-from inspect_tinker_plugin.processes.stopping import Stopped
+import psutil
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,11 +34,79 @@ T = TypeVar("T")
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
 
-_AGAIN_SECONDS = 0.5
-"""Seconds after which a worker that was told to end and still waits is told again."""
-
 ROLLOUTS = "inspect_tinker_plugin.rl.group"
 """What a worker loads that runs groups of rollouts."""
+
+
+STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped:
+    """Which signal has stopped the program, if any."""
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Act on a signal as on Ctrl-C.
+
+        Repetitions are ignored: ``timeout`` and many supervisors signal a process twice, itself
+        and with its group, and a second Ctrl-C would cut off the clean-up.
+        """
+        if self.by is not None:
+            return
+        self.by = signal.Signals(number)
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(signal.SIGINT, frame)
+        else:  # Ctrl-C is ignored, as in a background job of a script
+            _interrupt_between_steps()
+
+    def install(self) -> list[signal.Signals]:
+        """Handle the signals that nothing handles yet; returns them.
+
+        Python allows it in the main thread only; elsewhere this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return []
+        free = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_DFL]
+        for number in free:
+            signal.signal(number, self)
+        return free
+
+
+def _interrupt_between_steps() -> None:
+    """Raise `KeyboardInterrupt`; out of a running event loop between two steps, not within one.
+
+    ``asyncio.run`` then cancels all tasks and waits for them, as it does after Ctrl-C.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise KeyboardInterrupt from None
+    loop.call_soon_threadsafe(_interrupt)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_like_ctrl_c() -> Iterator[Stopped]:
+    """Make the signals act as Ctrl-C inside a block.
+
+    Signals that the program handles or ignores itself (``nohup``) are left alone.
+
+    Yields:
+        Which signal has come.
+    """
+    stopped = Stopped()
+    installed = stopped.install()
+    try:
+        yield stopped
+    finally:
+        for number in installed:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -86,7 +159,6 @@ def _start_worker(loading: str) -> None:
     _signals.install()
     # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
-    Finalize(None, _signals.begin_exit, exitpriority=1000)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-parent", daemon=True).start()
@@ -108,28 +180,17 @@ class _Signals(Stopped):
     def __init__(self) -> None:
         super().__init__()
         self._on_ctrl_c = signal.getsignal(signal.SIGINT)
-        self._waiting = self._exiting = self._told_again = False
+        self._waiting = False
         self.interrupted = False
         """Whether a call was interrupted, or the worker is to end; further calls are refused."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self._waiting:
             super().__call__(number, frame)
-        elif self.by is None or (self._told_again and not self._exiting):
+        elif self.by is None:
             self.by = signal.Signals(number)
-            self.interrupted, self._told_again = True, False
-            # The pool takes what is raised while it sends a result for that result.
-            again = threading.Timer(_AGAIN_SECONDS, self._tell_again, (number,))
-            again.daemon = True
-            again.start()
+            self.interrupted = True
             sys.exit(128 + number)
-
-    def _tell_again(self, number: int) -> None:
-        self._told_again = True
-        os.kill(os.getpid(), number)
-
-    def begin_exit(self) -> None:
-        self._exiting = True
 
     def begin_waiting(self) -> None:
         self._waiting = True
@@ -211,3 +272,52 @@ def _home(variable: ContextVar[Any]) -> tuple[str, str] | None:
 
 def _look_up(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
+
+
+_CLOCK_SECONDS = 1.0
+"""Seconds by which a process may seem to be older than it is: Linux counts from a whole second."""
+
+
+def kill_processes_in(folder: str, *, since: float = 0.0, until: float = math.inf) -> None:
+    """Kill all processes whose working directory is a folder, or is inside of it; it may be gone.
+
+    Args:
+        folder: The folder.
+        since: When the oldest of them was started, by ``time.time()``.
+        until: When the newest of them was started.
+    """
+    for number in psutil.pids():
+        with suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
+            process = psutil.Process(number)
+            in_time = since - _CLOCK_SECONDS <= process.create_time() <= until
+            if in_time and Path(process.cwd()).is_relative_to(folder):
+                process.kill()
+
+
+THRESHOLDS = (100_000, 50, 100)
+"""New objects before a collection, and how many collections come before a more thorough one."""
+
+
+def freeze_memory() -> None:
+    """Exclude everything that is loaded from later garbage collections, and make those rare.
+
+    A process with PyTorch and a large dataset holds millions of objects, and a full collection
+    visits each of them: a third of a second in which no episode runs. Thousands of waiting
+    episodes add as much. Call this once, when model and datasets are loaded and before the first
+    rollout. The commands of ``inspect rl`` and rollout workers call it themselves; your own
+    trainer has to.
+
+    Memory is still freed as soon as nothing refers to it, which is how episodes free theirs. Only
+    reference cycles wait for the collector: those among the loaded objects are never freed, later
+    ones after 100,000 new objects instead of 700 (``gc.set_threshold``).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    atexit.register(gc.unfreeze)  # libraries report what is frozen as lost otherwise
+
+
+@cache
+def freeze_memory_once() -> None:
+    """Do as :func:`freeze_memory` the first time: for commands and workers."""
+    freeze_memory()

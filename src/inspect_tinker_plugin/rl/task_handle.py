@@ -21,8 +21,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, Tas
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
 from inspect_tinker_plugin.options import DatasetOptions
-from inspect_tinker_plugin.processes.memory import freeze_memory_once
-from inspect_tinker_plugin.processes.workers import dump
+from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import RewardRules

@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.processes.memory import freeze_memory_once
+from inspect_tinker_plugin.processes.workers import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture

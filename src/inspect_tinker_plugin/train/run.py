@@ -24,7 +24,7 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.processes.stopping import stopped_like_ctrl_c
+from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
 from inspect_tinker_plugin.train.data import test_last_weights
