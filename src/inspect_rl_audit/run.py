@@ -20,7 +20,6 @@ from inspect_rl_audit.stage import Stage, read_budget, spread
 from inspect_tinker_plugin import ConfigError, __version__
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.plugins import (
-    ExpressionError,
     PluginError,
     Plugins,
     build,
@@ -40,7 +39,6 @@ async def run_audit(
     options: AuditOptions,
     *,
     name: str | None = None,
-    plugins: Plugins | None = None,
     progress: Progress = lambda probe, planned: None,
 ) -> AuditReport:
     """Audit a task, and leave ``audit.html``, ``audit.json`` and logs in the output folder.
@@ -51,16 +49,15 @@ async def run_audit(
         task: The task.
         options: What to do.
         name: The task's name in the report and the journal; its own name if not given.
-        plugins: Where probes and hooks are looked up; the installed plugins when not given.
         progress: Shows how far the audit is.
 
     Raises:
         ConfigError: An option cannot be used, or the folder holds another audit.
     """
-    probes = resolve_probes(options.probes, plugins=plugins)
-    task = with_plugin_scorers(task, plugins=plugins)
+    probes = resolve_probes(options.probes)
+    task = with_plugin_scorers(task)
     empty = task.sample_source is None and len(task.dataset) == 0  # a finding, not an error
-    samples = [] if empty else list(select_samples(task, options.selection, plugins=plugins))
+    samples = [] if empty else list(select_samples(task, options.selection))
     Gold(options.gold).check(samples)
     out = options.out.expanduser().absolute()
     current = "honest policies"
@@ -68,7 +65,7 @@ async def run_audit(
         task,
         runner_options=dict(options.runner_options),
         options=EpisodeOptions(**options.episode_options),
-        reward=resolve_reward(options.reward, plugins=plugins),
+        reward=resolve_reward(options.reward),
         budget=read_budget(options.budget),
         journal=AuditJournal(out, _identity(task, name, options)),
         folder=out,
@@ -79,7 +76,7 @@ async def run_audit(
     found: list[Finding] = []
     for current, probe in probes.items():
         refused = stage.budget.refused
-        found += await _run_probe(current, probe, context, plugins or default_plugins())
+        found += await _run_probe(current, probe, context, default_plugins())
         if stage.budget.refused > refused:
             context.figures.setdefault("unfinished", []).append(current)
     found += _find_spent_budget(context)
@@ -181,30 +178,20 @@ def _find_spent_budget(context: AuditContext) -> list[Finding]:
 HOOK = "inspect_rl_audit_probes"
 
 
-class ProbeExpressionError(ExpressionError):
-    """A probe expression has a fault; the message and the attributes say where."""
-
-    subject = "probe expression"
-
-
-def resolve_probes(
-    names: Sequence[str] = (), *, plugins: Plugins | None = None
-) -> Mapping[str, Probe]:
+def resolve_probes(names: Sequence[str] = ()) -> Mapping[str, Probe]:
     """Make probes.
 
     Args:
         names: Expressions, such as ``baselines`` or ``spelling(language='en')``; every probe
             that is installed, made without arguments, when there are none.
-        plugins: Where names are looked up; the installed plugins when not given.
 
     Raises:
         ConfigError: An unknown name, a malformed expression, or an object that is no probe.
     """
-    catalogue = (plugins or default_plugins()).catalogue(HOOK)
-    language = catalogue.language("probe", ProbeExpressionError)
+    catalogue = default_plugins().catalogue(HOOK)
     probes: dict[str, Probe] = {}
     for name in names or list(catalogue.entries):
-        built = build(name, language)
+        built = build(name, catalogue).value
         if not callable(built) or isinstance(built, type):
             raise PluginError(f"probe {name!r} is {built!r:.80}, which cannot be called")
         probes[name] = built

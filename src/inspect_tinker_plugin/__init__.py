@@ -34,33 +34,23 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
     from inspect_tinker_plugin.processes.workers import freeze_memory
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder, load_environment
+    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
     from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, as_rl_mixture
     from inspect_tinker_plugin.tasks.reference import TaskRef
 
 _HOMES = {
-    "Cause": "contracts.errors",
-    "ConfigError": "contracts.errors",
-    "Episode": "episode.runner",
-    "EpisodeError": "contracts.errors",
-    "EpisodeOptions": "options",
-    "EpisodeResult": "contracts.episodes",
-    "EpisodeRunner": "episode.runner",
-    "InspectRLDataset": "rl.dataset",
-    "InspectRLDatasetBuilder": "rl.builder",
-    "InspectRLError": "contracts.errors",
-    "InspectRLMixture": "rl.mixture",
-    "MixedTask": "rl.mixture",
-    "Reward": "rewards",
-    "SandboxError": "contracts.errors",
-    "TaskRef": "tasks.reference",
-    "TurnRequest": "contracts.episodes",
-    "as_rl_dataset": "rl.dataset",
-    "as_rl_mixture": "rl.mixture",
-    "freeze_memory": "processes.workers",
-    "hookimpl": "plugins.hookspecs",
-    "load_environment": "rl.builder",
+    "contracts.episodes": ("EpisodeResult", "TurnRequest"),
+    "contracts.errors": ("Cause", "ConfigError", "EpisodeError", "InspectRLError", "SandboxError"),
+    "episode.runner": ("Episode", "EpisodeRunner"),
+    "options": ("EpisodeOptions",),
+    "plugins.hookspecs": ("hookimpl",),
+    "processes.workers": ("freeze_memory",),
+    "rewards": ("Reward",),
+    "rl.builder": ("InspectRLDatasetBuilder",),
+    "rl.dataset": ("InspectRLDataset", "as_rl_dataset"),
+    "rl.mixture": ("InspectRLMixture", "MixedTask", "as_rl_mixture"),
+    "tasks.reference": ("TaskRef",),
 }
 
 __all__ = [
@@ -84,19 +74,18 @@ __all__ = [
     "as_rl_mixture",
     "freeze_memory",
     "hookimpl",
-    "load_environment",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _version() -> str:

@@ -124,12 +124,9 @@ def install() -> None:
 def _add_method(module: ModuleType) -> None:
     task = module.Task
     if not hasattr(task, METHOD):
-        from inspect_tinker_plugin.options import documented, signature_of
+        from inspect_tinker_plugin.options import spell_out_options
 
-        method: Any = as_rl_dataset
-        method.__doc__ = documented(method.__doc__ or "")
-        method.__signature__ = signature_of(method)
-        setattr(task, METHOD, method)
+        setattr(task, METHOD, spell_out_options(as_rl_dataset))
 
 
 def _add_command(module: ModuleType) -> None:

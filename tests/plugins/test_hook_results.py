@@ -19,7 +19,7 @@ from tests.rewards.rollouts import rewards_of
 from tests.tools.runs import add
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, PluginError, RewardError
+from inspect_tinker_plugin.contracts.errors import Cause, ConfigError, EpisodeError, PluginError
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.testing import Script, call, load_renderer, say, submit
 from inspect_tinker_plugin.tools import ToolInvocation
@@ -28,7 +28,7 @@ PLUGIN = """
     from inspect_ai.util import SandboxEnvironmentSpec
     from inspect_tinker_plugin import hookimpl
     from inspect_tinker_plugin.rewards import Reward
-    from inspect_tinker_plugin.tasks.samples import SampleStage
+    from inspect_tinker_plugin.plugins import SampleStage
 
     class Gives:
         def __init__(self, *parts): pass
@@ -226,13 +226,8 @@ async def test_a_sandbox_provider_that_gives_something_else(
         assert caught.value.cause is Cause.SANDBOX
 
 
-def test_a_factory_that_makes_no_aggregator(plugin: Callable[..., None]) -> None:
-    plugin("inspect_rl_reward_aggregators", "{'gives': lambda: 3}")
-    with pytest.raises(RewardError, match=WHO):
-        as_rl_dataset(answering(), load_renderer(), reward="gives")
-
-
-def test_a_factory_that_raises(plugin: Callable[..., None]) -> None:
-    plugin("inspect_rl_reward_aggregators", "{'gives': lambda: {}['x']}")
-    with pytest.raises(RewardError, match=WHO):
+@pytest.mark.parametrize("factory", ["lambda: 3", "lambda: {}['x']"])
+def test_a_factory_that_makes_no_aggregator(plugin: Callable[..., None], factory: str) -> None:
+    plugin("inspect_rl_reward_aggregators", f"{{'gives': {factory}}}")
+    with pytest.raises(ConfigError, match=WHO):
         as_rl_dataset(answering(), load_renderer(), reward="gives")

@@ -20,7 +20,6 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.contracts.errors import ConfigError
 
 ADD = tool_call("add", '{"x": 1, "y": 2}')
 
@@ -78,18 +77,13 @@ async def test_hooks_work_in_the_process_that_a_builder_was_sent_to() -> None:
     assert group.get_total_rewards() == [3.0]
 
 
-def test_an_unknown_executor_is_refused_when_the_dataset_is_built() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'cached'"):
-        as_rl_dataset(adding(), renderer(), tool_executor="cashed")
-
-
-async def test_a_scorer_of_a_plugin_is_there_for_the_reward() -> None:
+async def test_inspect_rl_scorers() -> None:
     task = adding(metadata={"acme_answer_words": True})
     group = await rollout(task, ["it is 3"], reward="weighted(includes=1, answer_words=0.5)")
     assert group.get_total_rewards() == [2.5]
 
 
-def test_samples_are_filtered_and_changed_and_keep_their_ids() -> None:
+def test_inspect_rl_samples() -> None:
     dataset = as_rl_dataset(adding(metadata={"acme_max_words": 1}), renderer())
     assert len(dataset) == 1
     [builder] = dataset.get_batch(0)
@@ -105,7 +99,7 @@ def where() -> Solver:
     return solve
 
 
-async def test_a_sandbox_provider_replaces_what_the_task_asks_for() -> None:
+async def test_inspect_rl_sandbox_providers() -> None:
     asking = Task(
         dataset=[Sample(input="?", target="3", sandbox="docker")], solver=where(), scorer=includes()
     )
@@ -114,7 +108,7 @@ async def test_a_sandbox_provider_replaces_what_the_task_asks_for() -> None:
         assert group.get_total_rewards() == [1.0]
 
 
-async def test_an_observer_sees_every_episode_and_changes_none(
+async def test_inspect_rl_episode_observers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = await rollout(adding(), [add_then_say], group_size=2)

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
-from inspect_ai.util import SandboxEnvironmentSpec
 from tests.packages import install
 from tests.rewards.episodes import failed_member, finished, member
 from tests.tools.runs import add, looping, ran, run, tool_texts
@@ -27,7 +26,6 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
     PluginError,
-    RewardError,
 )
 from inspect_tinker_plugin.contracts.observers import (
     EpisodeEnded,
@@ -36,16 +34,14 @@ from inspect_tinker_plugin.contracts.observers import (
     SampleStage,
     TurnTaken,
 )
-from inspect_tinker_plugin.plugins.manager import HOOKS, Plugin, Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import Plugin, Plugins, default_plugins
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rl.hooks import (
     EpisodeHooks,
     Observers,
-    episode_observers,
-    plugin_scorers,
 )
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
-from inspect_tinker_plugin.tasks.samples import StagedSamples, sample_stages
+from inspect_tinker_plugin.tasks.samples import SelectedSamples, sample_stages
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.testing import call, say
 from inspect_tinker_plugin.tools import resolve_tool_executor
@@ -65,7 +61,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path, into which a test installs packages."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
+    default_plugins.cache_clear()
     yield tmp_path
+    default_plugins.cache_clear()
     for name in set(sys.modules) - before:
         if getattr(sys.modules[name], "__file__", None) in {str(p) for p in tmp_path.glob("*.py")}:
             del sys.modules[name]
@@ -123,42 +121,6 @@ async def test_inspect_rl_tool_executors(tmp_path: Path) -> None:
     assert ran == [("add", 1, 2)]
 
 
-@pytest.mark.parametrize(
-    "sandbox", ["on_this_machine", {"docker": "on_this_machine"}, {"docker": "local"}], ids=str
-)
-def test_inspect_rl_sandbox_providers(sandbox: Any) -> None:
-    mapping = choose_sandbox(sandbox).mapping
-    assert mapping is not None
-    assert mapping(SandboxEnvironmentSpec("docker", None)) == SandboxEnvironmentSpec("local", None)
-    other = SandboxEnvironmentSpec("k8s", "values.yaml")
-    assert mapping(other) == other
-
-
-def test_inspect_rl_samples() -> None:
-    samples = StagedSamples(task().dataset, sample_stages(task(acme_max_words=2)))
-    assert [(sample.id, sample.input) for sample in samples] == [(2, "ONE TWO")]
-
-
-def test_inspect_rl_scorers() -> None:
-    assert plugin_scorers(task()) == []
-    [scorer] = plugin_scorers(task(acme_answer_words=True))
-    assert callable(scorer)
-
-
-async def test_inspect_rl_episode_observers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not episode_observers(task())
-    monkeypatch.setenv("ACME_EPISODES", str(tmp_path / "episodes.jsonl"))
-    hooks = EpisodeHooks(observers=episode_observers(task()))
-    result = finished({"match": 1})
-    await hooks.report_start("words", result.sample, 1)
-    await hooks.report_end(result, 1.0)
-    lines = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["start", "end"]
-    assert lines[1]["reward"] == 1.0
-
-
 async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
     options = AuditOptions(out=tmp_path, probes=["shouting(word='NO')"])
     samples = [Sample(id=1, input="Yes or no?", target="no"), Sample(id=2, input="?", target="x")]
@@ -170,7 +132,7 @@ async def test_inspect_rl_audit_probes(tmp_path: Path) -> None:
         "shouting:NO",
     )
     assert (tmp_path / found.evidence["log"]).is_file()
-    with pytest.raises(ConfigError, match="did you mean 'shouting'"):
+    with pytest.raises(ConfigError, match="Did you mean shouting"):
         resolve_probes(["shoutin"])
 
 
@@ -198,7 +160,7 @@ def test_inspect_rl_samplers() -> None:
     for position in (0, 1):
         sampler.learn(GroupOutcome(position=position, rewards=(1.0, 0.5), step=0))
     assert set(sampler.choose(1, 20)) == {2, 3}
-    with pytest.raises(ConfigError, match="did you mean 'by_level'"):
+    with pytest.raises(ConfigError, match="Did you mean by_level"):
         resolve_sampler("by_lvel")
 
 
@@ -248,7 +210,7 @@ BROKEN = {
     ),
     "no factory": (REWARDS.replace("Mean}", "1}") % "one", "cannot be called"),
     "raises": (REWARDS.replace('{"%s": Mean}', "1 / 0"), "ZeroDivisionError"),
-    "name of a built-in": (REWARDS % "mean", "'mean', which inspect-tinker-plugin .* has built in"),
+    "name of a built-in": (REWARDS % "mean", "'mean', which inspect-tinker-plugin has built in"),
 }
 
 
@@ -257,7 +219,7 @@ async def test_a_broken_plugin_is_kept_with_its_error_and_harms_nothing_else(
     site: Path, code: str, error: str
 ) -> None:
     install(site, "broken_rewards", code, version="3.1")
-    plugins = Plugins()
+    plugins = default_plugins()
     broken = plugin(plugins, "broken_rewards")
     assert (broken.label, broken.hooks) == ("broken-rewards 3.1", {})
     assert broken.error is not None
@@ -266,30 +228,27 @@ async def test_a_broken_plugin_is_kept_with_its_error_and_harms_nothing_else(
     assert "broken_rewards.py" in broken.error, "the file that is to blame"
     assert "BROKEN" in describe_plugins(plugins)
     for expression in ("mean", "brevity"):
-        resolved = resolve_reward(expression, plugins=plugins)
+        resolved = resolve_reward(expression)
         assert (await resolved(finished({"match": 1}))).value == 1
 
 
 def test_asking_for_what_a_broken_plugin_would_give_says_so(site: Path) -> None:
     install(site, "broken_rewards", "import no_such_module", version="3.1")
-    plugins = Plugins()
     for resolve in (resolve_reward, resolve_group_reward):
-        with pytest.raises(RewardError) as caught:
-            resolve("sparkle", plugins=plugins)
+        with pytest.raises(ConfigError) as caught:
+            resolve("sparkle")
         assert "unknown" in str(caught.value)
         assert "broken-rewards 3.1, which may provide it, is broken" in str(caught.value)
         assert "no_such_module" in str(caught.value)
     with pytest.raises(ConfigError, match=r"unknown tool executor.*broken-rewards 3\.1"):
-        resolve_tool_executor("sparkle", plugins=plugins)
+        resolve_tool_executor("sparkle")
 
 
-def test_an_unknown_command_names_the_plugin_that_may_have_it(tmp_path: Path) -> None:
-    install(tmp_path, "broken_commands", "import no_such_module", version="3.1")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    program = [sys.executable, "-m", "inspect_tinker_plugin"]
-    done = subprocess.run([*program, "sparkle"], env=environment, capture_output=True, text=True)
-    assert "No such command 'sparkle'" in done.stderr
-    assert "broken-commands 3.1, which may provide it, is broken" in done.stderr
+def test_an_unknown_command_names_the_plugin_that_may_have_it(site: Path) -> None:
+    install(site, "broken_commands", "import no_such_module", version="3.1")
+    output = CliRunner().invoke(rl, ["sparkle"]).output
+    assert "No such command 'sparkle'" in output
+    assert "broken-commands 3.1, which may provide it, is broken" in output
 
 
 def test_a_command_that_is_built_in_stays_so(
@@ -307,8 +266,6 @@ def test_a_command_that_is_built_in_stays_so(
             return {"train": click.Command("train")}
         """,
     )
-    plugins = Plugins()
-    monkeypatch.setattr("inspect_tinker_plugin.plugins.manager.default_plugins", lambda: plugins)
     assert set(plugin_commands()) == {"audit", "words"}
     assert "plugin 'greedy' of greedy 1.0 gives the command 'train'" in capsys.readouterr().err
 
@@ -316,56 +273,24 @@ def test_a_command_that_is_built_in_stays_so(
 def test_a_name_that_two_packages_claim_names_both(site: Path) -> None:
     install(site, "one_rewards", REWARDS % "sparkle")
     install(site, "two_rewards", REWARDS % "sparkle", version="2.0")
-    plugins = Plugins()
-    with pytest.raises(RewardError, match=r"by one-rewards 1\.0 and by two-rewards 2\.0"):
-        resolve_reward("sparkle", plugins=plugins)
-    resolve_reward("mean", plugins=plugins)
+    plugins = default_plugins()
+    with pytest.raises(ConfigError, match=r"by one-rewards 1\.0 and by two-rewards 2\.0"):
+        resolve_reward("sparkle")
+    resolve_reward("mean")
     assert "one-rewards 1.0 and by two-rewards 2.0" in describe_plugins(plugins)
 
 
-def test_a_hook_that_exits_ends_no_command(site: Path) -> None:
-    install(
-        site,
-        "picky_samples",
-        """
-        from inspect_tinker_plugin import hookimpl
-
-        @hookimpl
-        def inspect_rl_samples(task):
-            raise SystemExit(4)
-        """,
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [("raise ValueError('no samples today')", "ValueError: no samples"), ("exit(4)", "SystemExit")],
+)
+def test_a_hook_that_raises_names_its_package(site: Path, statement: str, error: str) -> None:
+    hook = (
+        "from inspect_tinker_plugin import hookimpl\n\n@hookimpl\ndef inspect_rl_samples(task):\n"
     )
-    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised SystemExit: 4"):
-        sample_stages(task(), Plugins())
-
-
-def test_a_hook_that_raises_names_its_package(site: Path) -> None:
-    install(
-        site,
-        "picky_samples",
-        """
-        from inspect_tinker_plugin import hookimpl
-
-        @hookimpl
-        def inspect_rl_samples(task):
-            raise ValueError("no samples today")
-
-        @hookimpl
-        def inspect_rl_scorers():
-            return ["match"]
-
-        @hookimpl
-        def inspect_rl_episode_observers():
-            return [print]
-        """,
-    )
-    plugins = Plugins()
-    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) raised ValueError: no samples"):
-        sample_stages(task(), plugins)
-    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave \['match'\]"):
-        plugin_scorers(task(), plugins=plugins)
-    with pytest.raises(PluginError, match=r"picky-samples 1\.0\) gave .*EpisodeObserver"):
-        episode_observers(task(), plugins=plugins)
+    install(site, "picky_samples", f"{hook}    {statement}\n")
+    with pytest.raises(PluginError, match=rf"picky-samples 1\.0\) raised {error}"):
+        sample_stages(task())
 
 
 def test_a_class_with_hooks_is_a_plugin_too(site: Path) -> None:
@@ -383,7 +308,7 @@ def test_a_class_with_hooks_is_a_plugin_too(site: Path) -> None:
         """,
         entry="classy:Classy",
     )
-    resolve_reward("classy", plugins=Plugins())
+    resolve_reward("classy")
 
 
 # samples, sandboxes, observers
@@ -408,8 +333,9 @@ class Counted(Sequence[Sample]):
         return Sample(id=index, input=f"question {index}")
 
 
-def staged(samples: Sequence[Sample], stage: SampleStage) -> StagedSamples:
-    return StagedSamples(samples, ((plugin(default_plugins(), "acme_tools"), stage),))
+def staged(samples: Sequence[Sample], stage: SampleStage) -> SelectedSamples:
+    stages = ((plugin(default_plugins(), "acme_tools"), stage),)
+    return SelectedSamples(samples, stages, range(len(samples)))
 
 
 def test_samples_are_transformed_when_they_are_asked_for() -> None:
@@ -435,11 +361,7 @@ def test_samples_of_the_task_stay_as_they_are() -> None:
 def test_a_filter_that_fails_names_package_and_sample() -> None:
     samples = staged(task().dataset, SampleStage(keep=lambda s: 1 / (s.id == 1) > 0))
     with pytest.raises(PluginError, match=r"acme-tools.*sample 2: ZeroDivisionError"):
-        len(samples)
-
-
-def test_without_a_plugin_for_the_task_the_samples_are_the_tasks_own() -> None:
-    assert sample_stages(task()) == ()
+        samples.kept()
 
 
 @pytest.mark.parametrize("sandbox", [None, "docker", "local", ("docker", "compose.yaml")])
@@ -449,7 +371,7 @@ def test_what_inspect_knows_is_left_to_inspect(sandbox: Any) -> None:
 
 @pytest.mark.parametrize("sandbox", ["nowhere", {"docker": "nowhere"}], ids=str)
 def test_an_unknown_sandbox_provider_is_refused(sandbox: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'nowhere'.*given: on_this_machine"):
+    with pytest.raises(ConfigError, match=r"'nowhere'.*on_this_machine"):
         choose_sandbox(sandbox)
 
 
@@ -494,13 +416,6 @@ def untouched(result: EpisodeResult) -> bool:
 # the command line
 
 
-def test_plugins_are_listed_on_the_command_line() -> None:
-    shown = CliRunner().invoke(plugins_command, [])
-    assert shown.exit_code == 0
-    assert "acme_rewards (acme-rewards 0.1.0)" in shown.output
-    assert "brevity" in shown.output
-
-
 def test_plugins_are_listed_as_json() -> None:
     shown = CliRunner().invoke(plugins_command, ["--json"])
     data = json.loads(shown.output)
@@ -539,7 +454,7 @@ def test_the_line_of_a_broken_plugin_is_that_of_the_broken_hook(site: Path) -> N
         "@hookimpl\ndef inspect_rl_samples(tsk):\n    return None\n"
     )
     install(site, "later_hook", code)
-    error = plugin(Plugins(), "later_hook").error
+    error = plugin(default_plugins(), "later_hook").error
     assert error is not None
     assert error.endswith("later_hook.py:9)")
 
@@ -552,8 +467,3 @@ def test_plugins_are_loaded_when_a_name_is_looked_up_and_not_before(tmp_path: Pa
         "assert 'acme_rewards' in sys.modules\n"
     )
     python("-c", script, path=tmp_path)
-
-
-def test_every_hook_is_implemented_by_an_example_package() -> None:
-    acme = [each for each in default_plugins().plugins if each.package.startswith("acme-")]
-    assert {hook for each in acme for hook in each.hooks} == set(HOOKS)

@@ -10,7 +10,7 @@ import pytest
 from tests.rewards.episodes import failed_member, member
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.errors import RewardError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     GroupMember,
@@ -120,7 +120,7 @@ async def test_a_function_is_a_group_aggregator() -> None:
     "expression", ["ranc", "pairwise", "pairwise(judge='no.such:thing')", "rank(0.5=1)", "mean"]
 )
 def test_a_wrong_expression_is_refused(expression: str) -> None:
-    with pytest.raises(RewardError):
+    with pytest.raises(ConfigError):
         resolve_group_reward(expression)
 
 

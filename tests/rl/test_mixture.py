@@ -13,12 +13,10 @@ from inspect_ai.log import EvalLog
 from tests.logs.rollouts import by_word, logs_in
 from tests.rl.policies import TOKENIZER, Words, renderer
 from tests.rl.tasks import arithmetic
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.interleaved import InterleavedRLDatasetBuilder
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import RLDataset
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
@@ -187,25 +185,8 @@ def test_a_group_of_a_dataset_of_its_own_knows_its_step() -> None:
             lambda: as_rl_mixture([MixedTask(arithmetic(), options={"seed": 1})], renderer()),
             "seed cannot be options of one task",
         ),
-        (
-            lambda: InspectRLMixture(
-                [
-                    as_rl_dataset(arithmetic(), renderer()),
-                    as_rl_dataset(
-                        by_word(4), get_renderer("role_colon", get_tokenizer(str(TOKENIZER)))
-                    ),
-                ]
-            ),
-            "different renderers",
-        ),
-        (
-            lambda: InspectRLMixture(
-                [as_rl_dataset(arithmetic(4), renderer()), as_rl_dataset(by_word(3), renderer())]
-            ),
-            "different numbers of batches (4, 3)",
-        ),
     ],
-    ids=["none", "names", "share", "option", "renderers", "batches"],
+    ids=["none", "names", "share", "option"],
 )
 def test_what_cannot_be_mixed_is_one_clear_line(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:

@@ -277,7 +277,7 @@ def test_a_plugin_s_broken_sampler_is_named_before_anything_runs(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: curriculum(path, sampler="curiculum"), "did you mean 'curriculum'"),
+        (lambda path: curriculum(path, sampler="curiculum"), "Did you mean curriculum"),
         (lambda path: curriculum(path, sampler="curriculum(least=0)"), "least is a number above 0"),
         (lambda path: curriculum(path, sampler=dict), "makes {}, which is not a Sampler"),
         (lambda path: curriculum(path, sampler=3), "neither an expression nor a function"),

@@ -7,7 +7,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.tasks.contents import held_out, sample_hash
+from inspect_tinker_plugin.tasks.samples import held_out, sample_hash
 from inspect_tinker_plugin.train.data import check_overlap, split_samples
 
 

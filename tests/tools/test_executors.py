@@ -218,7 +218,7 @@ def plain(invocation: ToolInvocation) -> str:
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("cashed", "did you mean 'cached'"),
+        ("cashed", "Did you mean cached"),
         ("cached(scope='week')", "scope is"),
         ("limited", "at least one"),
         ("limited(timeout=-1)", "above 0"),

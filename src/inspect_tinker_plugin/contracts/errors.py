@@ -7,7 +7,7 @@ The tree::
     │   ├── TaskNotFoundError              no such task, file or registered name
     │   ├── TaskError                      the task cannot be used: no scorer, …
     │   ├── RendererError                  the renderer cannot carry tools or a content type
-    │   ├── RewardError                    an unknown or malformed reward expression
+    │   ├── RewardError                    a reward that does not fit its scores or arguments
     │   ├── ExpressionError                a fault at a place of an expression (expressions)
     │   ├── PluginError                    a broken or clashing plugin
     │   ├── ExportError                    an export that cannot be written or continued
@@ -185,7 +185,7 @@ class ErrorPolicy:
     """Penalty by cause; a cause that is not listed raises, or has the built-in price."""
 
     built_in: frozenset[Cause] = frozenset({Cause.INSIDE_SANDBOX})
-    """Causes that have the built-in price (``rewards/resolve.py``)."""
+    """Causes that have the built-in price (``rewards/builtin.py``)."""
 
     @classmethod
     def of(cls, on_error: OnError) -> ErrorPolicy:

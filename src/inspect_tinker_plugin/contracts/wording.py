@@ -1,4 +1,4 @@
-r"""How texts are written: counts, what may have been meant by a wrong name, half surrogate pairs.
+r"""How texts are written: counts, wrong names, places in code, half surrogate pairs.
 
 Half surrogate pairs fit in neither tokenizers nor JSON files. JSON can name them (``"\ud83d"``), so
 a policy's tool calls may contain them, and tools may return them. They are written as Inspect's
@@ -8,7 +8,9 @@ logs write them.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -38,6 +40,23 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 8) -> str:
     if close := difflib.get_close_matches(name, names, n=2, cutoff=0.6):
         return f" Did you mean {' or '.join(close)}?"
     return f" There is {', '.join(names)}." if 0 < len(names) <= most else ""
+
+
+def place_in_code(error: BaseException, *, skipping: tuple[str, ...]) -> str:
+    """Return the deepest line of an error's traceback: `` (file.py:3)``, or nothing.
+
+    Args:
+        error: The error.
+        skipping: Parts of the paths of files whose lines are of no use to the reader; those of
+            this package are skipped, too.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    ours = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(part in frame.filename for part in (ours, *skipping)):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 def spelt_out(text: str) -> str:

@@ -32,7 +32,7 @@ from inspect_tinker_plugin.export.layouts import (
 from inspect_tinker_plugin.export.logged import UNREAD, Choice, Reader
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
-from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
+from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
 VERSION = 2
 """Version of what is written; raised when an older beginning can no longer be continued."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
-from inspect_tinker_plugin.contracts.errors import ConfigError, RewardError
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
 from inspect_tinker_plugin.logs.regrading import (
@@ -234,7 +234,7 @@ def _resolved(
 ) -> Any:
     try:
         return resolve(expression)
-    except RewardError as error:
+    except ConfigError as error:
         if given is not None:
             raise
         raise ConfigError(

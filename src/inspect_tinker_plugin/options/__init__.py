@@ -12,9 +12,8 @@ from inspect_tinker_plugin.options.keywords import (
     DatasetKeywords,
     Option,
     declared_options,
-    documented,
     read_keywords,
-    signature_of,
+    spell_out_options,
 )
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Option",
     "Selection",
     "declared_options",
-    "documented",
     "read_keywords",
-    "signature_of",
+    "spell_out_options",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -135,20 +134,18 @@ class Selection:
 
     def __post_init__(self) -> None:
         _check_limit(self.limit)
-        _check_ids(self.sample_ids)
-        if self.sample_id is not None and not self.patterns:
-            raise ConfigError("sample_id is empty, so there is no sample; None takes all of them")
-        if self.sample_ids is not None and self.sample_id is not None:
-            raise ConfigError("sample_id and sample_ids exclude each other; give one of them")
-        if self.sample_id is None and self.sample_ids is None:
+        given = {"sample_id": self.patterns, "sample_ids": self.sample_ids}
+        by_id = [name for name in given if getattr(self, name) is not None]
+        if not by_id:
             return
-        for name in ("limit", "sample_shuffle"):
-            if getattr(self, name) not in (None, False):
-                by_id = "sample_id" if self.sample_ids is None else "sample_ids"
-                raise ConfigError(
-                    f"{name} and {by_id} exclude each other: sample ids go neither with a limit "
-                    "nor with shuffling"
-                )
+        if not given[by_id[0]]:
+            raise ConfigError(f"{by_id[0]} is empty, so there is no sample; None takes all of them")
+        if others := [
+            name
+            for name in (*by_id[1:], "limit", "sample_shuffle")
+            if getattr(self, name) not in (None, False)
+        ]:
+            raise ConfigError(f"{by_id[0]} and {others[0]} exclude each other; give one of them")
 
     @property
     def patterns(self) -> list[str | int]:
@@ -211,8 +208,9 @@ class DatasetOptions(Selection, EpisodeOptions):
     )
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            _require_kind(each.name, str(each.type), getattr(self, each.name))
+        for name in ("shuffle", "score_on_error"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("batch_size", "group_size", "epochs"):
             _require_positive(name, getattr(self, name))
         for name in _LIMITS:
@@ -261,15 +259,6 @@ def _check_limit(limit: object) -> None:
         raise ConfigError(f"limit {limit!r} leaves no sample; a range is (from, to), from 0")
 
 
-def _check_ids(ids: object) -> None:
-    if ids is None:
-        return
-    if isinstance(ids, str) or not isinstance(ids, Sequence):
-        raise ConfigError(f"sample_ids is a list of ids, such as [{ids!r}], not {ids!r:.80}")
-    if not ids:
-        raise ConfigError("sample_ids is empty, so there is no sample; None takes all of them")
-
-
 def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
     if not isinstance(sandbox, str):
         raise ConfigError(
@@ -279,55 +268,8 @@ def _with_config(sandbox: Any, config: Any) -> tuple[str, Any]:
     return (sandbox, config)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_role(model: object) -> bool:
-    if isinstance(model, list):
-        return all(map(_is_role, model))
-    # Empty ones are refused where roles are made, by name.
-    return model is None or isinstance(model, str) or hasattr(model, "generate")
-
-
-_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "bool": ("True or False", lambda value: isinstance(value, bool)),
-    "int | None": ("a whole number", lambda value: value is None or _is_whole(value)),
-    "bool | int | None": (
-        "True, False or a whole number",
-        lambda value: value is None or isinstance(value, Integral),
-    ),
-    "str | Path | None": (
-        "a folder",
-        lambda value: value is None or (isinstance(value, str | Path) and value != ""),
-    ),
-    "RolloutLimits | None": (
-        "the cookbook's RolloutLimits",
-        lambda value: value is None or hasattr(value, "max_trajectory_tokens"),
-    ),
-    "Mapping[str, str]": (
-        "a mapping of names to texts",
-        lambda value: (
-            isinstance(value, Mapping)
-            and all(isinstance(each, str) for pair in value.items() for each in pair)
-        ),
-    ),
-    "Mapping[str, str | Model | list[str | Model]]": (
-        "a mapping of roles to models",
-        lambda value: isinstance(value, Mapping) and all(map(_is_role, value.values())),
-    ),
-}
-"""By type of an option: what it may be, in words and as a test."""
-
-
-def _require_kind(name: str, annotation: str, value: object) -> None:
-    words, fits = _KINDS.get(annotation, ("", lambda value: True))
-    if not fits(value):
-        raise ConfigError(f"{name} must be {words}, got {value!r}")
-
-
 def _require_positive(name: str, value: object) -> None:
-    if not (_is_whole(value) and isinstance(value, int) and value >= 1):
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from inspect_tinker_plugin.contracts.wording import suggestion
 from inspect_tinker_plugin.options.declared import DatasetOptions, EpisodeOptions
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.contracts.errors import OnError
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
     from inspect_tinker_plugin.contracts.samplers import SamplerSpec
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DatasetKeywords(TypedDict, total=False):
@@ -111,8 +114,11 @@ def read_keywords(
     return dict(keywords)
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature with ``**options`` spelled out, for editors and ``help()``."""
+def spell_out_options(function: F) -> F:
+    """Spell out ``**options`` in a function's signature, and ``{options}`` in its docstring.
+
+    So editors and ``help()`` show every option.
+    """
     given = inspect.signature(function)
     own = [each for each in given.parameters.values() if each.kind is not each.VAR_KEYWORD]
     options = [
@@ -124,14 +130,11 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         )
         for each in declared_options()
     ]
-    return given.replace(parameters=[*own, *options])
-
-
-def documented(text: str) -> str:
-    """Replace ``{options}`` in a docstring with a line per option."""
-    line = next((line for line in text.splitlines() if "{options}" in line), None)
-    if line is None:
-        return text
-    indent = line[: line.index("{options}")]
-    lines = [f"{indent}{each.name}: {each.help}" for each in declared_options()]
-    return text.replace(line, "\n".join(lines))
+    lines = [f"{each.name}: {each.help}" for each in declared_options()]
+    function.__doc__ = re.sub(
+        r"( *){options}",
+        lambda found: "\n".join(found[1] + line for line in lines),
+        function.__doc__ or "",
+    )
+    function.__signature__ = given.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # PEP 362
+    return function

@@ -7,45 +7,38 @@ else. The error for an unknown name mentions it, since it may be what is missing
 from __future__ import annotations
 
 import functools
-import re
-import traceback
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from logging import getLogger
-from pathlib import Path
 from typing import Any
 
 import click
 import pluggy
 
 from inspect_tinker_plugin.contracts.errors import PluginError
+from inspect_tinker_plugin.contracts.wording import place_in_code
 from inspect_tinker_plugin.plugins import hookspecs
-from inspect_tinker_plugin.plugins.expressions import ExpressionError, Language
+from inspect_tinker_plugin.plugins.expressions import Built, Catalogue, build
 from inspect_tinker_plugin.plugins.hookspecs import PROJECT
 
 logger = getLogger(__name__)
 
 PACKAGE = "inspect-tinker-plugin"
-_OURS = str(Path(__file__).parents[1])
-_NOT_THEIRS = {"importlib", "pluggy"}
-"""Folders whose code only calls a plugin's."""
-
-NAMING_HOOKS = (
-    "inspect_rl_reward_aggregators",
-    "inspect_rl_group_aggregators",
-    "inspect_rl_tool_executors",
-    "inspect_rl_sandbox_providers",
-    "inspect_rl_audit_probes",
-    "inspect_rl_samplers",
-    "inspect_rl_commands",
-)
-"""Hooks that provide objects by name, called once when a plugin is loaded."""
 
 COMMANDS_HOOK = "inspect_rl_commands"
 
-_KNOWN = "; the hooks are "
-"""What separates an error from the names of all hooks."""
+NAMING_HOOKS: Mapping[str, str] = {
+    "inspect_rl_reward_aggregators": "reward",
+    "inspect_rl_group_aggregators": "group reward",
+    "inspect_rl_tool_executors": "tool executor",
+    "inspect_rl_sandbox_providers": "sandbox provider",
+    "inspect_rl_audit_probes": "probe",
+    "inspect_rl_samplers": "sampler",
+    COMMANDS_HOOK: "command",
+}
+"""Hooks that provide objects by name, called once when a plugin is loaded, and what of."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("inspect_rl_"))
 """Every hook, in the order of ``hookspecs.py``."""
@@ -76,41 +69,6 @@ class Plugin:
         return f"{self.package} {self.version}"
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """Everything that the plugins provide under one hook."""
-
-    entries: Mapping[str, Callable[..., Any]]
-    """The usable objects, by name."""
-
-    clashes: Mapping[str, str]
-    """Names that several packages claim, with an explanation."""
-
-    origins: Mapping[str, str]
-    """The plugin of each name, in words; those of this package are left out."""
-
-    broken: str
-    """A sentence about plugins that could not be loaded; empty when there are none."""
-
-    def language(self, noun: str, error: type[ExpressionError], **terms: Any) -> Language:
-        """Return the language of expressions that use these names.
-
-        Args:
-            noun: What a name stands for, in messages.
-            error: The error for a faulty expression.
-            terms: ``score`` and ``term``, for languages that have them.
-        """
-        return Language(
-            self.entries,
-            noun=noun,
-            error=error,
-            clashes=self.clashes,
-            broken=self.broken,
-            origins=self.origins,
-            **terms,
-        )
-
-
 class Plugins:
     """The plugins of all installed packages; this package's own come first.
 
@@ -120,8 +78,8 @@ class Plugins:
 
     def __init__(self) -> None:
         self._plugins: list[Plugin] = []
-        self._managers: dict[int, pluggy.PluginManager] = {}
-        """By the place of a working plugin: pluggy's manager of it alone."""
+        self._working: list[tuple[Plugin, pluggy.PluginManager]] = []
+        """Each with pluggy's manager of it alone."""
 
         self._given: dict[str, dict[str, list[tuple[Plugin, Callable[..., Any]]]]] = {
             hook: {} for hook in NAMING_HOOKS
@@ -143,6 +101,7 @@ class Plugins:
         """Return everything that can be used under one of the ``NAMING_HOOKS``."""
         given = self._given[hook]
         return Catalogue(
+            noun=NAMING_HOOKS[hook],
             entries={name: givers[0][1] for name, givers in given.items() if len(givers) == 1},
             clashes={
                 name: f"{name!r} is claimed by {' and by '.join(p.label for p, _ in givers)}; "
@@ -172,11 +131,9 @@ class Plugins:
             PluginError: an implementation raised; the message names its package.
         """
         answers: list[tuple[Plugin, Any]] = []
-        for place, plugin in enumerate(self._plugins):
-            if hook not in plugin.hooks:
-                continue
+        for plugin, manager in self._working:
             try:
-                given = getattr(self._managers[place].hook, hook)(**arguments)
+                given = getattr(manager.hook, hook)(**arguments)
             except (Exception, SystemExit) as ex:
                 raise PluginError(
                     f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) raised "
@@ -187,37 +144,64 @@ class Plugins:
 
     def _add(self, entry_point: EntryPoint) -> None:
         """Load one plugin; its errors are kept with it."""
-        plugin = _plugin(entry_point)
-        loaded: object = None
+        dist = entry_point.dist
+        assert dist is not None  # so it is for what `entry_points()` finds
+        record = functools.partial(Plugin, entry_point.name, dist.name, dist.version)
+        # One manager per plugin: pluggy leaves a plugin that fails half registered.
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(hookspecs)
         try:
-            loaded = _load(entry_point)
-            manager = _register_alone(loaded)
-            hooks = _checked_hooks(loaded, manager)
-            given = {hook: _given_names(manager, hook) for hook in hooks if hook in NAMING_HOOKS}
-            self._refuse_names_of_built_ins(given)
+            loaded = entry_point.load()
+            loaded = loaded() if isinstance(loaded, type) else loaded
+            hooks = _check_hooks(loaded, manager)
+            manager.register(loaded)
+            given = {
+                hook: self._check_names(hook, getattr(loaded, hook))
+                for hook in hooks
+                if hook in NAMING_HOOKS
+            }
         except (Exception, SystemExit) as ex:
-            error = str(ex) if isinstance(ex, PluginError) else f"{type(ex).__name__}: {ex}"
-            error += _place(ex, loaded)
-            logger.debug("plugin %s of %s is broken", plugin.name, plugin.label, exc_info=True)
-            self._plugins.append(Plugin(plugin.name, plugin.package, plugin.version, error=error))
+            error = str(ex)
+            if not isinstance(ex, PluginError):
+                place = place_in_code(ex, skipping=("/importlib/", "/pluggy/", "<frozen"))
+                error = f"{type(ex).__name__}: {ex}{place}"
+            logger.debug("plugin %s of %s is broken", entry_point.name, dist.name, exc_info=True)
+            self._plugins.append(record(error=error))
             return
-        names = {hook: tuple(sorted(given.get(hook, ()))) for hook in hooks}
-        plugin = Plugin(plugin.name, plugin.package, plugin.version, names)
-        self._managers[len(self._plugins)] = manager
+        plugin = record({hook: tuple(sorted(given.get(hook, ()))) for hook in hooks})
         self._plugins.append(plugin)
+        self._working.append((plugin, manager))
         for hook, entries in given.items():
             for name, entry in entries.items():
                 self._given[hook].setdefault(name, []).append((plugin, entry))
 
-    def _refuse_names_of_built_ins(self, given: Mapping[str, Mapping[str, Any]]) -> None:
-        for hook, entries in given.items():
-            for name in entries:
-                for other, _ in self._given[hook].get(name, []):
-                    if other.package == PACKAGE:
-                        raise PluginError(
-                            f"{hook} gives {name!r}, which {other.label} has built in; "
-                            "choose another name"
-                        )
+    def _check_names(
+        self, hook: str, function: Callable[[], Any]
+    ) -> Mapping[str, Callable[..., Any]]:
+        """Ask a plugin for the objects that it provides by name.
+
+        Raises:
+            PluginError: the answer is not a mapping of names to callables, or has the name of
+                something that is built in.
+        """
+        given = function()
+        if not isinstance(given, Mapping):
+            raise _fault(
+                f"{hook} gave {given!r:.80}, not a mapping of names to factories", function
+            )
+        for name, entry in given.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                problem = f"gave the name {name!r}; use letters, digits and _"
+            elif hook == COMMANDS_HOOK and not isinstance(entry, click.Command):
+                problem = f"gave {entry!r:.80} as {name!r}, which is no click.Command"
+            elif not callable(entry):
+                problem = f"gave {entry!r:.80} as {name!r}, which cannot be called"
+            elif any(other.package == PACKAGE for other, _ in self._given[hook].get(name, ())):
+                problem = f"gives {name!r}, which {PACKAGE} has built in; choose another name"
+            else:
+                continue
+            raise _fault(f"{hook} {problem}", function)
+        return given
 
 
 @functools.cache
@@ -226,85 +210,52 @@ def default_plugins() -> Plugins:
     return Plugins()
 
 
-def _plugin(entry_point: EntryPoint) -> Plugin:
-    dist = entry_point.dist
-    assert dist is not None  # so it is for what `entry_points()` finds
-    return Plugin(entry_point.name, dist.name, dist.version)
+def build_from(hook: str, expression: str, **terms: Any) -> Built:
+    """Build what an expression describes with the names that installed plugins give.
+
+    Args:
+        hook: One of the ``NAMING_HOOKS``.
+        expression: The expression.
+        terms: ``score`` and ``term`` of :func:`~inspect_tinker_plugin.plugins.build`.
+
+    Raises:
+        ExpressionError: The expression is malformed, or does not fit a factory.
+    """
+    return build(expression, default_plugins().catalogue(hook), **terms)
 
 
 def _order(entry_point: EntryPoint) -> tuple[bool, str, str]:
-    plugin = _plugin(entry_point)
-    return plugin.package != PACKAGE, plugin.package, plugin.name
+    package = "" if entry_point.dist is None else entry_point.dist.name
+    return package != PACKAGE, package, entry_point.name
 
 
-def _load(entry_point: EntryPoint) -> object:
-    loaded: object = entry_point.load()
-    return loaded() if isinstance(loaded, type) else loaded
-
-
-def _place(error: BaseException, loaded: object) -> str:
-    """Return the line of a plugin's own code that is to blame: `` (file.py:3)``, or nothing."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f" ({error.filename}:{error.lineno})"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((_OURS, "<")) and not _NOT_THEIRS & set(
-            Path(frame.filename).parts
-        ):
-            return f" ({frame.filename}:{frame.lineno})"
-    problem = str(error).partition(_KNOWN)[0]
-    for name, value in vars(loaded).items() if hasattr(loaded, "__dict__") else ():
-        if name in re.findall(r"inspect_rl_\w+", problem) and hasattr(value, "__code__"):
-            return f" ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
-    file = getattr(loaded, "__file__", None)
-    return f" ({file})" if file else ""
-
-
-def _register_alone(loaded: object) -> pluggy.PluginManager:
-    """Register a plugin with a manager of its own: pluggy leaves one that fails half registered.
-
-    Raises:
-        PluginError: it implements a hook that does not exist, or one with other arguments.
-    """
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(loaded)
-        manager.check_pending()
-    except pluggy.PluginValidationError as ex:
-        raise PluginError(f"{' '.join(str(ex).split())}{_KNOWN}{', '.join(HOOKS)}") from ex
-    return manager
-
-
-def _checked_hooks(loaded: object, manager: pluggy.PluginManager) -> tuple[str, ...]:
+def _check_hooks(loaded: object, manager: pluggy.PluginManager) -> tuple[str, ...]:
     """Return the names of the hooks that a plugin implements.
 
     Raises:
-        PluginError: it implements none, or a function is named like a hook but not marked so.
+        PluginError: It implements none, one that does not exist or with other arguments, or a
+            function is named like a hook but not marked so.
     """
-    hooks = {caller.name for caller in manager.get_hookcallers(loaded) or ()}
-    for name in dir(loaded):
-        if name.startswith("inspect_rl_") and name not in hooks:
-            raise PluginError(f"{name} is not marked with @hookimpl")
+    named = {name: getattr(loaded, name) for name in dir(loaded) if name.startswith("inspect_rl_")}
+    hooks = {name: function for name, function in named.items() if inspect.isroutine(function)}
     if not hooks:
-        raise PluginError(f"it implements no hook{_KNOWN}{', '.join(HOOKS)}")
+        raise _fault(f"it implements no hook; the hooks are {', '.join(HOOKS)}", loaded)
+    for name, function in hooks.items():
+        if name not in HOOKS:
+            known = ", ".join(HOOKS)
+            raise _fault(f"there is no hook {name}; the hooks are {known}", function)
+        if manager.parse_hookimpl_opts(loaded, name) is None:
+            raise _fault(f"{name} is not marked with @hookimpl", function)
+        offered = inspect.signature(getattr(hookspecs, name)).parameters
+        for argument in inspect.signature(function).parameters:
+            if argument not in offered:
+                raise _fault(f"{name} has no argument {argument!r}", function)
     return tuple(hook for hook in HOOKS if hook in hooks)
 
 
-def _given_names(manager: pluggy.PluginManager, hook: str) -> Mapping[str, Callable[..., Any]]:
-    """Ask a plugin for the objects that it provides by name.
-
-    Raises:
-        PluginError: the answer is not a mapping of names to callables.
-    """
-    answers = getattr(manager.hook, hook)()
-    given = answers[0] if answers else None
-    if not isinstance(given, Mapping):
-        raise PluginError(f"{hook} gave {given!r:.80}, not a mapping of names to factories")
-    for name, entry in given.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise PluginError(f"{hook} gave the name {name!r}; use letters, digits and _")
-        if hook == COMMANDS_HOOK and not isinstance(entry, click.Command):
-            raise PluginError(f"{hook} gave {entry!r:.80} as {name!r}, which is no click.Command")
-        if not callable(entry):
-            raise PluginError(f"{hook} gave {entry!r:.80} as {name!r}, which cannot be called")
-    return given
+def _fault(problem: str, at: object) -> PluginError:
+    """Make the error of a plugin, with the place of the function or module that is to blame."""
+    code, place = getattr(at, "__code__", None), getattr(at, "__file__", None)
+    if code is not None:
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+    return PluginError(f"{problem} ({place})" if place else problem)

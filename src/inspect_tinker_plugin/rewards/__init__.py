@@ -22,8 +22,6 @@ from inspect_tinker_plugin.rewards.builtin import (
     Mean,
     Minimum,
     Product,
-    RewardFactory,
-    Term,
     ToolErrorPenalty,
     TurnPenalty,
     Weighted,
@@ -32,11 +30,10 @@ from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwi
 from inspect_tinker_plugin.rewards.resolve import (
     ResolvedGroupReward,
     ResolvedReward,
-    RewardExpressionError,
     resolve_group_reward,
     resolve_reward,
 )
-from inspect_tinker_plugin.rewards.scores import ScoreReward
+from inspect_tinker_plugin.rewards.scores import ScoreReward, Term
 
 __all__ = [
     "AggregatorError",
@@ -60,8 +57,6 @@ __all__ = [
     "ResolvedReward",
     "Reward",
     "RewardAggregator",
-    "RewardExpressionError",
-    "RewardFactory",
     "RewardFunction",
     "RewardSpec",
     "ScoreReward",

@@ -2,7 +2,8 @@
 
 Some read scores and combine rewards, such as ``mean`` and ``weighted``; others subtract penalties
 from a reward (length, turns, format, tool errors). A penalty never hides a failure: when the inner
-reward cannot be computed, neither can this one.
+reward cannot be computed, neither can this one. All of them know the least reward that an episode
+can have, which is the price of a broken sandbox.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from statistics import fmean
 from typing import Any, ClassVar
 
 from inspect_ai.model import ChatMessageTool
@@ -19,12 +22,38 @@ from inspect_ai.model import ChatMessageTool
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
 from inspect_tinker_plugin.contracts.errors import RewardError
 from inspect_tinker_plugin.contracts.rewards import Reward, RewardAggregator, checked_reward
-from inspect_tinker_plugin.rewards.calling import call_function, object_name
-from inspect_tinker_plugin.rewards.scores import ScoreReward, all_scores, score_names
+from inspect_tinker_plugin.rewards.resolve import call_function, object_name
+from inspect_tinker_plugin.rewards.scores import ScoreReward, Term, all_scores, score_names
+
+_Bounds = tuple[float, float]
+"""Least and greatest reward of an episode, whatever its scores are."""
+
+_SCORE: _Bounds = (0.0, 1.0)
+"""Those of a score, and of an aggregator that is not built in. For scores below 0 the other
+episodes see to it (``FailureCounts.shortfall``, and the group's least reward)."""
+
+
+def least_reward(aggregator: object, result: EpisodeResult) -> float:
+    """Return the price of an episode whose policy made its sandbox fail; at most 0.
+
+    Its scores count as their worst, and the reward is shaped like any other: by the format of what
+    was said, its length, its turns. So breaking the sandbox never pays more than a wrong answer.
+    """
+    return min(0.0, _bounds(aggregator, result)[0])
+
+
+def _bounds(aggregator: object, result: EpisodeResult) -> _Bounds:
+    return aggregator.bounds(result) if isinstance(aggregator, _Bounded) else _SCORE
+
+
+class _Bounded(ABC):
+    @abstractmethod
+    def bounds(self, result: EpisodeResult) -> _Bounds:
+        """Return the least and greatest reward of an episode, whatever its scores are."""
 
 
 @dataclass(frozen=True)
-class _OfParts(ABC):
+class _OfParts(_Bounded):
     """One number for all of its parts."""
 
     parts: tuple[RewardAggregator, ...] = ()
@@ -33,52 +62,59 @@ class _OfParts(ABC):
     def __post_init__(self) -> None:
         require_parts(*self.parts)
 
+    @property
+    def at_once(self) -> bool:
+        """Whether it only reads scores, so that it runs nothing that somebody else has written."""
+        return not self.parts
+
     async def __call__(self, result: EpisodeResult) -> Reward:
         rewards = await _rewards(self.parts, result)
-        return Reward(self._value([reward.value for reward in rewards]), _merged(rewards))
+        value = self._combine([reward.value for reward in rewards])
+        return Reward(value, _merge_metrics(rewards))
+
+    def bounds(self, result: EpisodeResult) -> _Bounds:
+        """Return the bounds: the function grows with each part."""
+        lows, highs = zip(*(_bounds(part, result) for part in self.parts or (None,)), strict=True)
+        return self._combine(lows), self._combine(highs)
 
     @abstractmethod
-    def _value(self, values: Sequence[float]) -> float: ...
+    def _combine(self, values: Sequence[float]) -> float: ...
 
 
-@dataclass(frozen=True)
 class Mean(_OfParts):
     """The mean of its parts; without parts, of all scores."""
 
-    def _value(self, values: Sequence[float]) -> float:
-        return math.fsum(values) / len(values)
+    def _combine(self, values: Sequence[float]) -> float:
+        return fmean(values)
 
 
-@dataclass(frozen=True)
 class Minimum(_OfParts):
     """The least of its parts; without parts, of all scores."""
 
-    def _value(self, values: Sequence[float]) -> float:
+    def _combine(self, values: Sequence[float]) -> float:
         return min(values)
 
 
-@dataclass(frozen=True)
 class Maximum(_OfParts):
     """The greatest of its parts; without parts, of all scores."""
 
-    def _value(self, values: Sequence[float]) -> float:
+    def _combine(self, values: Sequence[float]) -> float:
         return max(values)
 
 
-@dataclass(frozen=True)
 class Product(_OfParts):
     """The product of its parts; without parts, of all scores."""
 
-    def _value(self, values: Sequence[float]) -> float:
+    def _combine(self, values: Sequence[float]) -> float:
         return math.prod(values)
 
-
-def only_reads_scores(aggregator: object) -> bool:
-    """Whether an aggregator runs nothing that somebody else has written."""
-    return type(aggregator) is ScoreReward or (
-        type(aggregator) in (Mean, Minimum, Maximum, Product)
-        and not getattr(aggregator, "parts", ())
-    )
+    def bounds(self, result: EpisodeResult) -> _Bounds:
+        """Return the bounds, of parts that may be negative."""
+        total = (1.0, 1.0)
+        for part in self.parts or (None,):
+            ends = [a * b for a, b in product(total, _bounds(part, result))]
+            total = min(ends), max(ends)
+        return total
 
 
 @dataclass(frozen=True)
@@ -93,18 +129,7 @@ class First:
 
 
 @dataclass(frozen=True)
-class Term:
-    """A part of a weighted sum."""
-
-    part: RewardAggregator
-    """The reward that is weighted."""
-
-    weight: float
-    """Its factor; may be negative. Weights are used as they are, not normalised."""
-
-
-@dataclass(frozen=True)
-class Weighted:
+class Weighted(_Bounded):
     """The sum of its parts, each times its weight."""
 
     terms: tuple[Term, ...]
@@ -120,22 +145,16 @@ class Weighted:
             require_number("weight", term.weight)
 
     async def __call__(self, result: EpisodeResult) -> Reward:
-        rewards = await _rewards(tuple(term.part for term in self.terms), result)
+        rewards = await _rewards([term.part for term in self.terms], result)
         value = math.fsum(
             term.weight * reward.value for term, reward in zip(self.terms, rewards, strict=True)
         )
-        return Reward(value, _merged(rewards))
+        return Reward(value, _merge_metrics(rewards))
 
-
-async def part_reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
-    """Return the reward of a part, which may be any aggregator or plain function.
-
-    Raises:
-        AggregatorError: it returned no finite number.
-    """
-    answer = await call_function(part, result)
-    name = object_name(part)
-    return checked_reward(answer, name, f"aggregator {name!r}")
+    def bounds(self, result: EpisodeResult) -> _Bounds:
+        """Return the bounds; a part with a negative weight has its own exchanged."""
+        ends = [[term.weight * end for end in _bounds(term.part, result)] for term in self.terms]
+        return math.fsum(map(min, ends)), math.fsum(map(max, ends))
 
 
 def require_parts(*parts: object) -> None:
@@ -162,17 +181,21 @@ def require_number(name: str, value: Any, *, above: float | None = None) -> None
 
 
 async def _rewards(parts: Sequence[RewardAggregator], result: EpisodeResult) -> list[Reward]:
-    if not parts:
-        return all_scores(result)
-    return [await part_reward(part, result) for part in parts]
+    return [await _reward(part, result) for part in parts] if parts else all_scores(result)
 
 
-def _merged(rewards: Sequence[Reward]) -> Metrics:
+async def _reward(part: RewardAggregator, result: EpisodeResult) -> Reward:
+    """Return the reward of a part, which may be any aggregator or plain function."""
+    name = object_name(part)
+    return checked_reward(await call_function(part, result), name, f"aggregator {name!r}")
+
+
+def _merge_metrics(rewards: Sequence[Reward]) -> Metrics:
     return {name: value for reward in rewards for name, value in reward.metrics.items()}
 
 
 @dataclass(frozen=True)
-class Penalty(ABC):
+class Penalty(_Bounded):
     """Subtracts something from a reward for how an episode went."""
 
     metric: ClassVar[str]
@@ -182,12 +205,20 @@ class Penalty(ABC):
 
     def __post_init__(self) -> None:
         require_parts(self.reward)
+        for name in ("weight", "cap"):
+            require_number(name, getattr(self, name, 0))
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         penalty = self.penalty(result)
-        reward = await part_reward(self.reward, result)
+        reward = await _reward(self.reward, result)
         metrics = {**reward.metrics, f"reward/{self.metric}_penalty": penalty}
         return Reward(reward.value - penalty, metrics)
+
+    def bounds(self, result: EpisodeResult) -> _Bounds:
+        """Return the bounds of the inner reward, less what is subtracted."""
+        low, high = _bounds(self.reward, result)
+        penalty = self.penalty(result)
+        return low - penalty, high - penalty
 
     @abstractmethod
     def penalty(self, result: EpisodeResult) -> float:
@@ -210,17 +241,15 @@ class _OverrunPenalty(Penalty):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("target", self.target, above=0)
-        require_number("weight", self.weight)
 
     def penalty(self, result: EpisodeResult) -> float:
         """Return the penalty for what was spent."""
-        return self.weight * _overrun(self._spent(result), self.target)
+        return self.weight * min(1.0, max(0.0, self._spent(result) / self.target - 1.0))
 
     @abstractmethod
     def _spent(self, result: EpisodeResult) -> int: ...
 
 
-@dataclass(frozen=True)
 class LengthPenalty(_OverrunPenalty):
     """Subtracts up to ``weight`` for tokens sampled beyond ``target``.
 
@@ -233,7 +262,6 @@ class LengthPenalty(_OverrunPenalty):
         return result.usage.output_tokens
 
 
-@dataclass(frozen=True)
 class TurnPenalty(_OverrunPenalty):
     """Subtracts up to ``weight`` for turns (model calls) beyond ``target``, as `LengthPenalty`."""
 
@@ -257,7 +285,6 @@ class FormatPenalty(Penalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("weight", self.weight)
         try:
             re.compile(self.pattern, re.DOTALL)
         except (re.error, TypeError) as ex:
@@ -281,11 +308,6 @@ class ToolErrorPenalty(Penalty):
     cap: float = field(default=1.0, kw_only=True)
     """The maximum penalty."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("weight", self.weight)
-        require_number("cap", self.cap)
-
     def penalty(self, result: EpisodeResult) -> float:
         """Return the penalty for the failed calls."""
         errors = sum(
@@ -295,50 +317,22 @@ class ToolErrorPenalty(Penalty):
         return min(self.cap, self.weight * errors)
 
 
-def _overrun(amount: float, target: float) -> float:
-    return min(1.0, max(0.0, amount / target - 1.0))
-
-
-RewardFactory = Callable[..., RewardAggregator]
-"""Makes an aggregator of the arguments in an expression: aggregators, numbers, strings, terms."""
-
-
-def mean(*parts: RewardAggregator) -> Mean:
-    """The mean of the parts, or of all scores."""
-    return Mean(parts)
-
-
-def minimum(*parts: RewardAggregator) -> Minimum:
-    """The least of the parts, or of all scores."""
-    return Minimum(parts)
-
-
-def maximum(*parts: RewardAggregator) -> Maximum:
-    """The greatest of the parts, or of all scores."""
-    return Maximum(parts)
-
-
-def product(*parts: RewardAggregator) -> Product:
-    """The product of the parts, or of all scores."""
-    return Product(parts)
-
-
 def weighted(*terms: Term, **scores: float) -> Weighted:
     """The weighted sum of scores by name (``accuracy=0.8``) and of other terms."""
     named = tuple(Term(ScoreReward(path), weight) for path, weight in scores.items())
     return Weighted((*terms, *named))
 
 
-REWARD_AGGREGATORS: Mapping[str, RewardFactory] = {
-    "mean": mean,
+REWARD_AGGREGATORS: Mapping[str, Callable[..., RewardAggregator]] = {
+    "mean": lambda *parts: Mean(parts),
     "weighted": weighted,
-    "min": minimum,
-    "max": maximum,
-    "product": product,
+    "min": lambda *parts: Minimum(parts),
+    "max": lambda *parts: Maximum(parts),
+    "product": lambda *parts: Product(parts),
     "first": First,
     "length": LengthPenalty,
     "turns": TurnPenalty,
     "format": FormatPenalty,
     "tool_errors": ToolErrorPenalty,
 }
-"""Built-in reward aggregators by name."""
+"""Built-in reward aggregators by name, each made of the arguments in an expression."""

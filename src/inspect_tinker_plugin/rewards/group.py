@@ -22,7 +22,7 @@ from inspect_tinker_plugin.contracts.rewards import (
     Reward,
 )
 from inspect_tinker_plugin.rewards.builtin import require_number
-from inspect_tinker_plugin.rewards.calling import (
+from inspect_tinker_plugin.rewards.resolve import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
     object_name,
@@ -40,19 +40,16 @@ class Rank:
     """
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        standing = [m.reward.value for m in members if m.reward is not None and not m.failed]
+        own = [reward.value for _, reward in _compared(members).values()]
 
         def rank(value: float) -> float:
-            if len(standing) < 2:
+            if len(own) < 2:
                 return 0.5
-            below = sum(other < value for other in standing)
-            ties = sum(other == value for other in standing) - 1
-            return (below + ties / 2) / (len(standing) - 1)
+            below = sum(other < value for other in own)
+            ties = sum(other == value for other in own) - 1
+            return (below + ties / 2) / (len(own) - 1)
 
-        return [
-            None if m.failed or m.reward is None else _replaced(m.reward, rank(m.reward.value))
-            for m in members
-        ]
+        return _revise(members, lambda _, reward: rank(reward.value))
 
 
 @dataclass(frozen=True)
@@ -66,14 +63,8 @@ class BestOf:
         require_number("rest", self.rest)
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        own = [m.reward.value for m in members if m.reward is not None and not m.failed]
-        best = max(own, default=0.0)
-        return [
-            None
-            if m.failed or m.reward is None
-            else _replaced(m.reward, best if m.reward.value == best else self.rest)
-            for m in members
-        ]
+        best = max((reward.value for _, reward in _compared(members).values()), default=0.0)
+        return _revise(members, lambda _, reward: best if reward.value == best else self.rest)
 
 
 @dataclass(frozen=True)
@@ -91,21 +82,16 @@ class Diversity:
         require_number("weight", self.weight)
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
-        words = {
-            index: _words(m.result)
-            for index, m in enumerate(members)
-            if m.result is not None and not m.failed
+        words = {index: _words(result) for index, (result, _) in _compared(members).items()}
+        novelty = {
+            index: _mean([_distance(own, words[other]) for other in words if other != index], 0.0)
+            for index, own in words.items()
         }
-        rewards: list[Reward | None] = []
-        for index, member in enumerate(members):
-            if index not in words or member.reward is None:
-                rewards.append(None)
-                continue
-            others = [_distance(words[index], words[i]) for i in words if i != index]
-            novelty = math.fsum(others) / len(others) if others else 0.0
-            value = member.reward.value + self.weight * novelty
-            rewards.append(_replaced(member.reward, value, diversity=novelty))
-        return rewards
+        return _revise(
+            members,
+            lambda index, reward: reward.value + self.weight * novelty[index],
+            diversity=novelty,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,11 +117,7 @@ class Pairwise:
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         judge, slots = _load(self.judge), asyncio.Semaphore(self.concurrency)
-        results = {
-            index: m.result
-            for index, m in enumerate(members)
-            if m.result is not None and not m.failed
-        }
+        results = {index: result for index, (result, _) in _compared(members).items()}
 
         async def verdict(first: int, second: int) -> float:
             async with slots:
@@ -158,14 +140,7 @@ class Pairwise:
         for (first, second), task in zip(pairs, verdicts, strict=True):
             wins[first].append(task.result())
             wins[second].append(1.0 - task.result())
-        return [
-            None
-            if index not in wins or m.reward is None
-            else _replaced(m.reward, math.fsum(wins[index]) / len(wins[index]))
-            if wins[index]
-            else _replaced(m.reward, 0.5)
-            for index, m in enumerate(members)
-        ]
+        return _revise(members, lambda index, _: _mean(wins[index], 0.5))
 
 
 GROUP_AGGREGATORS: Mapping[str, Callable[..., GroupAggregator]] = {
@@ -177,9 +152,30 @@ GROUP_AGGREGATORS: Mapping[str, Callable[..., GroupAggregator]] = {
 """Built-in group aggregators by name."""
 
 
-def _replaced(own: Reward, value: float, **figures: float) -> Reward:
-    extra = {f"group/{name}": figure for name, figure in figures.items()}
-    return Reward(value, {**extra, "group/own_reward": own.value})
+def _compared(members: Sequence[GroupMember]) -> dict[int, tuple[EpisodeResult, Reward]]:
+    """Return result and own reward of the members that did not fail, by their place."""
+    return {
+        index: (member.result, member.reward)
+        for index, member in enumerate(members)
+        if member.result is not None and member.reward is not None and not member.failed
+    }
+
+
+def _revise(
+    members: Sequence[GroupMember],
+    revised: Callable[[int, Reward], float],
+    **figures: Mapping[int, float],
+) -> list[Reward | None]:
+    """Replace the rewards of the members that did not fail; their own are among the metrics."""
+    rewards: list[Reward | None] = [None] * len(members)
+    for index, (_, own) in _compared(members).items():
+        extra = {f"group/{name}": values[index] for name, values in figures.items()}
+        rewards[index] = Reward(revised(index, own), {**extra, "group/own_reward": own.value})
+    return rewards
+
+
+def _mean(values: Sequence[float], empty: float) -> float:
+    return math.fsum(values) / len(values) if values else empty
 
 
 def _words(result: EpisodeResult) -> frozenset[str]:

@@ -1,14 +1,19 @@
 """Turns an expression, an object or a function into the aggregator that scores episodes.
 
-Also tells the least reward that an aggregator can give, which is the price of a broken sandbox.
+What users provide is called in bounded time, and its failures become one of two typed errors.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import RewardError
@@ -22,33 +27,105 @@ from inspect_tinker_plugin.contracts.rewards import (
     checked_reward,
 )
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
-from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
-from inspect_tinker_plugin.rewards.builtin import (
-    Maximum,
-    Mean,
-    Minimum,
-    Penalty,
-    Product,
-    Term,
-    Weighted,
-    only_reads_scores,
+from inspect_tinker_plugin.plugins.manager import build_from
+from inspect_tinker_plugin.processes.cancellation import (
+    being_cancelled,
+    bounded,
+    contained,
+    raised_by,
+    stray,
 )
-from inspect_tinker_plugin.rewards.calling import (
-    DEFAULT_GROUP_TIMEOUT,
-    DEFAULT_TIMEOUT,
-    OutOfTimeError,
-    call_function,
-    object_name,
-    require_one_argument,
-)
-from inspect_tinker_plugin.rewards.scores import ScoreReward
+from inspect_tinker_plugin.rewards.scores import ScoreReward, Term
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that an aggregator may take for one episode."""
+
+DEFAULT_GROUP_TIMEOUT = 600.0
+"""Seconds that a group aggregator may take for one group; a judge may ask a model many times."""
+
+_THREADS = 32
+"""Maximum number of plain functions that run at once in one event loop."""
+
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-class RewardExpressionError(ExpressionError, RewardError):
-    """A reward expression has a fault; the message and the attributes say where."""
+class OutOfTimeError(Exception):
+    """A function did not return in time."""
 
-    subject = "reward expression"
+
+async def call_function(
+    function: Callable[..., Any], *arguments: Any, timeout: float | None = None
+) -> Any:
+    """Call a plain or async function.
+
+    A plain one runs in its own thread, so that it cannot block the loop. The thread of a function
+    that never returns is left behind, and does not keep the process from ending. An async one runs
+    in the loop, where it may use objects that belong to the loop.
+
+    Raises:
+        OutOfTimeError: it did not return in time.
+        RuntimeError: it raised something that would end more than itself (``SystemExit``, a
+            cancellation that nobody asked for).
+    """
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if inspect.iscoroutinefunction(call):
+        answer = function(*arguments)
+    else:
+        places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_THREADS))
+        async with places:
+            answer = await _limit(_in_thread(function, arguments), timeout)
+    if isinstance(answer, Awaitable):
+        # In a separate task, so that a cancellation in it cancels nothing else.
+        return await _limit(bounded(contained("it", answer), None), timeout)
+    return answer
+
+
+async def _limit(work: Awaitable[Any], timeout: float | None) -> Any:
+    try:
+        async with asyncio.timeout(timeout) as scope:
+            return await work
+    except TimeoutError as ex:
+        if scope.expired():
+            raise OutOfTimeError(f"gave nothing within {timeout:g} seconds") from ex
+        raise
+    except asyncio.CancelledError as ex:
+        if being_cancelled():
+            raise
+        raise stray("it", ex) from ex
+
+
+async def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a plain function in a daemon thread: those of executors are waited for at exit."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Any] = loop.create_future()
+    context = copy_context()
+
+    def settle(answer: Any, error: BaseException | None) -> None:
+        if answered.done():  # nobody waits any more
+            return
+        if error is None:
+            answered.set_result(answer)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            answered.set_exception(error)
+        else:
+            answered.set_exception(raised_by("it", error))
+
+    def run() -> None:
+        answer, error = None, None
+        try:
+            answer = context.run(function, *arguments)
+        except BaseException as ex:
+            error = ex
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, answer, error)
+
+    threading.Thread(target=run, name=f"reward {object_name(function)}", daemon=True).start()
+    return await answered
+
+
+def object_name(spec: object) -> str:
+    """Name a function or an object for messages."""
+    return getattr(spec, "__qualname__", None) or type(spec).__qualname__
 
 
 @dataclass(frozen=True)
@@ -68,8 +145,7 @@ class _Resolved:
     """Plugins that it comes from, for messages; empty for built-ins and for own objects."""
 
     role: ClassVar[str]
-    noun: ClassVar[str]
-    """What it is, and what a name in an expression is, in messages."""
+    """What it is, in messages."""
 
     hook: ClassVar[str]
     """The hook under which plugins provide it."""
@@ -85,25 +161,22 @@ class _Resolved:
     @property
     def at_once(self) -> bool:
         """Whether it answers without waiting for anything, and so needs no bound."""
-        return only_reads_scores(self.aggregator)
+        return getattr(self.aggregator, "at_once", False) is True
 
     @classmethod
-    def of(cls, spec: Any, timeout: float | None, plugins: Plugins | None = None) -> Self:
+    def of(cls, spec: Any, timeout: float | None) -> Self:
         """Resolve an expression, an object or a function."""
         if isinstance(spec, cls):
             return spec
         if not isinstance(spec, str):
-            require_one_argument(spec, cls.role)
+            _require_one_argument(spec, cls.role)
             return cls(spec, spec, timeout)
-        catalogue = (plugins or default_plugins()).catalogue(cls.hook)
-        language = catalogue.language(cls.noun, RewardExpressionError, **cls.terms)
-        built = build(spec, language)
-        origin = origins(spec, language)
+        built = build_from(cls.hook, spec, **cls.terms)
         try:  # plugins are not typed at run time
-            require_one_argument(built, cls.role)
+            _require_one_argument(built.value, cls.role)
         except RewardError as ex:
-            raise RewardError(f"{ex} (made by {spec!r}{origin})") from ex
-        return cls(spec, built, timeout, origin)
+            raise RewardError(f"{ex} (made by {spec!r}{built.origin})") from ex
+        return cls(spec, built.value, timeout, built.origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).of, (self.spec, self.timeout)
@@ -119,7 +192,10 @@ class _Resolved:
         except OutOfTimeError as ex:
             raise self._error(str(ex)) from ex
         except Exception as ex:
-            raise self._error(f"raised {_first(ex)!r}") from ex
+            first: BaseException = ex  # the text of a group says nothing
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise self._error(f"raised {first!r}") from ex
 
     def _checked(self, answer: object) -> Reward:
         return checked_reward(answer, self.name, f"reward {self.name!r}{self.origin}")
@@ -132,7 +208,6 @@ class ResolvedReward(_Resolved):
     """An aggregator that gives a finite number or one of two typed errors, in bounded time."""
 
     role = "reward"
-    noun = "aggregator"
     hook = "inspect_rl_reward_aggregators"
     terms: ClassVar[Mapping[str, Any]] = {"score": ScoreReward, "term": Term}
 
@@ -150,7 +225,6 @@ class ResolvedGroupReward(_Resolved):
     """A group aggregator whose result is checked, in bounded time."""
 
     role = "group reward"
-    noun = "group aggregator"
     hook = "inspect_rl_group_aggregators"
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
@@ -173,31 +247,22 @@ class ResolvedGroupReward(_Resolved):
         return rewards
 
 
-def resolve_reward(
-    spec: RewardSpec,
-    *,
-    timeout: float | None = DEFAULT_TIMEOUT,
-    plugins: Plugins | None = None,
-) -> ResolvedReward:
+def resolve_reward(spec: RewardSpec, *, timeout: float | None = DEFAULT_TIMEOUT) -> ResolvedReward:
     """Turn what ``reward=`` takes into an aggregator.
 
     Args:
         spec: an expression (``"weighted(accuracy=0.8, format=0.2)"``), an aggregator object, or
             a plain or async function of an `EpisodeResult` that returns a number or a `Reward`.
         timeout: seconds that one episode's reward may take.
-        plugins: where names are looked up; the installed plugins when not given.
 
     Raises:
-        RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
+        ConfigError: an unknown name, a malformed expression, or an object that is no aggregator.
     """
-    return ResolvedReward.of(spec, timeout, plugins)
+    return ResolvedReward.of(spec, timeout)
 
 
 def resolve_group_reward(
-    spec: GroupRewardSpec,
-    *,
-    timeout: float | None = DEFAULT_GROUP_TIMEOUT,
-    plugins: Plugins | None = None,
+    spec: GroupRewardSpec, *, timeout: float | None = DEFAULT_GROUP_TIMEOUT
 ) -> ResolvedGroupReward:
     """Turn what ``group_reward=`` takes into a group aggregator.
 
@@ -205,70 +270,26 @@ def resolve_group_reward(
         spec: an expression (``"best_of(rest=-1)"``), an aggregator object, or a plain or async
             function of a sequence of `GroupMember` that returns a number, `Reward` or ``None``.
         timeout: seconds that one group's rewards may take.
-        plugins: where names are looked up; the installed plugins when not given.
 
     Raises:
-        RewardError: an unknown name, a malformed expression, or an object that is no aggregator.
+        ConfigError: an unknown name, a malformed expression, or an object that is no aggregator.
     """
-    return ResolvedGroupReward.of(spec, timeout, plugins)
+    return ResolvedGroupReward.of(spec, timeout)
 
 
-def _first(ex: Exception) -> BaseException:
-    """Return the first error inside an exception group, whose own text says nothing."""
-    inner: BaseException = ex
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner
+def _require_one_argument(spec: object, role: str) -> None:
+    """Refuse an object that cannot be called with one argument.
 
-
-_SCORE = (0.0, 1.0)
-"""Worst and best value of a score, and of an aggregator that is not built in. For scores below 0
-the other episodes see to it (``FailureCounts.shortfall``, and the group's least reward)."""
-
-
-def least_reward(aggregator: object, result: EpisodeResult) -> float:
-    """Return the price of an episode whose policy made its sandbox fail; at most 0.
-
-    Its scores count as their worst, and the reward is shaped like any other: by the format of what
-    was said, its length, its turns. So breaking the sandbox never pays more than a wrong answer.
+    Raises:
+        RewardError: it is not callable, or takes other arguments.
     """
-    return min(0.0, _bounds(aggregator, result)[0])
-
-
-def _bounds(aggregator: object, result: EpisodeResult) -> tuple[float, float]:
-    """Return the least and greatest reward of an episode, whatever its scores are."""
-    match aggregator:
-        case ResolvedReward():
-            return _bounds(aggregator.aggregator, result)
-        case Penalty():
-            low, high = _bounds(aggregator.reward, result)
-            penalty = aggregator.penalty(result)
-            return low - penalty, high - penalty
-        case Weighted(terms=terms):
-            parts = [_scaled(term.weight, _bounds(term.part, result)) for term in terms]
-            return _each(math.fsum, parts)
-        case Mean(parts=[_, *_] as given):
-            low, high = _each(math.fsum, [_bounds(part, result) for part in given])
-            return low / len(given), high / len(given)
-        case Minimum(parts=[_, *_] as given):
-            return _each(min, [_bounds(part, result) for part in given])
-        case Maximum(parts=[_, *_] as given):
-            return _each(max, [_bounds(part, result) for part in given])
-        case Product(parts=[_, *_] as given):
-            total = (1.0, 1.0)
-            for part in given:
-                ends = [a * b for a in total for b in _bounds(part, result)]
-                total = min(ends), max(ends)
-            return total
-    return _SCORE
-
-
-def _scaled(weight: float, bounds: tuple[float, float]) -> tuple[float, float]:
-    ends = [weight * bound for bound in bounds]
-    return min(ends), max(ends)
-
-
-def _each(
-    combine: Callable[[Iterable[float]], float], parts: Sequence[tuple[float, float]]
-) -> tuple[float, float]:
-    return combine([low for low, _ in parts]), combine([high for _, high in parts])
+    if not callable(spec) or isinstance(spec, type):
+        raise RewardError(
+            f"{role}: {spec!r:.80} is neither an expression, an aggregator nor a function"
+        )
+    try:
+        inspect.signature(spec).bind(None)
+    except ValueError:
+        return  # a builtin without a signature
+    except TypeError as ex:
+        raise RewardError(f"{role}: {object_name(spec)} must take one argument: {ex}") from ex

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from typing import ClassVar
 
 from inspect_ai.scorer import (
     CORRECT,
@@ -21,7 +22,7 @@ from inspect_ai.scorer import (
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
 from inspect_tinker_plugin.contracts.errors import RewardError
-from inspect_tinker_plugin.contracts.rewards import Reward, UnscoredError
+from inspect_tinker_plugin.contracts.rewards import Reward, RewardAggregator, UnscoredError
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 _GRADES = {CORRECT, INCORRECT, PARTIAL, NOANSWER}
@@ -35,6 +36,9 @@ class ScoreReward:
 
     path: str
     """Name of the score, followed by ``.key`` for one key of a dict (or index of a list)."""
+
+    at_once: ClassVar[bool] = True
+    """It runs nothing that somebody else has written."""
 
     async def __call__(self, result: EpisodeResult) -> Reward:
         return self.read(result)
@@ -70,9 +74,22 @@ class ScoreReward:
             if scorer in result.scores:
                 return scorer, self.path[len(scorer) + 1 :]
         if self.path in result.expected_scores:
-            raise _no_score(self.path)
+            raise UnscoredError(
+                f"scorer {self.path!r} gave no score (it returned None)", scorer=self.path
+            )
         given = _listed(result.scores) if result.scores else "none at all"
         raise UnscoredError(f"no score named {self.path!r}; there is {given}", scorer=self.path)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a weighted sum."""
+
+    part: RewardAggregator
+    """The reward that is weighted."""
+
+    weight: float
+    """Its factor; may be negative. Weights are used as they are, not normalised."""
 
 
 def score_reward(scorer: str, score: SampleScore, *, keys: Sequence[str] = ()) -> Reward:
@@ -169,16 +186,9 @@ def _named_scores(part: object) -> Iterator[str]:
     elif is_dataclass(part):
         for each in fields(part):
             yield from _named_scores(getattr(part, each.name))
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            yield from _named_scores(value)
-    elif isinstance(part, Sequence) and not isinstance(part, str):
+    elif isinstance(part, list | tuple):
         for value in part:
             yield from _named_scores(value)
-
-
-def _no_score(scorer: str) -> UnscoredError:
-    return UnscoredError(f"scorer {scorer!r} gave no score (it returned None)", scorer=scorer)
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:

@@ -1,39 +1,27 @@
-"""Builds datasets for the cookbook's ``rl.train.Config``, and as the older bridge's call did."""
+"""Builds datasets for the cookbook's ``rl.train.Config``."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import chz
-from inspect_ai import Task
-from inspect_ai.agent import AgentPrompt, AgentSubmit, react
-from inspect_ai.solver import Solver
-from inspect_ai.tool import bash, python
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
-from inspect_tinker_plugin import inspect_internals as internals
-from inspect_tinker_plugin.contracts.episodes import SolverLike
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import DatasetOptions, declared_options, read_keywords
 from inspect_tinker_plugin.rl.dataset import (
     InspectRLDataset,
-    TaskLike,
-    as_rl_dataset,
     build_dataset,
 )
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, MixedTask, build_mixture
 from inspect_tinker_plugin.rl.models import make_renderer
 from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
-from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
-
-_TOOL_TIMEOUT_S = 180
 
 _DECLARED = {each.name: each for each in declared_options()}
 
@@ -295,99 +283,3 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
             return read_keywords(options, function=f"InspectRLDatasetBuilder.{field}")
         except TypeError as error:
             raise ConfigError(str(error)) from error
-
-
-def load_environment(
-    task: TaskLike,
-    renderer: Renderer,
-    env_type: Literal["single_turn", "multi_turn"] = "single_turn",
-    max_samples: int | None = None,
-    max_turns: int = 10,
-    num_envs_per_group: int = 1,
-    batch_size: int = 1,
-    sandbox_type: Literal["docker", "local"] | None = None,
-    sandbox_config: Any = None,
-    submit_instruction: str | None = None,
-) -> InspectRLDataset:
-    """Turn a task into an RL dataset with the parameters of the older bridge.
-
-    Args:
-        task: As in :func:`as_rl_dataset`.
-        renderer: A cookbook renderer.
-        env_type: ``"single_turn"``: the task's own solver, one model call.
-            ``"multi_turn"``: the task's own agent up to ``max_turns`` calls; a task whose
-            solver has no agent and no tools gets Inspect's ``react()`` with ``bash``,
-            ``python`` and ``submit``, behind the task's own prompt solvers.
-        max_samples: Use only this many samples, from the first on.
-        max_turns: Maximum model calls per episode (``multi_turn``).
-        num_envs_per_group: Episodes per group (G).
-        batch_size: Groups per batch (P).
-        sandbox_type: Replaces the task's sandbox; ``None`` keeps it.
-        sandbox_config: Configuration for ``sandbox_type``.
-        submit_instruction: Prompt of the added agent; its own when ``None``.
-
-    Raises:
-        ConfigError: An option is not usable.
-    """
-    if env_type not in ("single_turn", "multi_turn"):
-        raise ConfigError(f"env_type must be 'single_turn' or 'multi_turn', got {env_type!r}")
-    resolved = resolve_task(task, None)
-    solver = None
-    if env_type == "multi_turn":
-        solver = _add_agent(resolved.task, submit_instruction)
-    if solver is not None and sandbox_type is None and resolved.task.sandbox is None:
-        samples = resolved.task.dataset
-        if len(samples) and samples[0].sandbox is None:
-            raise ConfigError(
-                f"task {resolved.task.name!r} has no sandbox for the bash and python tools of a "
-                "multi-turn episode; give sandbox_type='docker' or 'local'"
-            )
-    return as_rl_dataset(
-        resolved.ref or resolved.task,
-        renderer,
-        batch_size=batch_size,
-        group_size=num_envs_per_group,
-        limit=max_samples,
-        solver=solver,
-        max_turns=1 if env_type == "single_turn" else max_turns,
-        sandbox=sandbox_type,
-        sandbox_config=sandbox_config,
-    )
-
-
-_PROMPT_SOLVERS = frozenset(
-    {
-        "chain_of_thought",
-        "generate",
-        "multiple_choice",
-        "prompt_template",
-        "self_critique",
-        "system_message",
-        "user_message",
-        "assistant_message",
-    }
-)
-"""Inspect's solvers that are not agents: an agent is added only after these."""
-
-
-def _add_agent(task: Task, submit_instruction: str | None) -> SolverLike | None:
-    """Return the task's prompt solvers with an agent after them; ``None`` if it has its own."""
-    bare = copy.copy(task)
-    bare.setup = None
-    steps = [(_solver_name(step), step) for step in internals.resolve_plan(bare, None).steps]
-    if any(name not in _PROMPT_SOLVERS for name, _ in steps):
-        return None
-    prompt = {} if submit_instruction is None else {"submit_prompt": submit_instruction}
-    agent = react(
-        prompt=AgentPrompt(**prompt),
-        tools=[bash(timeout=_TOOL_TIMEOUT_S), python(timeout=_TOOL_TIMEOUT_S)],
-        submit=AgentSubmit(),
-    )
-    return [*(step for name, step in steps if name != "generate"), agent]
-
-
-def _solver_name(solver: Solver) -> str:
-    try:
-        return internals.registry_unqualified_name(solver)
-    except ValueError:
-        return ""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, Unpack
 
 from inspect_ai import Task
-from inspect_ai.dataset import Sample
-from inspect_ai.tool import ToolInfo
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import RLDataset
 
-from inspect_tinker_plugin.contracts.episodes import SolverLike, TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError, TaskError
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs.index import logged_outcomes
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
-    documented,
     read_keywords,
-    signature_of,
+    spell_out_options,
 )
 from inspect_tinker_plugin.rewards import resolve_reward
 from inspect_tinker_plugin.rewards.scores import reads_other_than_scorers, require_scores
@@ -41,10 +34,6 @@ from inspect_tinker_plugin.samplers.state import FOLDER, OutcomeFile, SamplerSta
 from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, resolve_task
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
-from inspect_tinker_plugin.tokens.dataset_renderer import DatasetRenderer
-
-_PATIENCE_S = 30.0
-"""Seconds in which a solver has to reach its first model call, to show which tools it offers."""
 
 TaskLike = Task | Callable[..., Task] | str | TaskRef | ResolvedTask
 """A task, a task function, a name (``pkg/task``), a file (``file.py@task``) or a reference."""
@@ -198,6 +187,7 @@ class InspectRLDataset(RLDataset):
         self._ahead = Ahead(self, prepared, batches)
 
 
+@spell_out_options
 def as_rl_dataset(
     task: TaskLike,
     renderer: Renderer,
@@ -223,10 +213,6 @@ def as_rl_dataset(
     return build_dataset(
         task, renderer, DatasetOptions(**read_keywords(options)), task_args=task_args
     )
-
-
-as_rl_dataset.__doc__ = documented(as_rl_dataset.__doc__ or "")
-as_rl_dataset.__signature__ = signature_of(as_rl_dataset)  # type: ignore[attr-defined]  # PEP 362
 
 
 def build_dataset(
@@ -349,9 +335,6 @@ def prepare_task(
     parts = handle.parts()
     scorers = [scorer.name for scorer in parts.runner.prepared.scorers]
     require_scores("reward", options.reward, reward, scorers)
-    if parts.group_reward is not None:
-        group = parts.group_reward.aggregator
-        require_scores("group_reward", options.group_reward, group, scorers)
     if options.sampler is not None:
         try_sampler(options.sampler, _pool(handle, samples), count=options.batch_size)
         if options.log_dir is None:
@@ -361,48 +344,4 @@ def prepare_task(
         _logged(handle, samples)
     if options.max_turns != 1:
         parts.context.warn_of_splits(resolved.task.name)
-    if not _can_describe_tools(parts.context):
-        _refuse_tools(parts.runner, options.solver, renderer, samples[0])
     return handle, samples
-
-
-def _can_describe_tools(context: DatasetRenderer) -> bool:
-    """Return whether a renderer has a tool format at all."""
-    try:
-        context.check_tools([ToolInfo(name="probe", description="Is there a tool format?")])
-    except RendererError:
-        return False
-    return True
-
-
-def _refuse_tools(
-    runner: EpisodeRunner, solver: SolverLike | None, renderer: Any, sample: Sample
-) -> None:
-    """Run a sample to its first model call, without a sandbox, and refuse tools that it offers.
-
-    Which tools a solver offers is known only by running it. A solver that fails before its
-    first model call is left to its episodes, which raise the same error.
-    """
-    prepared = runner.prepared
-    probing = EpisodeRunner(prepared.task, options=prepared.options, solver=solver, sandbox=False)
-    # In a thread, since the caller may be inside an event loop.
-    with ThreadPoolExecutor(1) as thread:
-        request = thread.submit(asyncio.run, _first_call(probing, sample)).result()
-    if request is not None and request.tools:
-        names = ", ".join(tool.name for tool in request.tools)
-        raise RendererError(
-            f"task {prepared.name!r} offers tools ({names}), and the renderer "
-            f"{type(renderer).__name__} has no tool format; choose one that has, "
-            "e.g. get_renderer('qwen3', tokenizer)"
-        )
-
-
-async def _first_call(runner: EpisodeRunner, sample: Sample) -> TurnRequest | None:
-    episode = runner.episode(sample)
-    try:
-        outcome = await asyncio.wait_for(episode.start(), timeout=_PATIENCE_S)
-        return outcome if isinstance(outcome, TurnRequest) else None
-    except TimeoutError:
-        return None
-    finally:
-        await episode.close()

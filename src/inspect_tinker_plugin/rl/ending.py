@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from logging import getLogger
@@ -30,14 +30,13 @@ from inspect_tinker_plugin.contracts.episodes import SOLVER_TIMEOUT, EpisodeResu
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, ErrorPolicy
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.processes.cancellation import being_cancelled, stray
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     ResolvedReward,
     Reward,
     UnscoredError,
 )
-from inspect_tinker_plugin.rewards.resolve import least_reward
+from inspect_tinker_plugin.rewards.builtin import least_reward
 
 
 class TurnRules:
@@ -146,8 +145,6 @@ def _untie(tied: weakref.ref[asyncio.Task[Any]], tie: Callable[[Any], None]) -> 
 
 
 logger = getLogger(__name__)
-
-Aggregator = Callable[[EpisodeResult], Awaitable[Reward]]
 
 _STOP_BY_LIMIT: dict[str, str] = {
     "turn": StopReason.MAX_TURNS,
@@ -313,7 +310,7 @@ class _Repeated:
 class RewardRules:
     """Turns results into rewards, the same way for every env of a dataset."""
 
-    aggregator: Aggregator
+    aggregator: ResolvedReward
     errors: ErrorPolicy
     failures: FailureCounts = field(default_factory=FailureCounts, repr=False, compare=False)
     """Failures of the dataset's episodes in this process."""
@@ -321,7 +318,7 @@ class RewardRules:
     @property
     def at_once(self) -> bool:
         """Whether :meth:`ending` waits for nothing."""
-        return isinstance(self.aggregator, ResolvedReward) and self.aggregator.at_once
+        return self.aggregator.at_once
 
     async def ending(self, result: EpisodeResult) -> Ending:
         """Apply the aggregator, or the error policy if the episode failed."""
@@ -331,13 +328,9 @@ class RewardRules:
                 reward = await self.aggregator(result)
                 self.failures.note_reward(result)
                 if reward.value < 0:
-                    short = reward.value - least_reward(self.aggregator, result)
+                    short = reward.value - least_reward(self.aggregator.aggregator, result)
                     self.failures.shortfall = min(self.failures.shortfall, round(short, 9))
                 return Ending(result, reward, None)
-            except asyncio.CancelledError as cancelled:
-                if being_cancelled():
-                    raise
-                error = _reward_error(result, stray("the reward", cancelled))
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
         return self._end_failed(result, error)
@@ -349,7 +342,7 @@ class RewardRules:
         if built_in and (always := self.failures.note_priced(error)):
             built_in, error = False, always
         elif built_in:
-            penalty = least_reward(self.aggregator, result) + self.failures.shortfall
+            penalty = least_reward(self.aggregator.aggregator, result) + self.failures.shortfall
             self.failures.warn_once(error, penalty)
         if penalty is None:
             return Ending(result, None, self.failures.note_raised(error))

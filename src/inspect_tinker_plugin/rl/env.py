@@ -249,16 +249,6 @@ class InspectEnv(Env):
             return await self._conclude(await self.episode.stop(ROLLOUT_ENDED))
         return await self._reward_of_end()
 
-    @property
-    def settled(self) -> bool:
-        """Whether :meth:`settle` returns or raises without waiting."""
-        return self.ending is not None and (self._conclusion is None or self._conclusion.done())
-
-    @property
-    def released(self) -> bool:
-        """Whether :meth:`close` has nothing to wait for."""
-        return self.episode.released and (self._conclusion is None or self._conclusion.done())
-
     def unpaid(self, trajectory: Trajectory) -> float:
         """Return the part of a settled episode's step rewards that the trainer has not received.
 

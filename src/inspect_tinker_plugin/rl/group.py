@@ -166,8 +166,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
     ) -> list[tuple[float, Metrics]]:
         envs = [env for env in env_group if isinstance(env, InspectEnv)]
         # All are waited for before the first failure is raised.
-        waiting = [env.settle() for env in envs if not env.settled]
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*(env.settle() for env in envs), return_exceptions=True)
         endings = [await env.settle() for env in envs]
         finals = await self._final_rewards(endings)
         least = _least_honest(envs, endings, finals)
@@ -230,7 +229,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         await uninterrupted(lambda: self._release(envs))
 
     async def _release(self, envs: Sequence[InspectEnv]) -> None:
-        closing = [env.close() for env in envs if not env.released]
+        closing = (env.close() for env in envs)
         results = await asyncio.gather(*closing, return_exceptions=True)
         if (run := self.handle.log_run) is not None and envs:
             slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)

@@ -14,7 +14,6 @@ from typing import Any
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
-from inspect_ai.scorer import Scorer
 from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, TurnRequest
@@ -27,7 +26,7 @@ from inspect_tinker_plugin.contracts.observers import (
 )
 from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
-from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
 from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
@@ -38,13 +37,14 @@ TIMEOUT = 10.0
 """Seconds that an async observer may delay an episode at one event."""
 
 
-def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
+def with_plugin_scorers(task: Task) -> Task:
     """Return the task with the scorers that plugins add; the same task if there are none.
 
     Raises:
         PluginError: A hook raised, or returned something that is not a scorer.
     """
-    added = plugin_scorers(task, plugins=plugins)
+    wanted = "scorers (made by functions with @scorer)"
+    added = _collect("inspect_rl_scorers", task, _is_scorer, wanted)
     if not added:
         return task
     scored = copy.copy(task)
@@ -52,31 +52,20 @@ def with_plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> Task:
     return scored
 
 
-def plugin_scorers(task: Task, *, plugins: Plugins | None = None) -> list[Scorer]:
-    """Collect the scorers that plugins add to a task, to be run after its own.
-
-    Raises:
-        PluginError: A hook raised, or returned something that is not a scorer.
-    """
-    wanted = "scorers (made by functions with @scorer)"
-    return _collect("inspect_rl_scorers", task, plugins, _is_scorer, wanted)
-
-
-def episode_observers(task: Task, *, plugins: Plugins | None = None) -> Observers:
+def episode_observers(task: Task) -> Observers:
     """Collect the observers that plugins attach to the episodes of a task.
 
     Raises:
         PluginError: A hook raised, or returned something that is not an observer.
     """
     hook = "inspect_rl_episode_observers"
-    return Observers(_collect(hook, task, plugins, _is_observer, "EpisodeObserver"))
+    found = _collect(hook, task, lambda made: isinstance(made, EpisodeObserver), "EpisodeObserver")
+    return Observers(found)
 
 
-def _collect(
-    hook: str, task: Task, plugins: Plugins | None, fits: Callable[[object], bool], wanted: str
-) -> list[Any]:
+def _collect(hook: str, task: Task, fits: Callable[[object], bool], wanted: str) -> list[Any]:
     found: list[Any] = []
-    for plugin, given in (plugins or default_plugins()).call(hook, task=task):
+    for plugin, given in default_plugins().call(hook, task=task):
         if not isinstance(given, Sequence) or not all(map(fits, given)):
             raise PluginError(
                 f"hook {hook} of plugin {plugin.name!r} ({plugin.label}) gave {given!r:.80}, "
@@ -91,10 +80,6 @@ def _is_scorer(made: object) -> bool:
         return registry_info(made).type == "scorer"
     except ValueError:  # not made by a function with @scorer
         return False
-
-
-def _is_observer(made: object) -> bool:
-    return isinstance(made, EpisodeObserver)
 
 
 class DatasetHooks:
@@ -201,26 +186,20 @@ class Observers:
                 answer = getattr(observer, method)(make_event())
                 if inspect.isawaitable(answer):
                     await bounded(contained("it", answer), TIMEOUT)
-            except asyncio.CancelledError as ex:
-                if being_cancelled():
-                    raise
-                self._complain(observer, method, ex)
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as ex:  # SystemExit, or what test frameworks raise
-                self._complain(observer, method, ex)
-
-    def _complain(self, observer: EpisodeObserver, method: str, ex: BaseException) -> None:
-        if (id(observer), method) in self._complained:
-            return
-        self._complained.add((id(observer), method))
-        logger.warning(
-            "observer %s failed in %s; the episode is unaffected (reported once): %r",
-            type(observer).__qualname__,
-            method,
-            ex,
-            exc_info=ex,
-        )
+                if isinstance(ex, asyncio.CancelledError) and being_cancelled():
+                    raise
+                if (id(observer), method) not in self._complained:
+                    self._complained.add((id(observer), method))
+                    logger.warning(
+                        "observer %s failed in %s; the episode is unaffected (reported once): %r",
+                        type(observer).__qualname__,
+                        method,
+                        ex,
+                        exc_info=ex,
+                    )
 
 
 def _ended(episode: str, result: EpisodeResult, reward: float | None) -> EpisodeEnded:

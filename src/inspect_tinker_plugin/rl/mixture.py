@@ -16,9 +16,8 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
     DatasetOptions,
-    documented,
     read_keywords,
-    signature_of,
+    spell_out_options,
 )
 from inspect_tinker_plugin.rl.dataset import (
     InspectRLDataset,
@@ -28,7 +27,6 @@ from inspect_tinker_plugin.rl.dataset import (
     prepare_task,
 )
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
-from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.tasks.samples import SelectedSamples
 
@@ -175,16 +173,11 @@ class InspectRLMixture(RLDataset):
         mix: Deals the groups of each batch out to the sources; one after the other when ``None``.
 
     Raises:
-        ConfigError: There is no source, two are of tasks with the same name, or their renderers,
-            models or numbers of batches differ.
+        ConfigError: There is no source, or two are of tasks with the same name.
     """
 
     def __init__(self, sources: Sequence[InspectRLDataset], mix: Mix | None = None) -> None:
         _check_names([source.handle for source in sources])
-        renderers = [source.handle.renderer for source in sources]
-        _require_one("renderers", [type(each).__name__ for each in renderers])
-        _require_one("models", [str(model_name(each)) for each in renderers])
-        _require_one("numbers of batches", [str(len(source)) for source in sources])
         self.sources = list(sources)
         self._mix = mix
 
@@ -204,6 +197,7 @@ class InspectRLMixture(RLDataset):
         return len(self.sources[0])
 
 
+@spell_out_options
 def as_rl_mixture(
     tasks: Sequence[MixedTask | TaskLike],
     renderer: Renderer,
@@ -230,10 +224,6 @@ def as_rl_mixture(
     of_all = read_keywords(options, function="as_rl_mixture")
     mixed = [each if isinstance(each, MixedTask) else MixedTask(each) for each in tasks]
     return build_mixture(mixed, renderer, DatasetOptions(**of_all), batches=batches)
-
-
-as_rl_mixture.__doc__ = documented(as_rl_mixture.__doc__ or "")
-as_rl_mixture.__signature__ = signature_of(as_rl_mixture)  # type: ignore[attr-defined]  # PEP 362
 
 
 def build_mixture(
@@ -285,8 +275,6 @@ def plan_mixture(
     Raises:
         ConfigError: Something is not usable.
     """
-    if not tasks:
-        raise ConfigError("a mixture needs at least one task")
     mix = Mix(tuple(each.share for each in tasks), options.batch_size)
     prepared = [
         prepare_task(each.task, renderer, _options(each, options), each.task_args, each.samples)
@@ -310,14 +298,6 @@ def _options(task: MixedTask, of_all: DatasetOptions) -> DatasetOptions:
             "mixture"
         )
     return replace(of_all, **own)
-
-
-def _require_one(what: str, values: Sequence[str]) -> None:
-    if len(set(values)) > 1:
-        raise ConfigError(
-            f"the tasks of a mixture have different {what} ({', '.join(values)}); make their "
-            "datasets with the same"
-        )
 
 
 def _check_names(handles: Sequence[TaskHandle]) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import http.client
-import inspect
 import os
 import ssl
-import textwrap
 import urllib.error
 import urllib.request
 import warnings
@@ -18,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.model_info import get_recommended_renderer_name
-from tinker_cookbook.renderers import Renderer, get_registered_renderer_names, get_renderer
+from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_registered
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError, RendererError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
-from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
@@ -82,7 +77,7 @@ def make_renderer(
     except Exception as error:
         reason = internals.in_one_line(error)
         raise RendererError(
-            f"renderer {name!r} does not fit the tokenizer of {source}: {reason}"
+            f"{option} {name!r} cannot be used with the tokenizer of {source}: {reason}"
         ) from error
 
 
@@ -104,14 +99,16 @@ def require_renderer(name: str, *, option: str = "renderer") -> None:
     """Check that a renderer exists, before a tokenizer is loaded for it.
 
     Raises:
-        RendererError: It does not exist; the message lists those that do.
+        RendererError: It does not exist.
     """
-    known = renderer_names()
-    if known and name not in known:
-        raise RendererError(
-            f"{option}: there is no renderer {name}.{suggestion(name, known, most=0)} "
-            f"There is {', '.join(known)}."
-        )
+    try:
+        get_renderer(name, None)  # the name is looked at first
+    except Exception as error:  # without a tokenizer, most cannot be made
+        if f"Unknown renderer: {name}" in str(error):
+            raise RendererError(
+                f"{option}: there is no renderer {name}; for Qwen models it is qwen3, "
+                "qwen3_instruct or qwen3_disable_thinking"
+            ) from error
 
 
 def model_name(renderer: object) -> str | None:
@@ -123,28 +120,6 @@ def model_name(renderer: object) -> str | None:
     if not isinstance(name, str) or not name or Path(name) == TOKENIZER_FOLDER:
         return None
     return Path(name).name if Path(name).is_absolute() else name
-
-
-def renderer_names() -> list[str]:
-    """Return the names that ``get_renderer()`` accepts; none when its source cannot be read."""
-    return sorted({*_built_in_names(), *get_registered_renderer_names()})
-
-
-@functools.cache
-def _built_in_names() -> frozenset[str]:
-    # The cookbook has no list of names: its factory compares the name with one after another.
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(get_renderer)))
-    except (OSError, TypeError, SyntaxError):
-        return frozenset()
-    compared = [
-        each.comparators[0]
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Compare)
-        and isinstance(each.left, ast.Name)
-        and each.left.id == "name"
-    ]
-    return frozenset(str(each.value) for each in compared if isinstance(each, ast.Constant))
 
 
 def _require_hub(source: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from logging import getLogger
 from queue import SimpleQueue
@@ -42,14 +41,6 @@ class Batches:
     group_size: int
 
 
-@dataclass(frozen=True)
-class _Made:
-    """An image that was made ahead, or failed to be made."""
-
-    ahead: SandboxAhead
-    image: Future[Any]
-
-
 class Ahead:
     """Builds and pulls the images of coming batches, and starts the first one's containers.
 
@@ -64,19 +55,19 @@ class Ahead:
     """
 
     def __init__(self, owner: object, prepared: PreparedTask, batches: Batches) -> None:
-        self._messages: SimpleQueue[int | _Made | None] = SimpleQueue()
-        self._messages.put(-1)
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._asked.put(-1)
         # A finaliser may run anywhere, under any lock; this queue's put is made for that.
-        weakref.finalize(owner, self._messages.put, None)
+        weakref.finalize(owner, self._asked.put, None)
         threading.Thread(
-            target=_Worker(prepared, batches, self._messages).run,
+            target=_Worker(prepared, batches, self._asked).run,
             name="prewarm sandboxes",
             daemon=True,
         ).start()
 
     def asked(self, batch: int) -> None:
         """Prepare the batches after one that was asked for; returns immediately."""
-        self._messages.put(batch)
+        self._asked.put(batch)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a copy that prepares nothing, in this process or another."""
@@ -85,60 +76,43 @@ class Ahead:
 
 class _Worker:
     def __init__(
-        self,
-        prepared: PreparedTask,
-        batches: Batches,
-        messages: SimpleQueue[int | _Made | None],
+        self, prepared: PreparedTask, batches: Batches, asked: SimpleQueue[int | None]
     ) -> None:
         self._prepared = prepared
         self._batches = batches
-        self._messages = messages
-        self._coming: deque[tuple[int, SandboxAhead]] = deque()
-        """Batch and what it takes, in the order in which they will be needed."""
-        self._reached = 0
-        """The first batch whose samples were not examined yet."""
-        self._making = 0
-        self._warm: dict[SandboxAhead, int] = {}
+        self._asked = asked
+        self._made: set[int] = set()
+        """Batches whose images were made."""
         self._warmed: list[SandboxAhead] = []
-        self._used = False
 
     def run(self) -> None:
         try:
-            while (message := self._messages.get()) is not None:
-                if isinstance(message, _Made):
-                    self._expect(message)
-                else:
-                    self._look(message)
-                if not self._used:
-                    return  # none of the coming samples has a sandbox that can be made ahead
-                self._make()
+            while (asked := self._asked.get()) is not None and self._prepare_after(asked):
+                pass
         except Exception as error:
             logger.warning("task %r: sandboxes are not made ahead: %s", self._prepared.name, error)
         for ahead in self._warmed:
             ahead.expect(0)
 
-    def _look(self, asked: int) -> None:
-        """Find out what the batches after the given one need."""
-        if not asked < self._reached <= asked + 1 + self._depth:  # a jump in the data
-            self._coming.clear()
-            self._reached = asked + 1
-        if asked > 0:
-            self._warm.clear()
-            while self._coming and self._coming[0][0] <= asked:
-                self._coming.popleft()  # its episodes ask for it themselves
-        for batch in range(self._reached, min(asked + 1 + self._depth, self._batches.count)):
-            for ahead, shared in asyncio.run(self._needs(self._batches.samples_of(batch))):
-                if asked < 0 and batch == 0:
-                    self._count(ahead, shared=shared)
-                if not self._coming or self._coming[-1][1] != ahead:
-                    self._coming.append((batch, ahead))
-            self._reached = batch + 1
+    def _prepare_after(self, asked: int) -> bool:
+        """Prepare the batches after the given one; return whether any needed that."""
+        depth = max(1, IMAGES_AHEAD // self._batches.size)
+        useful = bool(self._made)
+        for batch in range(asked + 1, min(asked + 1 + depth, self._batches.count)):
+            if batch in self._made:
+                continue
+            if not self._asked.empty():
+                return True  # another batch was asked for meanwhile
+            needs = asyncio.run(self._find_needs(self._batches.samples_of(batch)))
+            useful = useful or bool(needs)
+            # Each sandbox of the first batch is started once its image is there.
+            counts = self._count(needs) if asked < 0 and batch == 0 else {}
+            if not self._make_images(dict.fromkeys(ahead for ahead, _ in needs), counts):
+                return True  # the others have to wait for the next batch
+            self._made.add(batch)
+        return useful
 
-    @property
-    def _depth(self) -> int:
-        return max(1, IMAGES_AHEAD // self._batches.size)
-
-    async def _needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
+    async def _find_needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
         """Return what the sandboxes of samples take, and whether a group shares its set-up."""
         found = []
         for sample in samples:
@@ -148,42 +122,52 @@ class _Worker:
                     continue
                 provider = internals.registry_find_sandboxenv(spec.type)
                 if look_ahead := getattr(provider, "look_ahead", None):
-                    self._used = True
                     set_up = {"files": bool(sample.files), "script": sample.setup is not None}
                     found.append(look_ahead(spec.config, sample.metadata or {}, **set_up))
             except Exception as error:
                 self._complain(error)
         return found
 
-    def _count(self, ahead: SandboxAhead, *, shared: bool) -> None:
-        """Count the sandboxes that a group of the first batch is going to use."""
-        room = MOST - sum(self._warm.values())
-        wanted = 1 if shared else self._batches.group_size
-        self._warm[ahead] = self._warm.get(ahead, 0) + min(room, wanted)
+    def _count(self, needs: Sequence[tuple[SandboxAhead, bool]]) -> dict[SandboxAhead, int]:
+        """Count the sandboxes that the groups of a batch are going to use."""
+        counts: dict[SandboxAhead, int] = {}
+        for ahead, shared in needs:
+            room = MOST - sum(counts.values())
+            wanted = 1 if shared else self._batches.group_size
+            counts[ahead] = counts.get(ahead, 0) + min(room, wanted)
+        return counts
 
-    def _make(self) -> None:
-        while self._coming and self._making < AT_ONCE:
-            _, ahead = self._coming[0]
+    def _make_images(
+        self, aheads: Iterable[SandboxAhead], counts: Mapping[SandboxAhead, int]
+    ) -> bool:
+        """Make images, a few at a time; return whether all could be made now."""
+        making: dict[Future[Any], SandboxAhead] = {}
+        full = False
+        for ahead in aheads:
             image = ahead.make()
             if image is None:
-                return  # until a batch is asked for
-            self._coming.popleft()
-            self._making += 1
-            image.add_done_callback(self._note(ahead))
+                full = True
+                break
+            making[image] = ahead
+            if len(making) == AT_ONCE:
+                self._await_image(making, counts)
+        while making:
+            self._await_image(making, counts)
+        return not full
 
-    def _note(self, ahead: SandboxAhead) -> Callable[[Future[Any]], None]:
-        return lambda image: self._messages.put(_Made(ahead, image))
-
-    def _expect(self, made: _Made) -> None:
-        """Have the first batch's sandboxes started, now that their image is there."""
-        self._making -= 1
-        if made.image.cancelled():  # the provider was closed
-            self._coming.clear()
-        elif error := made.image.exception():
-            self._complain(error)
-        elif count := self._warm.pop(made.ahead, 0):
-            self._warmed.append(made.ahead)
-            made.ahead.expect(count)
+    def _await_image(
+        self, making: dict[Future[Any], SandboxAhead], counts: Mapping[SandboxAhead, int]
+    ) -> None:
+        done, _ = wait(making, return_when=FIRST_COMPLETED)
+        for image in done:
+            ahead = making.pop(image)
+            if image.cancelled():  # the provider was closed
+                continue
+            if error := image.exception():
+                self._complain(error)
+            elif count := counts.get(ahead, 0):
+                self._warmed.append(ahead)
+                ahead.expect(count)
 
     def _complain(self, error: BaseException) -> None:
         logger.warning("task %r: a sandbox could not be made ahead: %s", self._prepared.name, error)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import threading
 import uuid
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ class TaskHandle:
             live, data = copy.copy(task), task.dataset
             live.dataset = MemoryDataset([], name=data.name, location=data.location)
         try:
-            return dump(_Payload(self.name, ref, live, self.renderer, self.options))
+            return dump((live, ref, self.renderer, self.options, self.name))
         except Exception as error:
             raise TaskError(
                 f"task {self.name!r} cannot be sent to another process ({error}). Make it with a "
@@ -154,24 +153,12 @@ class TaskHandle:
             ) from error
 
 
-@dataclass(frozen=True)
-class _Payload:
-    name: str
-    ref: TaskRef | None
-    task: Task | None
-    renderer: Any
-    options: DatasetOptions = field(repr=False)
-
-
 def _receive(uid: str, payload: bytes) -> TaskHandle:
     """Unpickle a handle, once per process and dataset."""
     with _lock:
         handle = _received.get(uid)
         if handle is None:
-            received: _Payload = pickle.loads(payload)
-            handle = TaskHandle(
-                received.task, received.ref, received.renderer, received.options, received.name
-            )
+            handle = TaskHandle(*pickle.loads(payload))
             handle.uid, handle._payload, handle._received = uid, payload, True
             _received[uid] = handle
             while len(_received) > _KEEP:
@@ -217,21 +204,11 @@ def training_id(folder: Path) -> str:
     """
     path = folder / TRAINING_ID
     try:
-        if not path.is_file():
-            _make_training_id(path)
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(uuid.uuid4().hex)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be written ({error})") from error
-
-
-def _make_training_id(path: Path) -> None:
-    mine = path.with_name(f"{uuid.uuid4().hex}.{TRAINING_ID}")
-    mine.write_text(uuid.uuid4().hex, encoding="utf-8")
-    try:
-        with suppress(FileExistsError):  # another dataset of the same trainer was first
-            os.link(mine, path)
-    finally:
-        mine.unlink()
 
 
 def open_logs(

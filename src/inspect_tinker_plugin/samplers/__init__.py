@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.samplers.builtin import Curriculum
-from inspect_tinker_plugin.samplers.resolve import (
-    SamplerExpressionError,
-    resolve_sampler,
-    try_sampler,
-)
+from inspect_tinker_plugin.samplers.state import resolve_sampler, try_sampler
 
 __all__ = [
     "Curriculum",
     "GroupOutcome",
     "SamplePool",
     "Sampler",
-    "SamplerExpressionError",
     "SamplerSpec",
     "resolve_sampler",
     "try_sampler",

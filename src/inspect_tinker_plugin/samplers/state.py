@@ -1,4 +1,4 @@
-"""The batches that a sampler chooses, and the files by which a killed run continues with them.
+"""Makes a training's sampler and tries it, and keeps the files by which a killed run continues.
 
 ::
 
@@ -20,20 +20,101 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
+from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.processes.journal import Journal
-from inspect_tinker_plugin.samplers.resolve import choose
 
 FOLDER = "sampler"
 """Name of the folder, in that of a dataset's logs."""
 
+_HOOK = "inspect_rl_samplers"
 _STATE = "state.jsonl"
 _OUTCOME = re.compile(r"(\d+)\.(\d+)\.json")
+
+
+def resolve_sampler(spec: SamplerSpec) -> Callable[[], Sampler]:
+    """Turn what ``sampler=`` takes into a function that makes a new sampler, and try it.
+
+    Args:
+        spec: ``"curriculum(again=0.1)"``, or a function.
+
+    Raises:
+        ConfigError: An unknown name, a malformed expression, or something that makes no sampler.
+    """
+    return _resolve(spec)[0]
+
+
+def try_sampler(spec: SamplerSpec, pool: SamplePool, *, count: int) -> None:
+    """Have a new sampler choose a batch, learn from it and choose again, before anything runs.
+
+    Args:
+        spec: As for :func:`resolve_sampler`.
+        pool: The samples of the training.
+        count: Groups per batch.
+
+    Raises:
+        ConfigError: It failed, or chose something else; the message names its plugin.
+    """
+    make, origin = _resolve(spec)
+    rewards = tuple(float(member % 2) for member in range(pool.group_size))
+    try:
+        sampler = make()
+        sampler.begin(pool)
+        for step in range(2):
+            for position in _choose(sampler, step, count, len(pool.samples)):
+                sampler.learn(GroupOutcome(position=position, rewards=rewards, step=step))
+        dict(sampler.figures())
+    except (Exception, SystemExit) as error:
+        problem = str(error)
+        if not isinstance(error, ConfigError):
+            problem = f"failed: {type(error).__name__}: {error}"
+        raise ConfigError(f"sampler: {spec!r:.80}{origin}: {problem}") from error
+
+
+def _resolve(spec: SamplerSpec) -> tuple[Callable[[], Sampler], str]:
+    """Return what makes a sampler, and its plugin in words."""
+    make: Callable[[], Sampler]
+    if isinstance(spec, str):
+        expression = spec
+        origin = build_from(_HOOK, expression).origin
+
+        def make() -> Sampler:
+            made: Sampler = build_from(_HOOK, expression).value
+            return made
+
+    elif callable(spec):
+        origin, make = "", spec
+    else:
+        raise ConfigError(
+            f"sampler: {spec!r:.80} is neither an expression nor a function that makes a sampler"
+        )
+    if not isinstance(made := make(), Sampler):
+        raise ConfigError(
+            f"sampler: {spec!r:.80}{origin} makes {made!r:.80}, which is not a Sampler"
+        )
+    return make, origin
+
+
+def _choose(sampler: Sampler, step: int, count: int, size: int) -> list[int]:
+    """Return the positions of a step's samples.
+
+    Raises:
+        ConfigError: The sampler chose something else than so many positions.
+    """
+    chosen = list(sampler.choose(step, count))
+    fits = all(isinstance(each, Integral) and 0 <= each < size for each in chosen)
+    if len(chosen) != count or not fits:
+        raise ConfigError(
+            f"the sampler {type(sampler).__name__} chose {chosen!r:.80}, not {count} positions "
+            f"below {size}"
+        )
+    return [int(position) for position in chosen]
 
 
 @dataclass(frozen=True)
@@ -124,7 +205,7 @@ class SamplerState:
             return self._chosen[step]
         learned = [each for each in self._waiting() if each[:2] not in self._known]
         self._learn(learned)
-        chosen = choose(self.sampler, step, count, self._size)
+        chosen = _choose(self.sampler, step, count, self._size)
         line = {"step": step, "learned": learned, "chosen": chosen}
         self._journal.write({**line, "figures": dict(self.sampler.figures())})
         for number, index, *_ in learned:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.tasks.contents import content_hash, sample_content
 from inspect_tinker_plugin.tasks.loading import describe_part
 from inspect_tinker_plugin.tasks.reference import (
     ResolvedTask,
@@ -12,7 +11,12 @@ from inspect_tinker_plugin.tasks.reference import (
     task_digest,
     task_reference,
 )
-from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.samples import (
+    SelectedSamples,
+    content_hash,
+    sample_content,
+    select_samples,
+)
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from inspect_ai.util import registry_info
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import InspectRLError, TaskError, TaskNotFoundError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
-from inspect_tinker_plugin.contracts.wording import suggestion
+from inspect_tinker_plugin.contracts.wording import place_in_code, suggestion
 
 
 def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -> Task:
@@ -165,19 +164,8 @@ def _loading(name: str, kind: str = "task") -> Iterator[None]:
             ) from error
         raise TaskError(
             f"{kind} {name!r} could not be created: {type(error).__name__}: {text}"
-            f"{_place_of(error)}"
+            f"{place_in_code(error, skipping=('/lib/python', '<frozen'))}"
         ) from error
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the deepest line of a traceback outside of installed packages and of this one."""
-    ours = str(Path(__file__).parents[1])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "site-packages" in frame.filename or frame.filename.startswith((ours, "<frozen")):
-            continue
-        if "/lib/python" not in frame.filename:
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
 
 
 _LIMITS = ("message", "token", "turn", "time", "working", "cost")

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,23 +222,24 @@ def _declared(file: Path) -> list[str]:
     from inspect_tinker_plugin import inspect_internals as internals
 
     try:
+        if file.suffix == ".py":
+            compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
         return [name for name, _ in internals.parse_decorators(file, "task")]
     except UnicodeDecodeError as error:
         raise TaskError(f"{file} cannot be read as UTF-8, which Inspect needs: {error}") from error
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        raise TaskError(f"{where}: {type(error).__name__}: {error.args[0]}") from error
+    except OSError as error:
+        raise TaskNotFoundError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def _task_in_file(file: Path, name: str | None) -> str:
-    if file.suffix == ".py":
-        _check_syntax(file)
     names = _declared(file)
-    if not names and file.suffix == ".ipynb":
-        missing = [each for each in ("nbformat", "IPython") if find_spec(each) is None]
-        if missing:
-            raise TaskNotFoundError(
-                f"{file} is a notebook; to read it, install {' and '.join(missing).lower()}."
-            )
     if not names:
-        raise TaskNotFoundError(f"{file} has no function decorated with @task.")
+        hint = "" if file.suffix == ".py" else " (notebooks are read with nbformat and IPython)"
+        raise TaskNotFoundError(f"{file} has no function decorated with @task{hint}.")
     if name is None:
         if len(names) > 1:
             options = ", ".join(f"{file.name}@{each}" for each in names)
@@ -248,14 +248,3 @@ def _task_in_file(file: Path, name: str | None) -> str:
     if name not in names:
         raise TaskNotFoundError(f"{file} has no task {name!r}.{suggestion(name, names)}")
     return name
-
-
-def _check_syntax(file: Path) -> None:
-    try:
-        compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        where = f"{file}, line {line}" if line else str(file)
-        raise TaskError(f"{where}: {type(error).__name__}: {error.args[0]}") from error
-    except OSError as error:
-        raise TaskNotFoundError(f"{file} cannot be read: {error.strerror}.") from error

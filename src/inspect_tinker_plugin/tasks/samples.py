@@ -1,4 +1,4 @@
-"""Decides which samples of a task are used, and in which order; everything else asks this module.
+"""Decides which samples of a task are used, in which order, and which are held out by content.
 
 A choice is made in the order in which an eval makes it: the stages of plugins filter and transform
 the samples, ``sample_shuffle`` shuffles them, and ``limit``, ``sample_id`` or ``sample_ids`` takes
@@ -8,38 +8,50 @@ some of them. Nothing is copied: a chosen sample is looked up, and transformed, 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import json
 import random
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import overload
+from typing import Any, overload
 
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.log import EvalSample
+from pydantic import BaseModel
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, PluginError, TaskError
 from inspect_tinker_plugin.contracts.observers import SampleStage
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.plugins.manager import Plugin, Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import Plugin, default_plugins
 
 _SHOWN = 8
 """Number of ids that a message lists."""
 
+Stages = tuple[tuple[Plugin, SampleStage], ...]
+"""What plugins do with the samples of a task, in their order."""
+
 
 class SelectedSamples(Sequence[Sample]):
-    """The chosen samples of a task; each has an id.
+    """The chosen samples of a task, as the stages of plugins leave them; each has an id.
+
+    It works on a sample when it is asked for. What a plugin raises then is a ``PluginError``.
 
     Args:
-        samples: All samples of the task, staged by plugins and with ids.
+        dataset: All samples of the task; those without id are numbered, as in an eval.
+        stages: What plugins do with them.
         positions: Positions of the chosen ones, in their order.
     """
 
-    def __init__(self, samples: Sequence[Sample], positions: Sequence[int]) -> None:
-        self._samples = samples
+    def __init__(self, dataset: Sequence[Sample], stages: Stages, positions: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._stages = stages
         self._positions = positions
 
     def __len__(self) -> int:
@@ -51,23 +63,78 @@ class SelectedSamples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> SelectedSamples: ...
     def __getitem__(self, index: int | slice) -> Sample | SelectedSamples:
         if isinstance(index, slice):
-            return SelectedSamples(self._samples, self._positions[index])
-        return self._samples[self._positions[index]]
+            return SelectedSamples(self._dataset, self._stages, self._positions[index])
+        position = self._positions[index]
+        sample = self._apply(position)
+        if sample is None:
+            raise PluginError(
+                f"sample {self._dataset[position].id!r} was kept once and dropped later"
+            )
+        return sample
 
     def subset(self, indices: Iterable[int]) -> SelectedSamples:
         """Choose again among these samples, by their index in this sequence."""
-        return SelectedSamples(self._samples, array("q", (self._positions[i] for i in indices)))
+        positions = array("q", (self._positions[i] for i in indices))
+        return SelectedSamples(self._dataset, self._stages, positions)
+
+    def kept(self) -> SelectedSamples:
+        """Leave out the samples that plugins drop: one pass, if there is a filter."""
+        if all(stage.keep is None for _, stage in self._stages):
+            return self
+        kept = (i for i, position in enumerate(self._positions) if self._apply(position))
+        return self.subset(kept)
+
+    def _apply(self, position: int) -> Sample | None:
+        """Run the stages in turn; ``None`` as soon as one drops the sample."""
+        # Samples without an id are numbered by their position in the task, whatever is dropped.
+        sample = with_id(self._dataset[position], position)
+        if not self._stages:
+            return sample
+        sample = deepcopy(sample)
+        sample_id = sample.id
+        for plugin, stage in self._stages:
+            who = f"plugin {plugin.name!r} ({plugin.label})"
+            kept: object = True
+            try:
+                if stage.keep is not None:
+                    kept = stage.keep(sample)
+                if _is_true(kept) and stage.transform is not None:
+                    sample = stage.transform(sample)
+            except Exception as ex:
+                raise PluginError(
+                    f"{who} failed on sample {sample_id!r}: {type(ex).__name__}: {ex}"
+                ) from ex
+            if _is_true(kept) is None:
+                if inspect.iscoroutine(kept):
+                    kept.close()  # nobody awaits it
+                raise PluginError(
+                    f"{who}: its filter gave {kept!r:.80} for sample {sample_id!r}, not True or "
+                    "False"
+                )
+            if not kept:
+                return None
+            if not isinstance(sample, Sample):
+                raise PluginError(f"{who} made {sample!r:.80} of sample {sample_id!r}")
+            if sample.id is None:
+                sample = sample.model_copy(update={"id": sample_id})
+        return sample
 
 
-def select_samples(
-    task: Task, selection: Selection | None = None, *, plugins: Plugins | None = None
-) -> SelectedSamples:
+def _is_true(value: object) -> bool | None:
+    """Read a filter's result; ``None`` if it is no truth value (a filter that forgot to return).
+
+    A coroutine, or the text "no", would count as true.
+    """
+    # numpy's own truth value, without an import of numpy
+    return bool(value) if type(value).__name__ in ("bool", "bool_") else None
+
+
+def select_samples(task: Task, selection: Selection | None = None) -> SelectedSamples:
     """Choose samples of a task.
 
     Args:
         task: The task; its dataset is left as it is.
         selection: Which samples; all of them when not given.
-        plugins: Where hooks are looked up; the installed plugins when not given.
 
     Raises:
         ConfigError: The selection chooses nothing, or names an id that no sample has.
@@ -79,28 +146,29 @@ def select_samples(
             f"task {task.name!r} makes its samples while it runs (SampleSource), so there is no "
             "list of them to choose from"
         )
-    if len(task.dataset) == 0:
+    size = len(task.dataset)
+    if size == 0:
         raise TaskError(f"task {task.name!r} has no samples")
-    samples = StagedSamples(task.dataset, sample_stages(task, plugins))
+    samples = SelectedSamples(task.dataset, sample_stages(task), range(size)).kept()
     size = len(samples)
     if size == 0:
         raise TaskError(f"plugins drop every sample of task {task.name!r}")
     selection = selection or Selection()
     if selection.sample_ids is not None:
-        return SelectedSamples(samples, _with_exact_ids(samples, selection.sample_ids, task.name))
+        return samples.subset(_find_ids(samples, selection.sample_ids, task.name))
     if selection.sample_id is not None:
-        return SelectedSamples(samples, _matching(samples, selection.patterns, task.name))
-    order: Sequence[int] = range(size)
+        return samples.subset(_match_ids(samples, selection.patterns, task.name))
     if selection.sample_shuffle and not task.dataset.shuffled:
-        order = array("q", order)
+        order = array("q", range(size))
         seed = None if selection.sample_shuffle is True else selection.sample_shuffle
         random.Random(seed).shuffle(order)
-    chosen = order[_slice(selection.limit)]
-    if len(chosen) == 0:
-        raise ConfigError(
-            f"limit {_range(selection.limit)} leaves no sample: task {task.name!r} has {size}"
-        )
-    return SelectedSamples(samples, chosen)
+        samples = samples.subset(order)
+    limit = selection.limit
+    chosen = samples[slice(*limit) if isinstance(limit, tuple) else slice(limit)]
+    if not chosen:
+        text = f"{limit[0] + 1}-{limit[1]}" if isinstance(limit, tuple) else str(limit)
+        raise ConfigError(f"limit {text} leaves no sample: task {task.name!r} has {size}")
+    return chosen
 
 
 def with_samples(task: Task, samples: Sequence[Sample]) -> Task:
@@ -117,18 +185,14 @@ def with_id(sample: Sample, position: int) -> Sample:
     return sample if sample.id is not None else sample.model_copy(update={"id": position + 1})
 
 
-Stages = tuple[tuple[Plugin, SampleStage], ...]
-"""What plugins do with the samples of a task, in their order."""
-
-
-def sample_stages(task: Task, plugins: Plugins | None = None) -> Stages:
+def sample_stages(task: Task) -> Stages:
     """Ask every plugin for its filter and transformation of the samples of a task.
 
     Raises:
         PluginError: A hook raised or returned something that is not a stage.
     """
     stages: list[tuple[Plugin, SampleStage]] = []
-    for plugin, stage in (plugins or default_plugins()).call("inspect_rl_samples", task=task):
+    for plugin, stage in default_plugins().call("inspect_rl_samples", task=task):
         if not isinstance(stage, SampleStage):
             raise PluginError(
                 f"hook inspect_rl_samples of plugin {plugin.name!r} ({plugin.label}) gave "
@@ -145,111 +209,21 @@ def sample_stages(task: Task, plugins: Plugins | None = None) -> Stages:
     return tuple(stages)
 
 
-class StagedSamples(Sequence[Sample]):
-    """Samples seen through the stages of plugins; those without id are numbered, as in an eval.
-
-    It works on a sample when it is asked for; the first use passes over the dataset if, and only
-    if, there is a filter. What a plugin raises then is a ``PluginError``.
-    """
-
-    def __init__(self, samples: Sequence[Sample], stages: Stages) -> None:
-        self._samples = samples
-        self._stages = stages
-        self._filtered = any(stage.keep is not None for _, stage in stages)
-        self._kept: list[int] | None = None
-
-    def __len__(self) -> int:
-        return len(self._indices())
-
-    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]  # no slices needed
-        position = self._indices()[index]
-        sample = self._apply(position)
-        if sample is None:
-            id = self._samples[position].id
-            raise PluginError(f"sample {id!r} was kept once and dropped later")
-        return sample
-
-    def _indices(self) -> Sequence[int]:
-        if not self._filtered:
-            return range(len(self._samples))
-        if self._kept is None:
-            self._kept = [
-                index for index in range(len(self._samples)) if self._apply(index) is not None
-            ]
-        return self._kept
-
-    def _apply(self, index: int) -> Sample | None:
-        """Run the stages in turn; ``None`` as soon as one drops the sample."""
-        # Samples without an id are numbered by their position in the task, whatever is dropped.
-        sample = with_id(self._samples[index], index)
-        if not self._stages:
-            return sample
-        sample = deepcopy(sample)
-        sample_id = sample.id
-        for plugin, stage in self._stages:
-            who = f"plugin {plugin.name!r} ({plugin.label})"
-            kept: object = True
-            try:
-                if stage.keep is not None:
-                    kept = stage.keep(sample)
-                if _truth(kept) and stage.transform is not None:
-                    sample = stage.transform(sample)
-            except Exception as ex:
-                raise PluginError(
-                    f"{who} failed on sample {sample_id!r}: {type(ex).__name__}: {ex}"
-                ) from ex
-            if _truth(kept) is None:
-                if inspect.iscoroutine(kept):
-                    kept.close()  # nobody awaits it
-                raise PluginError(
-                    f"{who}: its filter gave {kept!r:.80} for sample {sample_id!r}, not True or "
-                    "False"
-                )
-            if not kept:
-                return None
-            if not isinstance(sample, Sample):
-                raise PluginError(f"{who} made {sample!r:.80} of sample {sample_id!r}")
-            if sample.id is None:
-                sample = sample.model_copy(update={"id": sample_id})
-        return sample
-
-
-def _truth(value: object) -> bool | None:
-    """Read a filter's result; ``None`` if it is no truth value (a filter that forgot to return).
-
-    A coroutine, or the text "no", would count as true.
-    """
-    if isinstance(value, bool):
-        return value
-    # numpy's own truth value, without an import of numpy
-    return bool(value) if type(value).__name__ in ("bool", "bool_") else None
-
-
-def _with_exact_ids(
-    samples: Sequence[Sample], wanted: Sequence[str | int], task: str
-) -> Sequence[int]:
+def _find_ids(samples: Sequence[Sample], wanted: Sequence[str | int], task: str) -> Sequence[int]:
     """Return the positions of exact ids, in the order in which they are given.
 
-    ``7`` and ``"7"`` are distinguished where both exist. Several samples may have the same id; all
-    of them are taken, as in an eval.
+    Several samples may have the same id; all of them are taken, as in an eval.
     """
-    texts = {str(each) for each in wanted}
-    found: dict[str, list[tuple[str | int | None, int]]] = {}
+    found: dict[str, list[int]] = {str(each): [] for each in wanted}
     for position, sample in enumerate(samples):
-        if (text := str(sample.id)) in texts:
-            found.setdefault(text, []).append((sample.id, position))
-    missing = [each for each in wanted if str(each) not in found]
-    if missing:
+        if (text := str(sample.id)) in found:
+            found[text].append(position)
+    if missing := [each for each, positions in found.items() if not positions]:
         raise ConfigError(_unknown_ids(samples, missing, task))
-    chosen: dict[int, None] = {}
-    for each in wanted:
-        candidates = found[str(each)]
-        exact = [position for id, position in candidates if id == each]
-        chosen.update(dict.fromkeys(exact or [position for _, position in candidates]))
-    return array("q", chosen)
+    return [position for positions in found.values() for position in positions]
 
 
-def _matching(samples: Sequence[Sample], wanted: Sequence[str | int], task: str) -> Sequence[int]:
+def _match_ids(samples: Sequence[Sample], wanted: Sequence[str | int], task: str) -> Sequence[int]:
     """Return the positions of the ids that match a pattern, in the order of the dataset.
 
     An id that does not match itself (``q[1]``) is taken literally where no pattern matches it.
@@ -289,9 +263,106 @@ def _unknown_ids(samples: Sequence[Sample], missing: Sequence[object], task: str
     return f"task {task!r}: no sample has the id {ids} (the first ids are {known})"
 
 
-def _slice(limit: int | tuple[int, int] | None) -> slice:
-    return slice(*limit) if isinstance(limit, tuple) else slice(limit)
+def sample_hash(sample: Sample | EvalSample) -> str:
+    """Hash the content of a sample: input, choices, target, files and setup script.
+
+    Ids and metadata do not count: the same question under another id is the same question. A
+    logged sample has the hash of the sample that it is of, unless that has files: a log holds
+    their names only.
+    """
+    return content_hash(sample_content(sample))
 
 
-def _range(limit: int | tuple[int, int] | None) -> str:
-    return f"{limit[0] + 1}-{limit[1]}" if isinstance(limit, tuple) else str(limit)
+def sample_content(sample: Sample | EvalSample) -> dict[str, Any]:
+    """Return the parts of a sample that make it the question that it is."""
+    return {
+        "input": sample.input,
+        "choices": sample.choices,
+        "target": sample.target,
+        "files": sample.files,
+        "setup": sample.setup,
+    }
+
+
+def content_hash(content: object, *, fold_spaces: bool = False) -> str:
+    """Hash content, the same in every process.
+
+    Args:
+        content: Values of samples, such as texts, messages and mappings of them.
+        fold_spaces: Whether texts that differ only in white space are the same.
+    """
+    plain = _plain(content, fold_spaces)
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any, fold_spaces: bool) -> Any:
+    if isinstance(value, BaseModel):
+        # The ids of messages differ from process to process.
+        return value.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry, fold_spaces) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, fold_spaces) for entry in value]
+    return " ".join(value.split()) if fold_spaces and isinstance(value, str) else value
+
+
+def held_out_hashes(counts: Mapping[str, int], share: str, *, seed: int = 0) -> frozenset[str]:
+    """Return the hashes of the samples that a split holds out.
+
+    Args:
+        counts: By :func:`sample_hash`, how many samples have that hash.
+        share: As in :func:`split_samples`.
+        seed: Another seed holds out other samples.
+
+    Raises:
+        ConfigError: The share is none, or leaves a side empty.
+    """
+    size = sum(counts.values())
+    wanted = held_out(share, size)
+    order = sorted(counts, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
+    held: set[str] = set()
+    taken = 0
+    for each in order:
+        if taken >= wanted:
+            break
+        held.add(each)
+        taken += counts[each]
+    if taken == size:
+        raise ConfigError(
+            f"a test split of {share} holds out all of {counted(size, 'sample')}: many have "
+            "the same content; give a smaller share, or a --test-task"
+        )
+    return frozenset(held)
+
+
+def held_out(share: str, size: int) -> int:
+    """Return how many of ``size`` samples a share is, at least one.
+
+    Raises:
+        ConfigError: It is no share, or leaves nothing to train on.
+    """
+    text = share.strip()
+    try:
+        if text.endswith("%"):
+            count = round(size * float(text[:-1]) / 100)
+        elif "." in text:
+            fraction = float(text)
+            if not 0 < fraction < 1:
+                raise ValueError
+            count = round(size * fraction)
+        else:
+            count = int(text)
+            if count < 1:
+                raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"a test split is a fraction (0.1), a percentage (10%) or a number of samples (50), "
+            f"not {share!r}"
+        ) from None
+    count = max(1, count)
+    if count >= size:
+        raise ConfigError(
+            f"a test split of {share} leaves none of {counted(size, 'sample')} to train on"
+        )
+    return count

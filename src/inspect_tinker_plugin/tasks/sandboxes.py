@@ -98,20 +98,13 @@ def _mapper(name: object) -> SandboxMapper:
         return catalogue.entries[name]
     if _known_to_inspect(name):
         return lambda spec: SandboxEnvironmentSpec(name, spec.config)
-    registered = _registered()
-    given = sorted(set(catalogue.entries) - set(registered))
+    registered = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
+    known = {registry_info(each).name.rpartition("/")[2] for each in registered}
+    known = {*catalogue.entries, *(each for each in known if not each.startswith("inspect_rl_"))}
     raise ConfigError(
-        f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by "
-        f"a plugin (given: {', '.join(given) or 'none'}; registered: {', '.join(registered)})"
-        f"{catalogue.broken}.{suggestion(name, [*given, *registered], most=0)}"
+        f"unknown sandbox provider {name!r}: it is neither registered with Inspect nor given by a "
+        f"plugin{catalogue.broken}.{suggestion(name, sorted(known), most=len(known))}"
     )
-
-
-def _registered() -> list[str]:
-    """Return the names of the providers that Inspect knows, except internal ones."""
-    found = inspect_internals.registry_find(lambda info: info.type == "sandboxenv")
-    names = {registry_info(each).name.rpartition("/")[2] for each in found}
-    return sorted(name for name in names if not name.startswith("inspect_rl_"))
 
 
 def _known_to_inspect(name: str) -> bool:

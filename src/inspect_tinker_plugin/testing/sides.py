@@ -341,7 +341,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     from tinker_cookbook.rl.rollout_runner import run_rollout
 
     from inspect_tinker_plugin.contracts.errors import ErrorPolicy
-    from inspect_tinker_plugin.rewards import Reward
+    from inspect_tinker_plugin.rewards import Reward, resolve_reward
     from inspect_tinker_plugin.rl.ending import RewardRules
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
@@ -368,7 +368,7 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     tokens = RecordingTokens(
         DatasetRenderer(renderer), task=episode.prepared.name, sample_id=episode.sample.id
     )
-    outcomes = RewardRules(no_reward, ErrorPolicy.of("raise"))
+    outcomes = RewardRules(resolve_reward(no_reward), ErrorPolicy.of("raise"))
     env = InspectEnv(episode, tokens, outcomes)
     try:
         await run_rollout(cast(TokenCompleter, policy), env)

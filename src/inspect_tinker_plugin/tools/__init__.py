@@ -18,7 +18,6 @@ from inspect_tinker_plugin.tools.builtin import (
 )
 from inspect_tinker_plugin.tools.dispatch import use_tool_executor
 from inspect_tinker_plugin.tools.resolve import (
-    ToolExecutorExpressionError,
     ToolExecutorSpec,
     resolve_tool_executor,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "ScriptedExecutor",
     "ToolExecutor",
     "ToolExecutorError",
-    "ToolExecutorExpressionError",
     "ToolExecutorSpec",
     "ToolFunction",
     "ToolInvocation",

@@ -17,19 +17,12 @@ from inspect_tinker_plugin.contracts.tools import (
     carry_out,
     executor_name,
 )
-from inspect_tinker_plugin.plugins.expressions import ExpressionError, build, origins
-from inspect_tinker_plugin.plugins.manager import Plugins, default_plugins
+from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
 
 ToolExecutorSpec = str | ToolExecutor | ToolFunction | Mapping[str, Any] | None
 """What ``tool_executor=`` takes: an expression, an executor, an async function of a
 `ToolInvocation`, or a mapping of tool-name patterns to any of these."""
-
-
-class ToolExecutorExpressionError(ExpressionError):
-    """A tool-executor expression has a fault; the message and the attributes say where."""
-
-    subject = "tool executor expression"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +49,11 @@ class ResolvedToolExecutor:
         return resolve_tool_executor, (self.spec,)
 
 
-def resolve_tool_executor(
-    spec: ToolExecutorSpec, *, plugins: Plugins | None = None
-) -> ToolExecutor | ToolFunction | None:
+def resolve_tool_executor(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
     """Turn what ``tool_executor=`` takes into an executor.
 
     Args:
         spec: ``"cached"``, ``{"bash*": "limited(timeout=10)"}``, an object or an async function.
-        plugins: where names are looked up; the installed plugins when not given.
 
     Returns:
         The executor, or ``None`` when Inspect is to run every tool itself.
@@ -71,7 +61,7 @@ def resolve_tool_executor(
     Raises:
         ConfigError: an unknown name, a malformed expression, or an object that is no executor.
     """
-    executor = _resolve(spec, plugins)
+    executor = _resolve(spec)
     if executor is None or isinstance(executor, InspectExecutor):
         return None
     if isinstance(spec, str | Mapping) and not isinstance(executor, ResolvedToolExecutor):
@@ -79,18 +69,15 @@ def resolve_tool_executor(
     return executor
 
 
-def _resolve(spec: ToolExecutorSpec, plugins: Plugins | None) -> ToolExecutor | ToolFunction | None:
+def _resolve(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
     if spec is None:
         return None
     if isinstance(spec, str):
-        catalogue = (plugins or default_plugins()).catalogue("inspect_rl_tool_executors")
-        language = catalogue.language("tool executor", ToolExecutorExpressionError)
-        executor = build(spec, language)
-        origin = origins(spec, language)
-        checked = _checked(executor, spec, origin)
-        return ResolvedToolExecutor(spec, checked, origin) if origin else checked
+        built = build_from("inspect_rl_tool_executors", spec)
+        checked = _checked(built.value, spec, built.origin)
+        return ResolvedToolExecutor(spec, checked, built.origin) if built.origin else checked
     if isinstance(spec, Mapping):
-        routes = {str(pattern): _resolve(inner, plugins) for pattern, inner in spec.items()}
+        routes = {str(pattern): _resolve(inner) for pattern, inner in spec.items()}
         return RoutedExecutor({p: e or InspectExecutor() for p, e in routes.items()})
     return _checked(spec, spec)
 

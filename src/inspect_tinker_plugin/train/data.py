@@ -26,9 +26,13 @@ from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, prepare_task
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, plan_mixture
 from inspect_tinker_plugin.rl.task_handle import log_folder, resumed_at
-from inspect_tinker_plugin.tasks.contents import held_out_hashes, sample_hash
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.tasks.samples import SelectedSamples, select_samples
+from inspect_tinker_plugin.tasks.samples import (
+    SelectedSamples,
+    held_out_hashes,
+    sample_hash,
+    select_samples,
+)
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     EVALUATION_LOGS,
