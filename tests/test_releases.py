@@ -164,37 +164,28 @@ def says(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_a_trial_that_cannot_run_says_its_last_line(
-    unknown: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(releases, "SMOKE_TEST", says("raise AttributeError('no such field')"))
-    with pytest.raises(VersionError, match="AttributeError: no such field"):
-        releases.require_tried()
-    assert unknown.exists()
-
-
-def test_a_trial_that_hangs_is_refused_but_not_remembered(
-    unknown: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(releases, "SMOKE_TEST", says("import time; time.sleep(60)"))
-    monkeypatch.setattr(releases, "TIMEOUT", 1)
-    with pytest.raises(VersionError, match="within 1 seconds"):
-        releases.require_tried()
-    assert not unknown.exists()
-
-
 @pytest.mark.parametrize(
-    "code",
-    ["import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(2)"],
-    ids=["killed", "no room"],
+    ("code", "error", "remembered"),
+    [
+        ("raise AttributeError('no such field')", "AttributeError: no such field", True),
+        ("import time; time.sleep(60)", "within 1 seconds", False),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "the comparison ended with -9",
+            False,
+        ),
+        ("raise SystemExit(2)", "the comparison ended with 2", False),
+    ],
+    ids=["fails", "hangs", "killed", "no room"],
 )
-def test_a_trial_that_this_machine_ended_is_refused_but_not_remembered(
-    code: str, unknown: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_trial_that_does_not_end_well_is_refused_and_remembered_if_it_says_why(
+    code: str, error: str, remembered: bool, unknown: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(releases, "SMOKE_TEST", says(code))
-    with pytest.raises(VersionError, match=r"the comparison ended with (-9|2)"):
+    monkeypatch.setattr(releases, "TIMEOUT", 1 if "sleep" in code else 60)
+    with pytest.raises(VersionError, match=error):
         releases.require_tried()
-    assert not unknown.exists()
+    assert unknown.exists() == remembered
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"x": {"reason": null}}'])

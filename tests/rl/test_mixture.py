@@ -21,7 +21,6 @@ from tinker_cookbook.rl.types import RLDataset
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
-from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.mixture import InspectRLMixture, Mix, MixedTask, as_rl_mixture
 
@@ -166,10 +165,6 @@ async def test_the_cookbooks_interleaving_is_logged_without_a_step(
     assert {told(log)[1:] for log in logs} == {(None, 1, 1, "success")}
     known = [log.eval.metadata or {} for log in logs]
     assert {(each["batch"], each["visit"]) for each in known} == {(None, None)}
-
-
-def test_a_group_of_a_dataset_of_its_own_knows_its_step() -> None:
-    assert as_rl_dataset(arithmetic(), renderer()).get_batch(0)[0].step_known
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,6 @@ async def test_a_few_start_in_each_turn_of_the_loop() -> None:
     assert max(turns) <= 2 * AT_ONCE  # a turn as this test sees it may be two of the loop's
 
 
-async def test_one_that_is_cancelled_takes_no_place() -> None:
-    many = [asyncio.create_task(wait_to_start()) for _ in range(3 * AT_ONCE)]
-    await asyncio.sleep(0)
-    for task in many[AT_ONCE : 2 * AT_ONCE]:
-        task.cancel()
-    done = await asyncio.gather(*many, return_exceptions=True)
-    assert sum(isinstance(each, asyncio.CancelledError) for each in done) == AT_ONCE
-
-
 def test_each_loop_has_starts_of_its_own() -> None:
     for _ in range(2):
         assert sum(asyncio.run(starts_per_turn(AT_ONCE + 1))) == AT_ONCE + 1

@@ -31,7 +31,7 @@ from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, Row, prompt_ro
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
 from inspect_tinker_plugin.options import EpisodeOptions, Selection
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
-from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef, task_reference
+from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
 
 logger = getLogger(__name__)
@@ -331,15 +331,14 @@ class WorkerRows:
     def __init__(self, resolved: ResolvedTask, options: ExportOptions) -> None:
         self._workers = options.workers
         self._places = options.max_samples // options.workers
-        ref = resolved.ref if resolved.named else task_reference(resolved.task, verify=True)
-        if ref is None:
+        if resolved.ref is None or not resolved.named:
             raise ConfigError(
                 f"task {resolved.task.name!r} cannot be exported with workers: they load it "
                 "themselves, and this one was made or changed in Python. Name it as package/task "
                 "or file.py@task, or leave workers out"
             )
         try:
-            self._job = dump((ref, replace(options, max_samples=self._places, workers=1)))
+            self._job = dump((resolved.ref, replace(options, max_samples=self._places, workers=1)))
         except Exception as error:  # each kind of object raises its own kind of error
             raise ConfigError(
                 f"task {resolved.task.name!r} cannot be exported with workers: its options cannot "

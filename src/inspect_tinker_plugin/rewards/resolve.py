@@ -67,8 +67,8 @@ async def call_function(
         RuntimeError: it raised something that would end more than itself (``SystemExit``, a
             cancellation that nobody asked for).
     """
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    if inspect.iscoroutinefunction(call):
+    method = getattr(function, "__call__", None)  # noqa: B004 - the method itself, to look at
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method):
         answer = function(*arguments)
     else:
         places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_THREADS))

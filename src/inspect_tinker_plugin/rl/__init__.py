@@ -11,12 +11,9 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.models import make_renderer, no_key, tinker_policy
 
 _HOMES = {
-    "InspectRLDataset": "rl.dataset",
-    "build_dataset": "rl.dataset",
-    "make_renderer": "rl.models",
-    "no_key": "rl.models",
-    "tinker_policy": "rl.models",
-    "with_plugin_scorers": "rl.hooks",
+    "rl.dataset": ("InspectRLDataset", "build_dataset"),
+    "rl.hooks": ("with_plugin_scorers",),
+    "rl.models": ("make_renderer", "no_key", "tinker_policy"),
 }
 
 __all__ = [
@@ -30,9 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"inspect_tinker_plugin.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

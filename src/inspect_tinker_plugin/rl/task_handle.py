@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import threading
 import uuid
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
-from inspect_ai.dataset import MemoryDataset
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, TaskError
@@ -27,7 +25,8 @@ from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import DatasetHooks, with_plugin_scorers
 from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.tasks.loading import with_roles
-from inspect_tinker_plugin.tasks.reference import TaskRef, task_reference
+from inspect_tinker_plugin.tasks.reference import TaskRef
+from inspect_tinker_plugin.tasks.samples import with_samples
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 
@@ -58,7 +57,7 @@ class TaskHandle:
 
     It pickles with plain ``pickle``. The receiving process makes the task once: from its
     reference, or from a copy by value without the samples, which the builders carry, when it was
-    made ad hoc, or changed after a function had made it.
+    given as an object.
 
     Args:
         task: The task; ``None`` to make it from its reference when it is needed.
@@ -137,19 +136,14 @@ class TaskHandle:
         return _receive, (self.uid, self._payload)
 
     def _dump(self) -> bytes:
-        task = self._resolve()
-        ref = self._ref or task_reference(task, verify=True)
-        live = None
-        if ref is None:
-            live, data = copy.copy(task), task.dataset
-            live.dataset = MemoryDataset([], name=data.name, location=data.location)
+        live = None if self._ref else with_samples(self._resolve(), [])
         try:
-            return dump((live, ref, self.renderer, self.options, self.name))
+            return dump((live, self._ref, self.renderer, self.options, self.name))
         except Exception as error:
             raise TaskError(
-                f"task {self.name!r} cannot be sent to another process ({error}). Make it with a "
-                "@task function in a file or package, so that the process can build its own, and "
-                "give the reward by name and model roles as strings."
+                f"task {self.name!r} cannot be sent to another process ({error}). Name a @task "
+                "function, or give it, so that the process can build its own task, and give the "
+                "reward by name and model roles as strings."
             ) from error
 
 

@@ -168,37 +168,6 @@ def _loading(name: str, kind: str = "task") -> Iterator[None]:
         ) from error
 
 
-_LIMITS = ("message", "token", "turn", "time", "working", "cost")
-
-
-def same_task(first: Task, second: Task) -> bool:
-    """Return whether two tasks ask the same of a model, as far as their parts can be compared."""
-    return _outline(first) == _outline(second)
-
-
-def _outline(task: Task) -> tuple[object, ...]:
-    samples = [
-        sample.model_dump(mode="json", fallback=repr, include={"id", "input", "target"})
-        for sample in (task.dataset[i] for i in {0, len(task.dataset) - 1} if len(task.dataset))
-    ]
-    return (
-        task.name,
-        len(task.dataset),
-        samples,
-        describe_part(task.setup),
-        describe_part(task.solver),
-        describe_part(task.scorer),
-        str(task.sandbox),
-        task.config.model_dump(exclude_none=True),
-        [getattr(task, f"{limit}_limit") for limit in _LIMITS],
-        task.epochs,
-        str(task.metadata),
-        {role: str(model) for role, model in (task.model_roles or {}).items()},
-        describe_part(task.cleanup),
-        describe_part(task.approval),
-    )
-
-
 def describe_part(part: object) -> object:
     """Return name and arguments of a solver or scorer; of a plain function, where it is defined."""
     if part is None:

@@ -120,47 +120,35 @@ def resolve_task(
         return ResolvedTask(live, ref if lasting else task_reference(live), named=lasting)
     if callable(task):
         live = call_task_function(task, task_args or {})
-        return ResolvedTask(live, task_reference(live))
+        found = task_reference(live)
+        return ResolvedTask(live, found, named=found is not None)
     raise TaskError(
         f"a task is a Task, a task function, a name or a TaskRef, not {type(task).__name__}."
     )
 
 
-def task_reference(task: Task, *, verify: bool = False) -> TaskRef | None:
+def task_reference(task: Task) -> TaskRef | None:
     """Recover the reference of a task that an ``@task`` function created.
 
-    Args:
-        task: A live task.
-        verify: Create the task a second time and compare. This detects a task that was changed
-            after it was created (``task_with``, an assignment) or that was given an argument
-            which a name cannot carry (a function, an open file).
+    The task may have been changed since, or have an argument that a name cannot carry.
 
     Returns:
-        The reference, or ``None`` when another process could not recreate the task from it.
+        The reference, or ``None`` for a task that cannot be named.
     """
     from inspect_ai.util import registry_info
 
     from inspect_tinker_plugin import inspect_internals as internals
-    from inspect_tinker_plugin.tasks.loading import same_task
 
     try:
         name, args = registry_info(task).name, dict(internals.registry_params(task))
     except ValueError:
         return None
     if "/" in name:
-        ref = TaskRef(name, args, internals.task_run_dir(task))
-    else:
-        file = _source_of(task)
-        if file is None or name not in _declared(file):
-            return None
-        ref = TaskRef(f"{file.as_posix()}@{name}", args, file.parent.as_posix())
-    if verify:
-        try:
-            if not same_task(task, ref.resolve()):
-                return None
-        except (TaskNotFoundError, TaskError):
-            return None
-    return ref
+        return TaskRef(name, args, internals.task_run_dir(task))
+    file = _source_of(task)
+    if file is None or name not in _declared(file):
+        return None
+    return TaskRef(f"{file.as_posix()}@{name}", args, file.parent.as_posix())
 
 
 def task_digest(task: Task) -> str:

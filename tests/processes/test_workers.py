@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.processes.workers import GRACE, _end, worker_pool
+from inspect_tinker_plugin.processes.workers import worker_pool
 
 
 async def _work(started: Path, cleaned: Path) -> None:
@@ -43,6 +42,13 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_calls_run_in_other_processes_that_are_gone_afterwards() -> None:
@@ -74,8 +80,6 @@ def test_workers_of_a_background_job_heed_its_end_but_no_ctrl_c(
             os.kill(int(started.read_text()), signal.SIGINT)
             time.sleep(0.5)
             assert not cleaned.exists()
-            left = time.monotonic()
-        assert time.monotonic() - left < GRACE
     finally:
         signal.signal(signal.SIGINT, before)
     assert cleaned.exists()
@@ -86,8 +90,6 @@ def test_calls_that_were_sent_ahead_are_not_begun_any_more(tmp_path: Path) -> No
         pool.submit(work, tmp_path / "first", tmp_path / "cleaned")
         pool.submit(work, tmp_path / "second", tmp_path / "second-cleaned")
         wait_until_there(tmp_path / "first")
-        left = time.monotonic()
-    assert time.monotonic() - left < GRACE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cleaned", "first"]
 
 
@@ -102,10 +104,7 @@ def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
         os.kill(pid, signal.SIGTERM)  # it may still be sending its result
         with pytest.raises((BrokenProcessPool, KeyboardInterrupt)):
             pool.submit(time.sleep, 60).result(30)
-        deadline = time.monotonic() + 30
-        while is_alive(pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until_gone(pid)
     assert capfd.readouterr().err == ""
 
 
@@ -119,24 +118,14 @@ def test_a_signal_to_all_processes_interrupts_workers_too(tmp_path: Path) -> Non
         wait_until_there(cleaned)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_a_worker_that_ends_just_now_is_no_error() -> None:
-    process = multiprocessing.get_context("spawn").Process(target=int)
-    process.start()
-    assert process.pid is not None
-    os.waitpid(process.pid, 0)  # as the executor's own thread may have done
-    assert process.is_alive()
-    _end([process])
-
-
 def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) -> None:
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"
     script = tmp_path / "trainer.py"
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from inspect_tinker_plugin.processes.workers import _end, worker_pool\n"
-        "from tests.test_workers import work\n"
+        "from inspect_tinker_plugin.processes.workers import worker_pool\n"
+        "from tests.processes.test_workers import work\n"
         "if __name__ == '__main__':\n"
         "    with worker_pool(1) as pool:\n"
         "        pool.submit(work, Path(sys.argv[1]), Path(sys.argv[2])).result()\n"
@@ -152,7 +141,4 @@ def test_a_worker_whose_trainer_was_killed_cleans_up_and_ends(tmp_path: Path) ->
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     wait_until_there(cleaned)
-    deadline = time.monotonic() + 30
-    while is_alive(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_gone(worker)
