@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from inspect_ai.tool import Tool, ToolCall, ToolError, ToolResult, tool
+from inspect_ai.tool import Tool, ToolCall, ToolResult, tool
 from inspect_ai.util import sandbox
 from tests.tools.runs import add, fail, looping, ran, run, scope, tool_texts
 
@@ -170,17 +170,6 @@ async def test_limited_bounds_the_number_of_calls_in_each_episode() -> None:
     for _ in range(2):
         result = await run(looping(add()), adding((1, 2), (3, 4)), executor)
         assert tool_texts(result) == ["3", "unknown: The limit of 1 call to add is reached."]
-
-
-async def test_scripted_answers_in_order_and_leaves_other_tools_alone() -> None:
-    answers: list[Any] = ["one", ToolError("two"), lambda x, y: f"{x}*{y}"]
-    executor = ScriptedExecutor({"add": answers})
-    script = [*adding((1, 1), (2, 2), (3, 3))[:-1], say("", call("fail", text="real")), "done"]
-    for _ in range(2):
-        result = await run(looping(add(), fail()), script, executor)
-        assert tool_texts(result) == ["one", "unknown: two", "3*3", "unknown: real"]
-    with pytest.raises(RuntimeError, match="no answer 4 for add"):
-        await run(looping(add()), adding(*[(1, 1)] * 4), executor)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,18 +42,18 @@ class Boundaries:
     """What has crossed the boundaries of one episode.
 
     Attributes:
-        part: Number of the part that runs. What one part leaves running is not a later one's.
+        since: When the running part began. What an earlier one left running is not this one's.
     """
 
     def __init__(self) -> None:
-        self.part = 0
+        self.since = 0.0
         self._stamps: dict[int, tuple[BaseException, Stamp]] = {}
         self._cut_off: dict[Stamp, float] = {}
 
     def begin_part(self) -> None:
         """Let the running context be the episode's, and a new part of it."""
-        self.part += 1
-        _running.set(Part(self, self.part))
+        self.since = time.monotonic()
+        _running.set(self)
 
     def stamp(self, error: BaseException, stamp: Stamp) -> None:
         """Stamp an exception, unless it or what it was raised about has a cause already."""
@@ -64,9 +64,10 @@ class Boundaries:
             del self._stamps[next(iter(self._stamps))]
         self._stamps[id(error)] = error, Stamp(found.cause if found else stamp.cause, stamp.call)
 
-    def note_cut_off(self, stamp: Stamp) -> None:
-        """Note that a call was cancelled before its end, or ended with a time-out."""
-        self._cut_off[stamp] = time.monotonic()
+    def note_cut_off(self, stamp: Stamp, since: float) -> None:
+        """Note that a call of the running part was cancelled, or ended with a time-out."""
+        if since >= self.since:
+            self._cut_off[stamp] = time.monotonic()
 
     def forget(self) -> None:
         """Forget all exceptions, whose tracebacks hold what the episode has used."""
@@ -95,11 +96,12 @@ class Boundaries:
 
     def _find(self, error: BaseException, seen: set[int]) -> Stamp | None:
         """Return the stamp of an exception, or of what it was raised from or about."""
-        found = []
-        for link, is_source in _walk_chain(error, seen):
-            stamp = self._find_own(link, seen)
-            if stamp is not None and (is_source or stamp.cause is not Cause.INSIDE_SANDBOX):
-                found.append(stamp)
+        found = [
+            stamp
+            for link, is_source in _walk_chain(error, seen)
+            if (stamp := self._find_own(link, seen)) is not None
+            and (is_source or stamp.cause is not Cause.INSIDE_SANDBOX)
+        ]
         return _strongest(found) or next(iter(found), None)
 
     def _find_own(self, error: BaseException, seen: set[int]) -> Stamp | None:
@@ -116,55 +118,43 @@ class Boundaries:
         return Stamp(Cause.INSIDE_SANDBOX if stated else Cause.SANDBOX)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A part of an episode, in whose context foreign code is called."""
-
-    boundaries: Boundaries
-    number: int
-
-    @property
-    def is_current(self) -> bool:
-        """Whether it is the part that the episode has come to."""
-        return self.number == self.boundaries.part
+_running: ContextVar[Boundaries | None] = ContextVar("inspect_rl_boundaries", default=None)
 
 
-_running: ContextVar[Part | None] = ContextVar("inspect_rl_boundaries", default=None)
-
-
-def running_part() -> Part | None:
-    """Return the part of an episode that the caller belongs to, if it belongs to any."""
+def running_boundaries() -> Boundaries | None:
+    """Return the boundaries of the episode that the caller belongs to, if it belongs to any."""
     return _running.get()
 
 
 def stamp(error: BaseException, cause: Cause) -> None:
     """Stamp an exception in the running episode, if there is one."""
-    if part := _running.get():
-        part.boundaries.stamp(error, Stamp(cause))
+    if boundaries := _running.get():
+        boundaries.stamp(error, Stamp(cause))
 
 
 def enclose(cause: Cause, call: str, work: Awaitable[T]) -> Awaitable[T]:
     """Return what awaits a call of foreign code and stamps what it raises, in an episode."""
-    part = _running.get()
-    return work if part is None else _enclosed(part, Stamp(cause, call), work)
+    boundaries = _running.get()
+    return work if boundaries is None else _await_stamped(boundaries, Stamp(cause, call), work)
 
 
-async def _enclosed(part: Part, stamp: Stamp, work: Awaitable[T]) -> T:
+async def _await_stamped(boundaries: Boundaries, stamp: Stamp, work: Awaitable[T]) -> T:
+    since = time.monotonic()
     try:
         return await contained(stamp.call, work)
     except (Exception, asyncio.CancelledError) as error:
         # asyncio makes a new TimeoutError of one that leaves a thread, so the stamp is not enough.
         ended_early = isinstance(error, asyncio.CancelledError | TimeoutError)
-        if ended_early and stamp.cause is Cause.JUDGE and part.is_current:
-            part.boundaries.note_cut_off(stamp)
+        if ended_early and stamp.cause is Cause.JUDGE:
+            boundaries.note_cut_off(stamp, since)
         if isinstance(error, Exception):
-            part.boundaries.stamp(error, stamp)
+            boundaries.stamp(error, stamp)
         raise
 
 
-def _strongest(found: Sequence[Stamp | None]) -> Stamp | None:
-    ranked = (each for cause in _STRONGEST for each in found if each and each.cause is cause)
-    return next(ranked, None)
+def _strongest(found: Iterable[Stamp | None]) -> Stamp | None:
+    ranked = [each for each in found if each is not None and each.cause in _STRONGEST]
+    return min(ranked, key=lambda each: _STRONGEST.index(each.cause), default=None)
 
 
 def _walk_chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, bool]]:
@@ -176,10 +166,7 @@ def _walk_chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseExce
             continue
         seen.add(id(current))
         yield current, is_source
-        try:
-            left += [(current.__cause__, is_source), (current.__context__, False)]
-        except Exception:  # its class has made them properties
-            continue
+        left += [(current.__cause__, is_source), (current.__context__, False)]
 
 
 def is_timeout(error: BaseException) -> bool:

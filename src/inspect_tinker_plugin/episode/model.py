@@ -38,7 +38,7 @@ from inspect_tinker_plugin.contracts.policy import (
     requested_model,
 )
 from inspect_tinker_plugin.episode import fast_paths
-from inspect_tinker_plugin.episode.boundaries import stamp
+from inspect_tinker_plugin.episode.boundaries import enclose, stamp
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.inspect_internals import (
     bridge_dialect,
@@ -428,6 +428,19 @@ class PolicyModel(Model):
         return fast_paths.ask_policy(
             self, messages, definitions, tools, tool_choice, kwargs["config"]
         )
+
+
+def enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
+    """Stamp what a tool raises.
+
+    Inspect runs each in a task of its own, in which ``SystemExit`` would end the loop.
+    """
+    return enclose(Cause.TOOL, f"the tool {name!r}", call)
+
+
+def enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
+    """Stamp what a model other than the policy raises: it is a judge, or plays another part."""
+    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
 
 
 @cache

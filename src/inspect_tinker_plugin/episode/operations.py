@@ -6,7 +6,7 @@ import asyncio
 import errno
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -16,12 +16,11 @@ import anyio
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment
 
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
-from inspect_tinker_plugin.episode.boundaries import Boundaries, Part, Stamp, running_part
+from inspect_tinker_plugin.contracts.sandboxes import Work
+from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, running_boundaries
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
 from inspect_tinker_plugin.processes.cancellation import bounded, contained
 from inspect_tinker_plugin.processes.loops import wait_for_end
-
-Work = Callable[..., Coroutine[Any, Any, Any]]
 
 CANCEL_GRACE = 5.0
 """Seconds that operations have to end after they were cancelled; Inspect gives a command two."""
@@ -51,10 +50,10 @@ class _Operation:
         name: Name of the method.
         path: The file, or the program of a command.
         timeout: The time-out of a command, if it was given one.
-        part: The part of the episode that asked for it; ``None`` if somebody else did.
-        caller: The episode's own task that waits for it.
-        idle: Whether its cancellation tells nothing: the caller was cancelled before it asked,
-            or while it waited for one of the process's places for commands.
+        caller: The episode's own task that waits for it; ``None`` if somebody else does, as a
+            trainer may.
+        idle: Whether its caller had been cancelled before it asked (in a ``finally``), so that
+            its own cancellation tells nothing.
         task: The task that it runs in.
         since: When it was asked for.
     """
@@ -62,16 +61,10 @@ class _Operation:
     name: str
     path: str
     timeout: float | None
-    part: Part | None
     caller: asyncio.Task[Any] | None
     idle: bool = False
     task: asyncio.Task[Any] | None = None
     since: float = field(default_factory=time.monotonic)
-
-    @property
-    def counts(self) -> bool:
-        """Whether the running part of the episode may be waiting for it."""
-        return self.part is None or self.part.is_current
 
     def stamp(self, error: BaseException | None = None) -> Stamp:
         """Make the stamp of what it has raised, or of its cancellation."""
@@ -96,10 +89,8 @@ class _Operation:
 
     def _is_path(self, found: object) -> bool:
         """Whether a path is the one that was asked for, which the provider may have made whole."""
-        if not isinstance(found, str) or not self.path:
-            return False
-        asked, parts = PurePosixPath(self.path).parts, PurePosixPath(found).parts
-        return parts[-len(asked) :] == asked
+        asked = PurePosixPath(self.path).parts
+        return isinstance(found, str) and PurePosixPath(found).parts[-len(asked) :] == asked != ()
 
 
 class Operations:
@@ -110,8 +101,7 @@ class Operations:
     """
 
     def __init__(self) -> None:
-        part = running_part()
-        self._boundaries = Boundaries() if part is None else part.boundaries
+        self._boundaries = running_boundaries() or Boundaries()
         self._running: list[_Operation] = []
         self._closed = False
 
@@ -123,7 +113,7 @@ class Operations:
     @property
     def awaited(self) -> bool:
         """Whether one is running that this part of the episode may be waiting for."""
-        return any(operation.counts for operation in self._running)
+        return any(operation.since >= self._boundaries.since for operation in self._running)
 
     @contextmanager
     def watch(self, environments: Collection[SandboxEnvironment]) -> Iterator[None]:
@@ -138,11 +128,6 @@ class Operations:
             for environment in environments:
                 vars(environment).update(dict.fromkeys(_IN_CONTRACT, _refuse))
 
-    async def cancel(self) -> None:
-        """Cancel the episode's own tasks that wait for operations, and give these time to end."""
-        self._cancel_callers()
-        await self.wait_for_all(CANCEL_GRACE)
-
     def cut_off(self) -> None:
         """Cancel the episode's own tasks that wait for operations, and refuse any other.
 
@@ -150,9 +135,6 @@ class Operations:
         for a command that the policy has made last for ever.
         """
         self._closed = True
-        self._cancel_callers()
-
-    def _cancel_callers(self) -> None:
         for operation in self._running:
             caller, task = operation.caller, operation.task
             if caller is not None and task is not None and not task.cancelling():
@@ -168,13 +150,13 @@ class Operations:
         """Make an operation of what waits for the inside of a sandbox."""
 
         async def watched(*args: Any, **kwargs: Any) -> Any:
-            asked = self._note(name, args, kwargs)
+            asked = self._describe(name, args, kwargs)
             work = self._run(asked, operation, args, kwargs)
             try:
                 return await bounded(work, None, grace=CANCEL_GRACE)
             except asyncio.CancelledError:
-                if asked.counts and not asked.idle:
-                    self._boundaries.note_cut_off(asked.stamp())
+                if not asked.idle:
+                    self._boundaries.note_cut_off(asked.stamp(), asked.since)
                 raise
             except Exception as error:
                 self._boundaries.stamp(error, asked.stamp(error))
@@ -184,18 +166,15 @@ class Operations:
 
         return watched
 
-    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Operation:
+    def _describe(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Operation:
         first = args[0] if args else kwargs.get("cmd", kwargs.get("file", ""))
         path = first[0] if isinstance(first, list) and first else first
         # the proxy of Inspect and its tools give all but the command by name
         timeout = kwargs.get("timeout", args[5] if len(args) > 5 else None)
-        part = running_part()
-        if part is None or part.boundaries is not self._boundaries:
-            # A trainer may use the sandbox, too, in a task that is not the episode's to cancel.
-            return _Operation(name, str(path), timeout, None, None)
-        # What is asked for in a cancelled scope (by a `finally`) is cancelled at once.
+        own = running_boundaries() is self._boundaries
+        caller = asyncio.current_task() if own else None
         idle = anyio.current_effective_deadline() == -math.inf
-        return _Operation(name, str(path), timeout, part, asyncio.current_task(), idle)
+        return _Operation(name, str(path), timeout, caller, idle)
 
     async def _run(self, asked: _Operation, operation: Work, args: Any, kwargs: Any) -> Any:
         if self._closed:

@@ -23,9 +23,10 @@ from inspect_tinker_plugin.contracts.episodes import (
     SolverLike,
 )
 from inspect_tinker_plugin.contracts.errors import EpisodeClosedError
+from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
-from inspect_tinker_plugin.episode.task import PreparedTask, SandboxMapping
+from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.processes.cancellation import NOT_BY_THE_EPISODE
 from inspect_tinker_plugin.processes.loops import run_in, wait_for_end
@@ -67,7 +68,7 @@ class EpisodeRunner:
         options: EpisodeOptions | None = None,
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
-        sandbox_mapping: SandboxMapping | None = None,
+        sandbox_mapping: SandboxMapper | None = None,
         keep_log: bool = False,
         first_calls: bool = False,
     ) -> None:

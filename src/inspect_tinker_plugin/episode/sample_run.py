@@ -8,7 +8,7 @@ to an eval rather than a sample: display, retries, log files, early stopping, ho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from contextvars import copy_context
 from copy import deepcopy
@@ -20,7 +20,6 @@ import anyio
 from inspect_ai.dataset import Sample
 from inspect_ai.event import Event, SampleInitEvent
 from inspect_ai.log import EvalSample
-from inspect_ai.model import Model
 from inspect_ai.scorer import Target
 from inspect_ai.solver import Generate, TaskState
 from inspect_ai.util import SandboxEnvironment
@@ -31,9 +30,14 @@ from inspect_tinker_plugin.contracts.errors import Cause, TaskError
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
 from inspect_tinker_plugin.episode import fast_paths
-from inspect_tinker_plugin.episode.boundaries import Stamp, enclose
+from inspect_tinker_plugin.episode.boundaries import Stamp
 from inspect_tinker_plugin.episode.mailbox import Mailbox
-from inspect_tinker_plugin.episode.model import PolicyModel, policy_model, policy_name
+from inspect_tinker_plugin.episode.model import (
+    enclose_model,
+    enclose_tool,
+    policy_model,
+    policy_name,
+)
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
@@ -79,128 +83,6 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
     )
 
 
-class Preparing:
-    """Sets one sample up, step by step, and releases it.
-
-    Attributes:
-        doing: What it waits for, in words.
-        phase: The cause that a failure is attributed to.
-        recorder: Metrics of the sandboxes, if there are any.
-        transcript: The events recorded for the sample, once it has begun.
-    """
-
-    def __init__(self, record: SampleRecord, model: PolicyModel) -> None:
-        self.doing = "reading the input"
-        self.phase = Cause.SOLVER
-        self.recorder: Recorder | None = None
-        self.transcript: internals.Transcript | None = None
-        self._record = record
-        self._model = model
-        self._opened: AsyncExitStack | None = None
-
-    async def release(self) -> None:
-        """Release the sandboxes, if there are any."""
-        if self._opened is not None:
-            await self._opened.aclose()
-
-    def enter_context(self) -> tuple[internals.ActiveSample, Generate]:
-        """Bind the sample to the context variables that Inspect reads."""
-        record, task = self._record, self._record.task
-        task.enter_context(self._model)
-        generate = task.generate_with(self._model)
-        internals.set_task_generate(generate)
-        internals.init_sample_model_data()
-        if not task.first_calls:  # an export loads the libraries of no provider
-            internals.init_sample_assistant_internal()
-        internals.reset_sample_limit_data()
-        internals.limit_subprocesses(task.options.max_subprocesses)
-        internals.forget_tools()
-        record.boundaries.begin_part()
-        internals.enclose_calls(_enclose_tool, _enclose_model)
-        self.transcript = transcript = self._make_transcript()
-        internals.init_transcript(transcript)
-        self._bind_state()
-        if task.scorers:
-            internals.init_scoring_context(
-                [named.scorer for named in task.scorers], Target(record.sample.target)
-            )
-        active = internals.running_sample(
-            task=task.name,
-            model=POLICY_MODEL,
-            sample=record.sample,
-            state=record.state,
-            transcript=transcript,
-            time_limit=task.limits.time,
-            working_limit=task.limits.working,
-        )
-        return active, generate
-
-    def _make_transcript(self) -> internals.Transcript:
-        record = self._record
-        if record.keep_log or record.task.reads_events or not fast_paths.are_on():
-            return internals.Transcript(log_model_api=False)
-        return fast_paths.QuietTranscript(record.task.note_reading)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it may have to wait for something."""
-        sample = self._record.sample
-        return not isinstance(sample.input, str) or self._record.task.asks_for_sandbox(sample)
-
-    async def materialize_input(self) -> None:
-        """Read images and other media of the input; a plain string has none."""
-        record = self._record
-        if not isinstance(record.sample.input, str):
-            plan = internals.capture_task_input_media([record.sample])
-            record.sample = await internals.materialize_sample_input(record.sample, plan)
-            record.state = new_state(record.task, record.sample, epoch=record.epoch)
-            self._bind_state()
-        if record.keep_log:
-            no_contents = dict.fromkeys(record.sample.files or (), "") or record.sample.files
-            sample = record.sample.model_copy(update={"files": no_contents})
-            state: Any = internals.state_jsonable(record.state)
-            internals.record_event(SampleInitEvent(sample=sample, state=state))
-
-    async def open_sandboxes(self, active: internals.ActiveSample) -> None:
-        """Start the sample's sandboxes."""
-        record, task = self._record, self._record.task
-        self.phase, self.doing = Cause.SANDBOX, "finding its sandbox"
-        spec = await task.sandbox_of(record.sample)
-        if spec is None:
-            return
-        self._opened = stack = AsyncExitStack()
-        provider = internals.registry_find_sandboxenv(spec.type)
-        if record_metrics := getattr(provider, "record_metrics", None):
-            self.recorder = stack.enter_context(record_metrics())
-        record.sandboxes = await stack.enter_async_context(
-            sample_sandboxes(
-                task, spec, record.sample, metrics=record.metrics, doing=self._describe
-            )
-        )
-        internals.load_extensions()  # which add services
-        environments = record.sandboxes.environments.values()
-        for serve in SANDBOX_SERVICES:
-            served = serve(environments, record.sandboxes.operations.watched)
-            await stack.enter_async_context(served)
-        active.sandbox_environments = record.sandboxes.environments
-
-    def _describe(self, doing: str) -> None:
-        self.doing = doing
-
-    def _bind_state(self) -> None:
-        internals.set_sample_state(self._record.state)
-        internals.init_subtask_store(self._record.state.store)
-
-
-def _enclose_tool(name: str, call: Awaitable[Any]) -> Awaitable[Any]:
-    """Inspect runs each tool in a task of its own, in which ``SystemExit`` would end the loop."""
-    return enclose(Cause.TOOL, f"the tool {name!r}", call)
-
-
-def _enclose_model(model: Model, call: Awaitable[Any]) -> Awaitable[Any]:
-    return call if isinstance(model, PolicyModel) else enclose(Cause.JUDGE, f"{model}", call)
-
-
 class SampleRun:
     """The run of one sample; ``run()`` is called once, in its own task.
 
@@ -242,13 +124,15 @@ class SampleRun:
             keep_log=keep_log,
         )
         self._scoring = Scoring(self._record)
-        self._setup = Preparing(self._record, self._model)
+        self._transcript: internals.Transcript | None = None
+        self._recorder: Recorder | None = None
+        self._opened: AsyncExitStack | None = None
         self._setting_up: anyio.CancelScope | None = None
         self._solving: Solving | None = None
         self._stopped: str | None = None
-        self._phase: Cause | None = None
+        self._doing = "reading the input"
+        self._phase = Cause.SOLVER
         self._cancelled_in: Cause | None = None
-        self._begun = False
         self._started_at = datetime.now(UTC)
         self.context = copy_context()
 
@@ -260,8 +144,7 @@ class SampleRun:
             after everything has been released.
         """
         record = self._record
-        active, generate = self._setup.enter_context()
-        self._begun = True
+        active, generate = self._enter_context()
         try:
             try:
                 if await self._set_up(active):
@@ -269,13 +152,14 @@ class SampleRun:
                     await self._solve_and_score(self._solving)
                     self._phase = Cause.SANDBOX
             finally:
-                await self._setup.release()
+                if self._opened is not None:
+                    await self._opened.aclose()
         except asyncio.CancelledError as error:
             if being_cancelled():
                 raise
-            record.fail(stray("a part of it", error), self._phase or self._setup.phase)
+            record.fail(stray("a part of it", error), self._phase)
         except Exception as error:
-            record.fail(error, self._phase or self._setup.phase)
+            record.fail(error, self._phase)
         finally:
             active.checkpointer.close()
             active.complete()
@@ -319,8 +203,8 @@ class SampleRun:
         """
         record = self._record
         cause = Cause.UNSCORED
-        if self._begun:
-            cause = self._cancelled_in or self._phase or self._setup.phase
+        if self._transcript is not None:
+            cause = self._cancelled_in or self._phase
             if cause in (Cause.SOLVER, Cause.SCORER) and record.sandboxes.operations.awaited:
                 cause = record.cause_inside(cause)
         record.error = record.error or record.wrap(StoppedError(message), Stamp(cause))
@@ -329,7 +213,7 @@ class SampleRun:
     def result(self) -> EpisodeResult:
         """Return the result so far."""
         record, context = self._record, self.context.copy()
-        measured = self._setup.recorder.snapshot() if self._setup.recorder else {}
+        measured = self._recorder.snapshot() if self._recorder else {}
         return EpisodeResult(
             task=record.task.name,
             sample=record.sample,
@@ -354,12 +238,12 @@ class SampleRun:
     @property
     def events(self) -> Sequence[Event]:
         """The events recorded so far."""
-        return internals.recorded_events(self._setup.transcript)
+        return internals.recorded_events(self._transcript)
 
     @property
     def has_log(self) -> bool:
         """Whether there is a log to build."""
-        return self._begun and self._record.keep_log
+        return self._transcript is not None and self._record.keep_log
 
     def build_log(self) -> EvalSample:
         """Build the log so far, in the context of the run."""
@@ -377,27 +261,109 @@ class SampleRun:
             started_at=self._started_at,
         )
 
+    # set-up
+
+    def _enter_context(self) -> tuple[internals.ActiveSample, Generate]:
+        """Bind the sample to the context variables that Inspect reads."""
+        record, task = self._record, self._record.task
+        task.enter_context(self._model)
+        generate = task.generate_with(self._model)
+        internals.set_task_generate(generate)
+        internals.init_sample_model_data()
+        if not task.first_calls:  # an export loads the libraries of no provider
+            internals.init_sample_assistant_internal()
+        internals.reset_sample_limit_data()
+        internals.limit_subprocesses(task.options.max_subprocesses)
+        internals.forget_tools()
+        record.boundaries.begin_part()
+        internals.enclose_calls(enclose_tool, enclose_model)
+        if record.keep_log or task.reads_events or not fast_paths.are_on():
+            self._transcript = internals.Transcript(log_model_api=False)
+        else:
+            self._transcript = fast_paths.QuietTranscript(task.note_reading)
+        internals.init_transcript(self._transcript)
+        self._bind_state()
+        if task.scorers:
+            internals.init_scoring_context(
+                [named.scorer for named in task.scorers], Target(record.sample.target)
+            )
+        active = internals.running_sample(
+            task=task.name,
+            model=POLICY_MODEL,
+            sample=record.sample,
+            state=record.state,
+            transcript=self._transcript,
+            time_limit=task.limits.time,
+            working_limit=task.limits.working,
+        )
+        return active, generate
+
+    def _bind_state(self) -> None:
+        internals.set_sample_state(self._record.state)
+        internals.init_subtask_store(self._record.state.store)
+
     async def _set_up(self, active: internals.ActiveSample) -> bool:
         """Set the sample up; ``False`` when that failed, or the episode was stopped meanwhile."""
-        if self._stopped is None:
-            with anyio.CancelScope() if self._setup.waits else nullcontext() as scope:
-                self._setting_up = scope
-                async with self._record.span("init", "init"):
-                    try:
-                        await self._setup.materialize_input()
-                        await self._setup.open_sandboxes(active)
-                    except Exception as error:
-                        self._record.fail(error, self._setup.phase)
-            self._setting_up = None
-        if self._record.error is not None:
-            return False
-        if self._stopped is None:
-            return True
-        stopped = StoppedError(
-            f"{self._stopped}: it was still {self._setup.doing}, and no solver had begun"
+        record = self._record
+        waits = not isinstance(record.sample.input, str) or record.task.asks_for_sandbox(
+            record.sample
         )
-        self._record.fail(stopped, self._setup.phase)
-        return False
+        if self._stopped is None:
+            with anyio.CancelScope() if waits else nullcontext() as scope:
+                self._setting_up = scope
+                async with record.span("init", "init"):
+                    try:
+                        await self._read_input()
+                        await self._open_sandboxes(active)
+                    except Exception as error:
+                        record.fail(error, self._phase)
+            self._setting_up = None
+        if record.error is None and self._stopped is not None:
+            stopped = f"{self._stopped}: it was still {self._doing}, and no solver had begun"
+            record.fail(StoppedError(stopped), self._phase)
+        return record.error is None
+
+    async def _read_input(self) -> None:
+        """Read images and other media of the input; a plain string has none."""
+        record = self._record
+        if not isinstance(record.sample.input, str):
+            plan = internals.capture_task_input_media([record.sample])
+            record.sample = await internals.materialize_sample_input(record.sample, plan)
+            record.state = new_state(record.task, record.sample, epoch=record.epoch)
+            self._bind_state()
+        if record.keep_log:
+            no_contents = dict.fromkeys(record.sample.files or (), "") or record.sample.files
+            sample = record.sample.model_copy(update={"files": no_contents})
+            state: Any = internals.state_jsonable(record.state)
+            internals.record_event(SampleInitEvent(sample=sample, state=state))
+
+    async def _open_sandboxes(self, active: internals.ActiveSample) -> None:
+        """Start the sample's sandboxes."""
+        record, task = self._record, self._record.task
+        self._phase, self._doing = Cause.SANDBOX, "finding its sandbox"
+        spec = await task.sandbox_of(record.sample)
+        if spec is None:
+            return
+        self._opened = stack = AsyncExitStack()
+        provider = internals.registry_find_sandboxenv(spec.type)
+        if record_metrics := getattr(provider, "record_metrics", None):
+            self._recorder = stack.enter_context(record_metrics())
+        record.sandboxes = await stack.enter_async_context(
+            sample_sandboxes(
+                task, spec, record.sample, metrics=record.metrics, doing=self._describe
+            )
+        )
+        internals.load_extensions()  # which add services
+        environments = record.sandboxes.environments.values()
+        for serve in SANDBOX_SERVICES:
+            served = serve(environments, record.sandboxes.operations.watched)
+            await stack.enter_async_context(served)
+        active.sandbox_environments = record.sandboxes.environments
+
+    def _describe(self, doing: str) -> None:
+        self._doing = doing
+
+    # clean-up
 
     async def _clean_up(self) -> None:
         record = self._record

@@ -26,7 +26,7 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.operations import Operations
+from inspect_tinker_plugin.episode.operations import CANCEL_GRACE, Operations
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.cancellation import (
     GivenUpError,
@@ -451,7 +451,8 @@ async def _leave(holder: SandboxHolder, operations: Operations) -> None:
     What is left running is cancelled first: it may hold what the release waits for, as Inspect's
     limit of subprocesses does. The rest ends because the sandbox is gone.
     """
-    await operations.cancel()
+    operations.cut_off()
+    await operations.wait_for_all(CANCEL_GRACE)
     try:
         await holder.release()
     finally:

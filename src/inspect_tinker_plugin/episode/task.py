@@ -25,15 +25,12 @@ from inspect_tinker_plugin.contracts.policy import (
     check_side_roles,
     read_side_models,
 )
+from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
 from inspect_tinker_plugin.options import EpisodeOptions
 
 logger = getLogger(__name__)
-
-
-SandboxMapping = Callable[[SandboxEnvironmentSpec], SandboxEnvironmentSpec]
-"""Chooses the sandbox to use instead of the one that a task or a sample asks for."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class PreparedTask:
         options: EpisodeOptions,
         solver: SolverLike | None = None,
         sandbox: SandboxEnvironmentType | Literal[False] | None = None,
-        sandbox_mapping: SandboxMapping | None = None,
+        sandbox_mapping: SandboxMapper | None = None,
         first_calls: bool = False,
     ) -> None:
         require_tried()

@@ -29,7 +29,7 @@ from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
 from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
-from inspect_tinker_plugin.tools.resolve import ToolExecutorSpec
+from inspect_tinker_plugin.tools.dispatch import ToolExecutorSpec
 
 logger = getLogger(__name__)
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import tinker
 from inspect_ai.tool import ToolInfo
-from tinker_cookbook.renderers import Message, Renderer, get_renderer
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.tokenizer_utils import Tokenizer
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
@@ -200,13 +199,11 @@ class DatasetRenderer:
         name = getattr(self.renderer, "_renderer_name", None)
         if self.extends or (name or "").endswith("_preserve_thinking"):
             return
-        other = None if name is None else keeping_alternative(name)
         self.warn_once(
             "splits",
             f"task {task!r}: the renderer {name or type(self.renderer).__name__} writes earlier "
             "turns again (it strips their reasoning), so a turn of a longer episode is a training "
-            "sequence of its own"
-            + (f"; {other} keeps an episode in one." if other else " (docs/renderers.md)."),
+            "sequence of its own. docs/renderers.md says which renderers keep an episode in one.",
         )
 
     def warn_once(self, topic: str, message: str) -> None:
@@ -250,18 +247,6 @@ class DatasetRenderer:
             "whole, and a trajectory becomes several datums.",
         )
         return False
-
-
-@functools.cache
-def keeping_alternative(name: str) -> str | None:
-    """Return the cookbook's renderer of the same model that keeps earlier reasoning, if any."""
-    known = set(re.findall(r'name == "([^"]+)"', inspect.getsource(get_renderer)))
-    stem = name
-    while stem:
-        if (other := f"{stem}_preserve_thinking") in known and other != name:
-            return other
-        stem = stem.rpartition("_")[0]
-    return None
 
 
 def carries_images(renderer: Renderer) -> bool:

@@ -226,16 +226,16 @@ PromptKey = tuple[ToolsKey, tuple[MessageKey, ...]]
 """What determines a prompt: the tools offered, and the contents of its messages."""
 
 
+_MOST_PROMPTS = 8
+
+
 class PromptCache:
     """The first prompts that the episodes of a group have in common; pickles empty.
 
-    Args:
-        size: prompts kept. A group asks for one prompt, or for a few when its solver adds
-            something random.
+    A group asks for one prompt, or for a few when its solver adds something random.
     """
 
-    def __init__(self, size: int = 8) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._prompts: dict[PromptKey, list[tinker.ModelInputChunk]] = {}
 
     def find_or_make(
@@ -244,13 +244,10 @@ class PromptCache:
         """Return the chunks of a prompt; it is rendered the first time."""
         if key not in self._prompts:
             self._prompts[key] = make()
-            if len(self._prompts) > self._size:
+            if len(self._prompts) > _MOST_PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
         return self._prompts[key]
 
-    def __len__(self) -> int:
-        return len(self._prompts)
-
-    def __reduce__(self) -> tuple[type[PromptCache], tuple[int]]:
+    def __reduce__(self) -> tuple[type[PromptCache], tuple[()]]:
         """Pickle without the prompts: another process renders its own."""
-        return (type(self), (self._size,))
+        return (type(self), ())

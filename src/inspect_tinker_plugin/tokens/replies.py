@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +26,6 @@ from inspect_tinker_plugin.inspect_internals import (
 )
 from inspect_tinker_plugin.tokens.messages import Write, read_calls, written_parts
 from inspect_tinker_plugin.tokens.tokenizers import ControlTokens
-
-_OPENER = re.compile(r"<[^<>\s]{0,12}?(?:tool|function|commentary)[^<>]*>|$")
-"""What begins the tool calls of a reply, or else its end."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +89,6 @@ class ReplyParser:
         prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
         return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
 
-    @functools.cached_property
-    def breaks_before_calls(self) -> bool:
-        """Whether the renderer writes white space between a text and a call itself."""
-        call = RendererToolCall(
-            id="call_0", function=RendererToolCall.FunctionBody(name="f", arguments="{}")
-        )
-        messages = [
-            Message(role="user", content="x"),
-            Message(role="assistant", content="TEXT", tool_calls=[call]),
-        ]
-        try:
-            prompt = self._renderer.build_generation_prompt(messages)
-        except Exception:  # it has no format for calls
-            return False
-        after = str(self._tokenizer.decode(prompt.to_ints())).rpartition("TEXT")[2]
-        return after[:1].isspace()
-
     def parse(
         self,
         tokens: Sequence[int],
@@ -160,7 +139,6 @@ class ReplyParser:
             ),
             rendering=_replayable(
                 rendering,
-                strip=bool(calls) and self.breaks_before_calls,
                 write=self._writer(body),
             ),
             call_ids=call_ids,
@@ -252,17 +230,13 @@ class ReplyParser:
         try:
             return self._renderer.parse_response([*body, *end])
         except (ValueError, RecursionError) as error:
-            if not _json_gave_up(error):
+            digits = "integer string conversion" in str(error)  # it has no type of its own
+            if not digits and not isinstance(error, RecursionError | json.JSONDecodeError):
                 raise
             text = str(self._tokenizer.decode(body))
-            opener = _OPENER.search(text)
-            assert opener is not None
-            at = opener.start() if opener[0] else 0
-            before = body[: self._first_with(body, opener[0]) - 1] if at else []
-            message, termination = self._renderer.parse_response([*before, *end])
-            raw = UnparsedToolCall(raw_text=text[at:], error=str(error))
-            message["unparsed_tool_calls"] = [raw]
-            return message, termination
+            raw = UnparsedToolCall(raw_text=text, error=str(error))
+            message = Message(role="assistant", content=text, unparsed_tool_calls=[raw])
+            return message, ParseTermination.MALFORMED
 
     def _open_thinking(self, rendering: Message, body: list[int]) -> None:
         """Make reasoning of a block that the token limit left open, in place."""
@@ -289,13 +263,6 @@ class ReplyParser:
             parts = [_without(part, call.raw_text) for part in parts]
         calls = read_calls(parsed, unparsed, tools)
         return _inspect_content(parts, bool(calls)), calls
-
-
-def _json_gave_up(error: Exception) -> bool:
-    """Whether an error is of Python's JSON reader; its limit of digits has no type of its own."""
-    if isinstance(error, RecursionError | json.JSONDecodeError):
-        return True
-    return "integer string conversion" in str(error)
 
 
 def _written_call(call: RendererToolCall, write: Write) -> RendererToolCall:
@@ -411,19 +378,16 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
     return result
 
 
-def _replayable(message: Message, *, strip: bool, write: Write) -> Message:
+def _replayable(message: Message, *, write: Write) -> Message:
     """Keep calls that did not parse as text, since renderers leave them out; write all texts.
 
     Args:
         message: A reply as the renderer parsed it.
-        strip: Whether to leave out the white space before its calls, which the renderer would
-            write once more.
         write: Writes a text for the renderer.
     """
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_written_call(call, write) for call in calls]
-        if strip:
-            _strip_end(message)
+        _strip_end(message)  # renderers write their own white space before calls
     unparsed = message.pop("unparsed_tool_calls", [])
     if unparsed:
         parts = _parts(message)

@@ -16,10 +16,10 @@ from inspect_tinker_plugin.tools.builtin import (
     RoutedExecutor,
     ScriptedExecutor,
 )
-from inspect_tinker_plugin.tools.dispatch import use_tool_executor
-from inspect_tinker_plugin.tools.resolve import (
+from inspect_tinker_plugin.tools.dispatch import (
     ToolExecutorSpec,
     resolve_tool_executor,
+    use_tool_executor,
 )
 
 __all__ = [

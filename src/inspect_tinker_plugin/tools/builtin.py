@@ -123,36 +123,17 @@ class LimitedExecutor:
         return result
 
 
-Answer = ToolResult | BaseException | Callable[..., ToolResult]
-"""A scripted answer: a result, an exception to raise, or a function of the arguments."""
-
-
 @dataclass(frozen=True, eq=False)
 class ScriptedExecutor:
-    """Answers calls from a script, tool by tool; for tests.
+    """Answers every call of the tools that it names; for tests. Inspect runs the others."""
 
-    A tuple or list gives one answer per call (starting again in each episode);
-    any other value answers every call. A tool that the script does not name is run by Inspect.
-    """
-
-    answers: Mapping[str, Answer | tuple[Answer, ...] | list[Answer]]
+    answers: Mapping[str, ToolResult]
     """Answers by the name of the tool."""
 
     async def __call__(self, invocation: ToolInvocation) -> ToolResult:
         if invocation.tool not in self.answers:
             return await invocation.run()
-        answer = self.answers[invocation.tool]
-        if isinstance(answer, tuple | list):
-            used = invocation.scope.episode.setdefault((self, "used"), {})
-            index = used[invocation.tool] = used.get(invocation.tool, -1) + 1
-            if index >= len(answer):
-                raise RuntimeError(f"the script has no answer {index + 1} for {invocation.tool}")
-            answer = answer[index]
-        if isinstance(answer, BaseException):
-            raise answer
-        if callable(answer):
-            return cast(ToolResult, answer(**invocation.arguments))
-        return cast(ToolResult, answer)
+        return self.answers[invocation.tool]
 
 
 @dataclass(frozen=True, eq=False)

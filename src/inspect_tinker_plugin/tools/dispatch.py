@@ -1,4 +1,4 @@
-"""Puts the executor of an episode between Inspect's tool dispatcher and the tool.
+"""Resolves the tool executor of a dataset, and puts it between Inspect's dispatcher and the tool.
 
 Inspect parses, approves and validates a call as usual; then the executor takes the place of
 the tool's function. Only the context of an episode that has an executor is affected.
@@ -6,31 +6,32 @@ the tool's function. Only the context of an episode that has an executor is affe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from inspect_ai.tool import ToolCall, ToolResult
 
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.tools import (
     ToolExecutor,
     ToolFunction,
     ToolInvocation,
     ToolScope,
     carry_out,
+    executor_name,
 )
+from inspect_tinker_plugin.plugins.manager import build_from
+from inspect_tinker_plugin.tools.builtin import InspectExecutor, RoutedExecutor
 
-
-class _Active:
-    """An executor in force, with the episode that it works for."""
-
-    def __init__(self, executor: ToolExecutor | ToolFunction, scope: ToolScope) -> None:
-        self.executor = executor
-        self.scope = scope
-
-
-_active: ContextVar[_Active | None] = ContextVar("inspect_rl_tool_executor", default=None)
+_active: ContextVar[tuple[ToolExecutor | ToolFunction, ToolScope] | None] = ContextVar(
+    "inspect_rl_tool_executor", default=None
+)
+"""The executor in force, with the episode that it works for."""
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def use_tool_executor(
     from inspect_tinker_plugin import inspect_internals
 
     inspect_internals.route_tool_calls(_router)
-    token = _active.set(_Active(executor, scope))
+    token = _active.set((executor, scope))
     try:
         yield
     finally:
@@ -57,25 +58,88 @@ def use_tool_executor(
 def _router() -> Callable[[Any, ToolCall], Any] | None:
     """Return the function that replaces a tool by this context's executor; ``None`` without one."""
     active = _active.get()
-    return None if active is None else lambda tool, call: _Executed(tool, call, active)
+    return None if active is None else functools.partial(_stand_in, *active)
 
 
-class _Executed:
-    """Stands in for a tool's function for one call."""
+def _stand_in(
+    executor: ToolExecutor | ToolFunction, scope: ToolScope, tool: Any, call: ToolCall
+) -> Any:
+    @functools.wraps(tool)
+    async def execute(**arguments: Any) -> ToolResult:
+        invocation = ToolInvocation(call=call, arguments=arguments, scope=scope, inspect=tool)
+        return await carry_out(executor, invocation)
 
-    def __init__(self, tool: Any, call: ToolCall, active: _Active) -> None:
-        self._tool = tool
-        self._call = call
-        self._active = active
+    return execute
 
-    async def __call__(self, **arguments: Any) -> ToolResult:
-        invocation = ToolInvocation(
-            call=self._call,
-            arguments=arguments,
-            scope=self._active.scope,
-            inspect=self._tool,
+
+ToolExecutorSpec = str | ToolExecutor | ToolFunction | Mapping[str, Any] | None
+"""What ``tool_executor=`` takes: an expression, an executor, an async function of a
+`ToolInvocation`, or a mapping of tool-name patterns to any of these."""
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedToolExecutor:
+    """An executor with its expression, which is resolved again in a worker process."""
+
+    spec: str | Mapping[str, Any]
+    """The expression or mapping."""
+
+    executor: ToolExecutor | ToolFunction
+    """The executor that it was resolved to."""
+
+    origin: str = ""
+    """Plugins that it comes from, for messages; empty for built-ins."""
+
+    @property
+    def _name(self) -> str:
+        return self.spec if isinstance(self.spec, str) else executor_name(self.executor)
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolResult:
+        return await carry_out(self.executor, invocation, name=self._name, origin=self.origin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return resolve_tool_executor, (self.spec,)
+
+
+def resolve_tool_executor(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
+    """Turn what ``tool_executor=`` takes into an executor.
+
+    Args:
+        spec: ``"cached"``, ``{"bash*": "limited(timeout=10)"}``, an object or an async function.
+
+    Returns:
+        The executor, or ``None`` when Inspect is to run every tool itself.
+
+    Raises:
+        ConfigError: an unknown name, a malformed expression, or an object that is no executor.
+    """
+    executor = _resolve(spec)
+    if executor is None or isinstance(executor, InspectExecutor):
+        return None
+    if isinstance(spec, str | Mapping) and not isinstance(executor, ResolvedToolExecutor):
+        return ResolvedToolExecutor(spec, executor)
+    return executor
+
+
+def _resolve(spec: ToolExecutorSpec) -> ToolExecutor | ToolFunction | None:
+    if spec is None:
+        return None
+    if isinstance(spec, str):
+        built = build_from("inspect_rl_tool_executors", spec)
+        checked = _checked(built.value, spec, built.origin)
+        return ResolvedToolExecutor(spec, checked, built.origin) if built.origin else checked
+    if isinstance(spec, Mapping):
+        routes = {str(pattern): _resolve(inner) for pattern, inner in spec.items()}
+        return RoutedExecutor({p: e or InspectExecutor() for p, e in routes.items()})
+    return _checked(spec, spec)
+
+
+def _checked(executor: Any, spec: object, origin: str = "") -> ToolExecutor | ToolFunction:
+    call = executor if inspect.isfunction(executor) else getattr(executor, "__call__", None)  # noqa: B004
+    if isinstance(executor, type) or not inspect.iscoroutinefunction(call):
+        raise ConfigError(
+            f"tool executor: {spec!r:.80}{origin} is neither an expression, an executor nor an "
+            "async function of one tool invocation"
         )
-        return await carry_out(self._active.executor, invocation)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tool, name)
+    checked: ToolExecutor | ToolFunction = executor
+    return checked
