@@ -328,6 +328,10 @@ def looks_with(wait: Waiting, command: list[str]) -> Scorer:
     return score
 
 
+class Owner:
+    """Has an episode, as an env does."""
+
+
 @pytest.mark.parametrize(
     ("wait", "end"),
     [
@@ -345,6 +349,8 @@ async def test_a_command_in_a_shield_that_does_not_end(where: str, wait: Waiting
     )
     options = EpisodeOptions(stop_timeout=1.0)
     episode = EpisodeRunner(task, options=options).episode(task.dataset[0])
+    owner = Owner()
+    episode.end_with(owner)
     async with asyncio.timeout(60):
         await episode.start()
         running = asyncio.ensure_future(episode.reply(ModelOutput.from_content("m", "plum")))
@@ -358,7 +364,7 @@ async def test_a_command_in_a_shield_that_does_not_end(where: str, wait: Waiting
         else:
             running.cancel()
             await asyncio.wait([running])
-            del episode, running
+            del owner
             gc.collect()
         if left := set(episode_runner._running):
             await asyncio.wait(left)
