@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from inspect_tinker_plugin.contracts.hooks import Sampler
 from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
-from inspect_tinker_plugin.contracts.samplers import Sampler
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.contracts.tools import ToolExecutor
 from inspect_tinker_plugin.plugins.hookspecs import hookimpl

@@ -27,7 +27,7 @@ from inspect_tinker_plugin.contracts.errors import (
     ConfigError,
     PluginError,
 )
-from inspect_tinker_plugin.contracts.observers import (
+from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,

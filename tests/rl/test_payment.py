@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import StepResult, Trajectory, TrajectoryGroup, Tr
 from tinker_cookbook.utils.misc_utils import all_same
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
-from inspect_tinker_plugin.contracts.observers import EpisodeEnded, EpisodeObserver
+from inspect_tinker_plugin.contracts.hooks import EpisodeEnded, EpisodeObserver
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.rl.hooks import Observers

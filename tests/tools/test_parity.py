@@ -13,7 +13,7 @@ import pytest
 from tests.tools.runs import scope
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.observers import (
+from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,

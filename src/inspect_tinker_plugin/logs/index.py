@@ -17,9 +17,9 @@ from inspect_ai.log import EvalSampleSummary, EvalSpec, list_eval_logs
 from inspect_ai.scorer import SampleScore, Score
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.hooks import GroupOutcome
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.contracts.rewards import UnscoredError
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome
 from inspect_tinker_plugin.inspect_internals.log_files import read_header, read_summaries
 from inspect_tinker_plugin.rewards.scores import score_reward
 

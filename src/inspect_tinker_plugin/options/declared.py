@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
     from inspect_tinker_plugin.contracts.episodes import SolverLike
+    from inspect_tinker_plugin.contracts.hooks import SamplerSpec
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
-    from inspect_tinker_plugin.contracts.samplers import SamplerSpec
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from inspect_tinker_plugin.contracts.episodes import SolverLike
     from inspect_tinker_plugin.contracts.errors import OnError
+    from inspect_tinker_plugin.contracts.hooks import SamplerSpec
     from inspect_tinker_plugin.contracts.rewards import GroupRewardSpec, RewardSpec
-    from inspect_tinker_plugin.contracts.samplers import SamplerSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import PluginError
-from inspect_tinker_plugin.contracts.observers import (
+from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
+    GroupOutcome,
+    SamplePool,
+    Sampler,
     SampleStage,
     TurnTaken,
 )
@@ -20,7 +23,6 @@ from inspect_tinker_plugin.contracts.rewards import (
     Reward,
     RewardAggregator,
 )
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolInvocation, ToolScope
 from inspect_tinker_plugin.contracts.wording import counted, part_of

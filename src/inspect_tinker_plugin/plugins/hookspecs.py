@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Scorer
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    from inspect_tinker_plugin.contracts.observers import EpisodeObserver, SampleStage
+    from inspect_tinker_plugin.contracts.hooks import EpisodeObserver, Sampler, SampleStage
     from inspect_tinker_plugin.contracts.rewards import GroupAggregator, RewardAggregator
-    from inspect_tinker_plugin.contracts.samplers import Sampler
     from inspect_tinker_plugin.contracts.tools import ToolExecutor
 
 PROJECT = "inspect_tinker_plugin"

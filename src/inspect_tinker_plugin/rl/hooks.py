@@ -18,7 +18,7 @@ from inspect_ai.util import registry_info
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Outcome, TurnRequest
 from inspect_tinker_plugin.contracts.errors import PluginError
-from inspect_tinker_plugin.contracts.observers import (
+from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler, SamplerSpec
+from inspect_tinker_plugin.contracts.hooks import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.samplers.builtin import Curriculum
 from inspect_tinker_plugin.samplers.state import resolve_sampler, try_sampler
 

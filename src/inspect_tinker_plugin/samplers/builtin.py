@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from heapq import nlargest
 
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler
+from inspect_tinker_plugin.contracts.hooks import GroupOutcome, SamplePool, Sampler
 
 
 class Curriculum(Sampler):

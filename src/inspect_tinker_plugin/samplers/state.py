@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.samplers import GroupOutcome, SamplePool, Sampler, SamplerSpec
+from inspect_tinker_plugin.contracts.hooks import GroupOutcome, SamplePool, Sampler, SamplerSpec
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.plugins.manager import build_from
 from inspect_tinker_plugin.processes.journal import Journal

@@ -26,7 +26,7 @@ from inspect_ai.log import EvalSample
 from pydantic import BaseModel
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, PluginError, TaskError
-from inspect_tinker_plugin.contracts.observers import SampleStage
+from inspect_tinker_plugin.contracts.hooks import SampleStage
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.plugins.manager import Plugin, default_plugins

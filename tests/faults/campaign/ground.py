@@ -15,7 +15,7 @@ from tests.faults.campaign.folder import PROVIDER
 from tests.faults.campaign.plan import Point, running_cases, strike, strike_here
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
-from inspect_tinker_plugin.contracts.observers import (
+from inspect_tinker_plugin.contracts.hooks import (
     EpisodeEnded,
     EpisodeObserver,
     EpisodeStarted,
