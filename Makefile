@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
+.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types docs test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,7 +95,7 @@ test: $(STAMP) ## run the tests of each part: no engine, no server (five minutes
 	$(PYTEST) $(or $(WORKERS),2) -m "$(QUICK)"
 
 # CI runs exactly this. `make -k check` continues after a failure and still fails at the end.
-check: format-check lint types test-change ## format, lint, layers, strict types, tests, docs in step
+check: format-check lint types docs test-change ## format, lint, layers, strict types, site, tests
 
 format: $(STAMP) ## format the source and fix what the linter can fix
 	$(BIN)/ruff format .
@@ -110,6 +110,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+docs: $(STAMP) ## build the documentation site in out/site; a dead link is an error
+	$(BIN)/mkdocs build --strict --quiet
 
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
