@@ -112,7 +112,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP) ## build the documentation site in out/site; a dead link is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
