@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from inspect_rl_audit.contract import AuditContext, AuditOptions, Probe, Reference
-from inspect_rl_audit.findings import CODES, Code, Finding, Severity
 from inspect_rl_audit.policies import Play, always
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.records import CODES, Code, EpisodeRecord, Finding, Severity
 from inspect_rl_audit.report import AuditReport
 from inspect_rl_audit.run import resolve_probes, run_audit
 from inspect_rl_audit.stage import Stage

@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,7 @@ import click
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, value_to_float
 
-from inspect_rl_audit.records import named
+from inspect_rl_audit.records import name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups
@@ -56,7 +56,11 @@ class ModelAttempt:
     epoch: int
     cut: bool = False
     """Whether it was stopped before its end, since sampling failed or its group was given up."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def evidence(self, **more: Any) -> dict[str, Any]:
+        """Return the part of a finding that says where to look."""
+        given = {"log": self.log, "sample": self.sample, "epoch": self.epoch}
+        return {**given, **({} if self.reward is None else {"reward": self.reward}), **more}
 
 
 def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
@@ -127,7 +131,6 @@ def _attempt(sample: EvalSample, path: Path) -> ModelAttempt:
         log=str(path.absolute()),
         epoch=sample.epoch,
         cut=seen.get("status") == RolloutStatus.CUT,
-        metrics=metrics,
     )
 
 
@@ -233,7 +236,7 @@ def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: Resolved
     asked = [
         *(choices[name] for name in _OF_ATTEMPTS),
         task_digest(resolved.task),
-        *(named(value) for value in (resolved.ref, options)),
+        *(name_value(value) for value in (resolved.ref, options)),
     ]
     return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:12]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from rich.text import Text
 
 from inspect_rl_audit.attempts import ModelAttempt, read_attempts, roll_out
 from inspect_rl_audit.contract import DEFAULT_BUDGET, AuditOptions
-from inspect_rl_audit.findings import Finding, Severity
-from inspect_rl_audit.records import ATTEMPTS, start_again
-from inspect_rl_audit.report import PAGE, AuditReport
+from inspect_rl_audit.records import ATTEMPTS, Severity, start_again
+from inspect_rl_audit.report import PAGE, AuditReport, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli import (
     EXIT_ERROR,
@@ -156,13 +154,9 @@ def audit(**choices: Any) -> None:
     if failed := report.summary.get("failed_probes"):
         click.echo("\n".join(failed.values()), err=True)
         sys.exit(EXIT_PARTIAL)
-    if _fails(report, choices["fail_on"]):
+    worst, bar = report.worst(), choices["fail_on"]
+    if worst is not None and bar != "never" and worst.at_least(Severity(bar)):
         sys.exit(EXIT_ERROR)
-
-
-def _fails(report: AuditReport, bar: str) -> bool:
-    worst = report.worst()
-    return bar != "never" and worst is not None and worst.at_least(Severity(bar))
 
 
 def _audit(choices: dict[str, Any]) -> AuditReport:
@@ -272,40 +266,20 @@ def show_report(report: AuditReport) -> None:
     """Print the findings of an audit as a table, then the advice, then figures."""
     console, summary = table_console(), report.summary
     print_to(console, _findings(report) if report.findings else "Nothing found.")
-    advice = summary.get("advice", {})
-    grave = [each for each in report.findings if str(each.severity) in ("high", "medium")]
-    for code in dict.fromkeys(each.code for each in grave):
-        print_to(
-            console, Text.assemble((f"{code}: ", "bold"), clean_text(str(advice.get(code, ""))))
-        )
+    grave = [f.code for f in report.findings if f.severity.at_least(Severity.MEDIUM)]
+    for code in dict.fromkeys(grave):
+        advice = clean_text(str(summary.get("advice", {}).get(code, "")))
+        print_to(console, Text.assemble((f"{code}: ", "bold"), advice))
+    figures = []
     if summary.get("signal"):
-        console.print()
-        for line in signal_lines(summary["signal"], str(summary["folder"])):
-            console.print(Text(line), soft_wrap=True)
+        figures += ["", *signal_lines(summary["signal"], str(summary["folder"]))]
     if summary.get("cost"):
-        console.print()
-        for line in plan_lines(summary["cost"]):
-            console.print(Text(line), soft_wrap=True)
-    console.print()
-    console.print(_closing(summary, PAGE), soft_wrap=True)
-
-
-def signal_lines(signal: Mapping[str, Any], folder: str) -> list[str]:
-    """Return the figures of a real model's attempts, and options for a first run, as text."""
-    attempts = counted(signal["attempts"], "attempt")
-    if "recommendation" not in signal:
-        return [f"{attempts}: none ended with a reward"]
-    chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
-    lines = [
-        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
-        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference"
-    ]
-    advice = signal["recommendation"]
-    options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
-    if "sample_ids_file" in advice:
-        path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
-        options += f" --sample-id @{path}  (leaves out {counted(advice['drop'], 'sample')})"
-    return [*lines, f"for a first run: {options}"]
+        figures += ["", *plan_lines(summary["cost"])]
+    counts = ", ".join(f"{n} {severity}" for severity, n in summary["counts"].items() if n)
+    tried = part_of(summary["samples_tried"], summary["samples"], "sample")
+    closing = f"{counts or 'no findings'}; {counted(summary['episodes'], 'episode')} on {tried}. "
+    for line in [*figures, "", f"{closing}Report: {summary['folder']}/{PAGE}"]:
+        console.print(Text(line), soft_wrap=True)
 
 
 def _findings(report: AuditReport) -> Table:
@@ -315,26 +289,13 @@ def _findings(report: AuditReport) -> Table:
     table.add_column("sample", overflow="fold", max_width=18)
     table.add_column("finding", overflow="fold")
     for each in report.findings:
+        message = Text(clean_text(each.message))
+        if log := each.evidence.get("log"):
+            message.append(f" ({log.rpartition('/')[2]})", style="dim")
         table.add_row(
             Text(str(each.severity), style=_STYLES[str(each.severity)]),
             each.code,
             Text("" if each.sample is None else clean_text(str(each.sample))),
-            _with_log(each),
+            message,
         )
     return table
-
-
-def _with_log(each: Finding) -> Text:
-    text = Text(clean_text(each.message))
-    if each.evidence.get("log"):
-        text.append(f" ({each.evidence['log'].rpartition('/')[2]})", style="dim")
-    return text
-
-
-def _closing(summary: Mapping[str, Any], page: str) -> str:
-    counts = ", ".join(f"{n} {severity}" for severity, n in summary["counts"].items() if n)
-    return (
-        f"{counts or 'no findings'}; {counted(summary['episodes'], 'episode')} on "
-        f"{part_of(summary['samples_tried'], summary['samples'], 'sample')}. "
-        f"Report: {summary['folder']}/{page}"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,9 +11,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.attempts import ModelAttempt
-from inspect_rl_audit.findings import Finding
-from inspect_rl_audit.policies import targets
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.policies import Play, PolicyReply, targets
+from inspect_rl_audit.records import EpisodeRecord, Finding, PolicyKind
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
@@ -94,10 +93,6 @@ class AuditOptions:
 
     episode_options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `EpisodeOptions`: model_roles, max_sandboxes …"""
-
-    def gold_of(self, sample: Sample) -> str | None:
-        """Return the answer that ``gold`` names; ``None`` if that is the target."""
-        return Gold(self.gold).of(sample)
 
 
 @dataclass(frozen=True)
@@ -250,4 +245,20 @@ class AuditContext:
 
     def gold_of(self, sample: Sample) -> str | None:
         """Return the answer that ``--gold`` names; ``None`` if that is the target."""
-        return self.options.gold_of(sample)
+        return Gold(self.options.gold).of(sample)
+
+    async def play(
+        self,
+        policy: str,
+        samples: Sequence[Sample],
+        reply_to: Callable[[Sample], PolicyReply | None],
+        kind: PolicyKind = "other",
+    ) -> list[EpisodeRecord]:
+        """Play a policy on samples, but for those to which it has no reply."""
+        replies = [(sample, reply_to(sample)) for sample in samples]
+        plays = [
+            Play(policy=policy, kind=kind, sample=sample, reply=reply)
+            for sample, reply in replies
+            if reply is not None
+        ]
+        return await self.stage.run(plays)

@@ -169,6 +169,11 @@ def always(text: str | Callable[[TurnRequest], str]) -> PolicyReply:
     return reply
 
 
+def to_all(reply: PolicyReply) -> Callable[[Sample], PolicyReply]:
+    """Reply to every sample in the same way."""
+    return lambda sample: reply
+
+
 def targets(sample: Sample) -> list[str]:
     """Return the targets of a sample, each as text; empty ones are left out."""
     given = [sample.target] if isinstance(sample.target, str) else list(sample.target)
@@ -202,9 +207,11 @@ def _several(text: str, choices: Sequence[str]) -> list[str]:
     return [choices[place] for place in places]
 
 
-def letters_shown(prompt: str) -> dict[str, str]:
-    """Return the letter that the prompt gives each choice, by the choice's text."""
-    return {text.strip(): letter.upper() for letter, text in _SHOWN_CHOICE.findall(prompt)}
+def letter_of(choice: str, choices: Sequence[str], request: TurnRequest) -> str:
+    """Return the letter that the prompt gives a choice, or that its position has; "" if none."""
+    known = {text.strip(): letter.upper() for letter, text in _SHOWN_CHOICE.findall(shown(request))}
+    usual = chr(ord("A") + choices.index(choice)) if choice in choices else ""
+    return str(known.get(choice.strip(), usual))
 
 
 def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) -> str:
@@ -217,17 +224,11 @@ def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) 
     """
     if gold is not None:
         return gold
-    texts = choice_texts(sample) if sample.choices else None
+    choices = sample.choices or []
+    texts = choice_texts(sample) if choices else None
     if texts:
-        known = letters_shown(shown(request))
-        choices = sample.choices or []
-        letters = [
-            known.get(text.strip(), chr(ord("A") + choices.index(text)) if text in choices else "")
-            for text in texts
-        ]
-        if all(letters):
-            return ",".join(letters)
-        return ", ".join(texts)
+        letters = [letter_of(text, choices, request) for text in texts]
+        return ",".join(letters) if all(letters) else ", ".join(texts)
     wanted = targets(sample)
     return wanted[0] if wanted else ""
 

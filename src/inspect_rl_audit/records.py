@@ -1,4 +1,4 @@
-"""The record that an audit keeps of an episode, and the journal for continuing an audit."""
+"""What an audit keeps: its episodes, in a journal, and its findings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.processes import Journal
@@ -21,10 +22,8 @@ JOURNAL = "journal.jsonl"
 FINISHED = "episodes.jsonl"
 """Episodes of a finished audit."""
 
-
 ATTEMPTS = "attempts"
 """Folder of the attempts of a real model that the audit sampled, below the audit's."""
-
 
 PolicyKind = Literal["unknowing", "right", "reworded", "other"]
 """What a policy does: it says that it has no answer, gives the right one, gives it in unusual words
@@ -99,14 +98,8 @@ class EpisodeRecord:
 
     def evidence(self, **more: Any) -> dict[str, Any]:
         """Return the part of a finding that says where to look."""
-        given = {
-            "log": self.log,
-            "sample": self.sample,
-            "epoch": self.epoch,
-            "policy": self.policy,
-            "reward": self.reward,
-            "error": self.error,
-        }
+        names = ("log", "sample", "epoch", "policy", "reward", "error")
+        given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None} | more
 
 
@@ -129,33 +122,31 @@ class AuditJournal:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self._journal = Journal(folder / JOURNAL)
         self.records: dict[str, EpisodeRecord] = {}
+        identity = json.loads(json.dumps(identity, default=str))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._read_or_start(json.loads(json.dumps(identity, default=str)))
+            lines = self._journal.load()
+            if not lines:
+                self._journal.replace([{"audit": identity}])
         except OSError as error:
             raise ConfigError(f"the audit's folder {folder} cannot be written: {error}") from error
-
-    def finish(self) -> None:
-        """Record that nothing is left to do: the next audit in this folder starts again."""
-        os.replace(self._journal.path, self._journal.path.with_name(FINISHED))
-
-    def _read_or_start(self, identity: object) -> None:
-        lines = self._journal.load()
-        if not lines:
-            self._journal.replace([{"audit": identity}])
-        elif lines[0].get("audit") != identity:
+        if lines and lines[0].get("audit") != identity:
             raise ConfigError(
-                f"{self._journal.path.parent} holds another audit (of another task, or with other "
+                f"{folder} holds another audit (of another task, or with other "
                 "options): give another folder with --out, or start again with --overwrite"
             )
         for fields in lines[1:]:
             record = EpisodeRecord(**{**fields, "tools": tuple(fields["tools"])})
             self.records[record.key] = record
 
-    def add(self, records: list[EpisodeRecord]) -> None:
+    def add(self, records: Sequence[EpisodeRecord]) -> None:
         """Record episodes whose log is on disk."""
         self._journal.write(*map(asdict, records))
         self.records.update({record.key: record for record in records})
+
+    def finish(self) -> None:
+        """Record that nothing is left to do: the next audit in this folder starts again."""
+        os.replace(self._journal.path, self._journal.path.with_name(FINISHED))
 
 
 def start_again(folder: Path) -> None:
@@ -164,7 +155,164 @@ def start_again(folder: Path) -> None:
     shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
 
 
-def named(value: object) -> str:
+def name_value(value: object) -> str:
     """Return a text for an option's value that is the same in the next process."""
     text = str(describe_part(value) if callable(value) else value)
     return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+# findings
+
+
+class Severity(StrEnum):
+    """The severity of a finding, the worst first."""
+
+    HIGH = "high"
+    """Training on this task teaches the wrong thing, or nothing."""
+    MEDIUM = "medium"
+    """Part of the reward is wrong, or is wrong for a policy that looks for it."""
+    LOW = "low"
+    """Worth knowing before a long run."""
+    INFO = "info"
+    """Checks that were skipped and why, and figures."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Severity).index(self)
+
+    def at_least(self, other: Severity) -> bool:
+        """Whether this is as severe as ``other``, or more."""
+        return self.rank <= other.rank
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kind of finding."""
+
+    name: str
+    severity: Severity
+    """The usual severity; evidence may lower it."""
+    meaning: str
+    advice: str
+
+
+def _read_codes() -> Mapping[str, Code]:
+    text = Path(__file__).with_name("codes.txt").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: Code(name, Severity(usual), *words) for name, usual, *words in rows}
+
+
+CODES = _read_codes()
+"""Every code of the built-in probes, by name."""
+
+_CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_LISTED = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One problem of a task, or a fact worth knowing about it."""
+
+    code: str
+    """Stable name of the kind of finding, as ``docs/audit.md`` lists it: ``empty-reply``."""
+
+    severity: Severity
+    """How bad it is."""
+
+    message: str
+    """What was seen, in one or two sentences."""
+
+    sample: int | str | None = None
+    """Id of the sample; ``None`` when the finding is about the task, or about many samples."""
+
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """The evidence, as JSON: ``log`` (an ``.eval`` file), ``sample`` and ``epoch`` in it,
+    ``policy``, ``reward``, ``samples``, ``excerpt`` …"""
+
+    advice: str = ""
+    """What to do about it; the code's advice if empty."""
+
+    def __post_init__(self) -> None:
+        if not _CODE.fullmatch(self.code):
+            raise ValueError(f"{self.code!r} is no code: write words-with-hyphens")
+
+
+class Shown(Protocol):
+    """An episode that shows a finding: of a scripted policy, or of a real model."""
+
+    @property
+    def sample(self) -> int | str:
+        """Id of its sample."""
+        ...
+
+    def evidence(self, **more: Any) -> dict[str, Any]:
+        """Return the part of a finding that says where to look."""
+        ...
+
+
+BySample = Mapping[int | str, tuple[str, Mapping[str, Any] | EpisodeRecord]]
+"""Message and evidence by sample."""
+
+SHOWN = 12
+"""Findings with the same code that name one sample each; further samples share one finding."""
+
+
+def finding(
+    code: str,
+    message: str,
+    shown_by: Shown | Sequence[Shown] = (),
+    *,
+    sample: int | str | None = None,
+    severity: Severity | None = None,
+    **evidence: Any,
+) -> Finding:
+    """Make a finding with a built-in code.
+
+    Args:
+        code: One of the built-in codes; the advice is the code's.
+        message: What was seen.
+        shown_by: The episode that shows it, or a list of them, the best first; if all in a list
+            are of one sample, the finding is about that.
+        sample: The sample, when it is about one.
+        severity: Instead of the code's.
+        evidence: Further evidence.
+    """
+    if not isinstance(shown_by, Sequence):
+        evidence = shown_by.evidence(**evidence)
+    elif shown_by:
+        ids = list(dict.fromkeys(record.sample for record in shown_by))
+        evidence = shown_by[0].evidence(**{"samples": ids[:_LISTED], **evidence})
+        sample = ids[0] if len(ids) == 1 else sample
+    return Finding(
+        code=code,
+        severity=severity or CODES[code].severity,
+        sample=sample,
+        message=message,
+        evidence=evidence,
+        advice=CODES[code].advice,
+    )
+
+
+def per_sample(code: str, seen: BySample, *, severity: Severity | None = None) -> list[Finding]:
+    """Make a finding for each of the first samples, and one for all others together.
+
+    Args:
+        code: One of the built-in codes.
+        seen: Message and evidence by sample.
+        severity: Instead of the code's.
+    """
+    found = []
+    for id, (message, shown) in list(seen.items())[:SHOWN]:
+        evidence = shown.evidence() if isinstance(shown, EpisodeRecord) else dict(shown)
+        given = finding(code, message, sample=id, severity=severity)
+        found.append(replace(given, evidence=evidence))
+    if rest := list(seen)[SHOWN:]:
+        message = f"{CODES[code].meaning} The same holds for {len(rest)} more samples."
+        found.append(finding(code, message, severity=severity, samples=rest))
+    return found
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Sort findings: the worst first, then by code and sample."""
+    return sorted(findings, key=lambda f: (f.severity.rank, f.code, str(f.sample or "")))

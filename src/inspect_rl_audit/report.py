@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -16,8 +19,7 @@ from inspect_ai.log import read_eval_log_sample
 from inspect_ai.model import ChatMessage
 
 from inspect_rl_audit.contract import AuditContext
-from inspect_rl_audit.findings import CODES, Finding, Severity
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity
 from inspect_tinker_plugin.plugins import counted
 from inspect_tinker_plugin.train import plan_lines
 
@@ -66,10 +68,10 @@ class AuditReport:
 
 
 def summarise(found: Sequence[Finding], context: AuditContext, probes: list[str]) -> dict[str, Any]:
-    records = context.stage.records
-    reference = context.reference
-    paid = [r.reward for r in reference.gold.values() if r.reward is not None]
-    null = [r.reward for r in reference.null.values() if r.reward is not None]
+    records, reference = context.stage.records, context.reference
+    by_policy: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in records:
+        by_policy[record.policy].append(record)
     return {
         "counts": {str(s): sum(f.severity is s for f in found) for s in Severity},
         "samples": len(context.samples),
@@ -80,36 +82,30 @@ def summarise(found: Sequence[Finding], context: AuditContext, probes: list[str]
         "probes": probes,
         "full_reward": reference.full,
         "mean_reward": {
-            "unknowing": round(sum(null) / len(null), 4) if null else None,
-            "gold": round(sum(paid) / len(paid), 4) if paid else None,
+            "unknowing": _mean(reference.null.values()),
+            "gold": _mean(reference.gold.values()),
         },
         "gold_form": reference.form if reference.gold else None,
-        "policies": _policies(context),
-        "advice": {f.code: f.advice or _usual_advice(f.code) for f in found},
+        "policies": {
+            policy: {
+                "kind": own[0].kind,
+                "episodes": len(own),
+                "mean_reward": _mean(own),
+                "failed": sum(record.reward is None for record in own),
+            }
+            for policy, own in by_policy.items()
+        },
+        "advice": {
+            f.code: f.advice or (CODES[f.code].advice if f.code in CODES else "") for f in found
+        },
         "folder": str(context.folder),
         **{name: value for name, value in context.figures.items() if name != "unfinished"},
     }
 
 
-def _policies(context: AuditContext) -> dict[str, dict[str, Any]]:
-    """Return kind, episodes, mean reward and failures of every policy."""
-    by_policy: dict[str, list[EpisodeRecord]] = {}
-    for record in context.stage.records:
-        by_policy.setdefault(record.policy, []).append(record)
-    table: dict[str, dict[str, Any]] = {}
-    for policy, records in by_policy.items():
-        given = [record.reward for record in records if record.reward is not None]
-        table[policy] = {
-            "kind": records[0].kind,
-            "episodes": len(records),
-            "mean_reward": round(sum(given) / len(given), 4) if given else None,
-            "failed": len(records) - len(given),
-        }
-    return table
-
-
-def _usual_advice(code: str) -> str:
-    return CODES[code].advice if code in CODES else ""
+def _mean(records: Iterable[EpisodeRecord]) -> float | None:
+    given = [record.reward for record in records if record.reward is not None]
+    return round(fmean(given), 4) if given else None
 
 
 def write_report(report: AuditReport, out: Path) -> None:
@@ -132,19 +128,48 @@ def _transcripts(report: AuditReport, out: Path) -> dict[str, Transcript]:
         place = place_of(each.evidence)
         if place is None or place in found or len(found) >= _TRANSCRIPTS:
             continue
-        path, id, epoch = out / str(each.evidence["log"]), each.evidence["sample"], each.evidence
+        log, id, epoch = json.loads(place)
         try:
-            sample = read_eval_log_sample(str(path), id=id, epoch=int(epoch.get("epoch", 1)))
+            sample = read_eval_log_sample(str(out / log), id=id, epoch=epoch)
         except (OSError, IndexError, KeyError, ValueError):
             continue  # moved away: the page says where it was
-        found[place] = [(message.role, _said(message)) for message in sample.messages[:30]]
+        found[place] = [(message.role, _text_of(message)) for message in sample.messages[:30]]
     return found
 
 
-def _said(message: ChatMessage) -> str:
+def _text_of(message: ChatMessage) -> str:
     calls = getattr(message, "tool_calls", None) or []
     lines = [f"{call.function}({json.dumps(call.arguments)})" for call in calls]
     return "\n".join([message.text, *lines]).strip()
+
+
+def signal_lines(signal: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the figures of a real model's attempts, and options for a first run, as text."""
+    attempts = counted(signal["attempts"], "attempt")
+    if "recommendation" not in signal:
+        return [f"{attempts}: none ended with a reward"]
+    chances = ", ".join(f"pass@{k} {chance:.2f}" for k, chance in signal["pass_at"].items())
+    ended = ", ".join(f"{stop} ({n})" for stop, n in signal["stop_reasons"].items())
+    lines = [
+        f"{attempts} at {counted(signal['samples'], 'sample')}: {chances}; "
+        f"{signal['flat_groups']} of {counted(signal['groups'], 'group')} without a difference",
+        f"turns: {_spread(signal['turns'])}; tokens sampled: {_spread(signal['output_tokens'])}",
+        f"ended by: {ended}",
+    ]
+    advice = signal["recommendation"]
+    options = f"--group-size {advice['group_size']} --max-tokens {advice['max_tokens']}"
+    if "sample_ids_file" in advice:
+        path = shlex.quote(f"{folder}/{advice['sample_ids_file']}")
+        options += f" --sample-id @{path}  (leaves out {counted(advice['drop'], 'sample')})"
+    return [*lines, f"for a first run: {options}"]
+
+
+def _spread(figures: Mapping[str, Any]) -> str:
+    least, most, median = figures["least"], figures["most"], figures["median"]
+    return f"{least:,} to {most:,}, median {median:,}, 90 % below {figures['p90']:,}"
+
+
+# the page
 
 
 _PAGE = """<!doctype html>
@@ -179,17 +204,26 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
     """
     findings, summary = report["findings"], report["summary"]
     name = str(report["task"])
+    worst = min((Severity(f["severity"]) for f in findings), key=lambda s: s.rank, default=None)
+    verdict = _VERDICTS[worst] if worst is not None else "Nothing found"
+    advice = summary.get("advice", {})
+    items = [_finding(f, advice.get(f["code"], ""), transcripts or {}) for f in findings]
     parts = [
         f"<h1>{escape(name.rpartition('/')[2])}</h1>",
         f'<p class="sub">Audit of {escape(name)}</p>',
-        _verdict(findings),
-        _tiles(findings, summary),
-        _findings(findings, summary.get("advice", {}), transcripts or {}),
+        f'<p class="verdict {worst or "info"}">{verdict}.</p>',
+        _tiles(summary),
+        "<section><h2>Findings</h2>"
+        '<p class="note">The worst first. Open an episode\'s log with <code>inspect view</code> in '
+        f"this folder.</p>{''.join(items) or '<p>None.</p>'}</section>",
         _policy_table(summary),
-        _signal(summary.get("signal")),
-        _cost(summary.get("cost")),
-        _details(summary),
     ]
+    if signal := summary.get("signal"):
+        lines = signal_lines(signal, str(summary["folder"]))
+        parts.append(_card("Signal of a real model", "Its attempts at samples.", _pre(lines)))
+    if plan := summary.get("cost"):
+        note = "One pass over the task; a real model's replies are longer than a script's."
+        parts.append(_card("Cost", note, _pre(plan_lines(plan))))
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return _PAGE.format(title=escape(f"{name}: audit"), style=style, body="\n".join(parts))
 
@@ -201,18 +235,20 @@ def place_of(evidence: Mapping[str, Any]) -> str | None:
     return json.dumps([evidence["log"], evidence.get("sample"), evidence.get("epoch", 1)])
 
 
-def _verdict(findings: Sequence[Mapping[str, Any]]) -> str:
-    worst = min((Severity(f["severity"]) for f in findings), key=lambda s: s.rank, default=None)
-    text = _VERDICTS[worst] if worst is not None else "Nothing found"
-    return f'<p class="verdict {worst or "info"}">{text}.</p>'
+def _card(title: str, note: str, body: str) -> str:
+    return (
+        f'<section class="card"><h2>{title}</h2><p class="note">{note}</p>'
+        f'<div class="scroll">{body}</div></section>'
+    )
 
 
-def _tiles(findings: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+def _pre(lines: Sequence[str]) -> str:
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _tiles(summary: Mapping[str, Any]) -> str:
     means = summary.get("mean_reward") or {}
-    tiles = [
-        (str(summary["counts"][str(severity)]), str(severity), str(severity))
-        for severity in Severity
-    ]
+    tiles = [(str(n), severity, severity) for severity, n in summary["counts"].items()]
     tiles += [
         (f"{summary['samples_tried']} / {summary['samples']}", "samples tried", ""),
         (str(summary["episodes"]), "episodes", ""),
@@ -226,131 +262,56 @@ def _tiles(findings: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) ->
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _findings(
-    findings: Sequence[Mapping[str, Any]],
-    advice: Mapping[str, str],
-    transcripts: Mapping[str, Transcript],
-) -> str:
-    if not findings:
-        return '<section class="card"><h2>Findings</h2><p class="none">None.</p></section>'
-    items = [_finding(each, advice.get(each["code"], ""), transcripts) for each in findings]
-    note = "The worst first. Open an episode's log with <code>inspect view</code> in this folder."
-    return f'<section><h2>Findings</h2><p class="note">{note}</p>{"".join(items)}</section>'
-
-
 def _finding(each: Mapping[str, Any], advice: str, transcripts: Mapping[str, Transcript]) -> str:
-    severity, evidence = str(each["severity"]), each["evidence"]
-    where = (
-        ""
-        if each["sample"] is None
-        else f'<span class="where">sample {escape(str(each["sample"]))}</span>'
-    )
-    place = place_of(evidence)
-    shown = transcripts.get(place or "", ())
+    severity, sample = str(each["severity"]), each["sample"]
+    where = "" if sample is None else f'<span class="where">sample {escape(str(sample))}</span>'
     parts = [
         f'<article class="finding {severity}"><header><b class="badge">{severity}</b>'
         f"<code>{escape(each['code'])}</code>{where}</header>",
         f"<p>{escape(each['message'])}</p>",
+        f'<p class="advice">{escape(advice)}</p>' if advice else "",
     ]
-    if advice:
-        parts.append(f'<p class="advice">{escape(advice)}</p>')
-    if evidence:
-        parts.append(_evidence(evidence))
-    if shown:
-        parts.append(_transcript(shown))
-    return "".join([*parts, "</article>"])
-
-
-def _evidence(evidence: Mapping[str, Any]) -> str:
     rows = []
-    for name, value in evidence.items():
-        if name == "plan":
-            continue
+    for name, value in each["evidence"].items():
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         cell = escape(text[:600])
         if name == "log":
             cell = f'<a href="{quote(text)}">{escape(text.rpartition("/")[2])}</a>'
-        rows.append(f"<dt>{escape(name)}</dt><dd>{cell}</dd>")
-    return f"<details><summary>Evidence</summary><dl>{''.join(rows)}</dl></details>" if rows else ""
-
-
-def _transcript(messages: Transcript) -> str:
-    rows = []
-    for role, text in messages:
-        cut = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} …"
-        rows.append(
-            f'<div class="message {escape(role)}"><span>{escape(role)}</span>'
-            f"<pre>{escape(cut) or '(nothing)'}</pre></div>"
-        )
-    return f"<details><summary>The episode</summary>{''.join(rows)}</details>"
+        if name != "plan":
+            rows.append(f"<dt>{escape(name)}</dt><dd>{cell}</dd>")
+    messages = [
+        f'<div class="message {escape(role)}"><span>{escape(role)}</span>'
+        f"<pre>{escape(text[:_CHARACTERS]) or '(nothing)'}"
+        f"{' …' if len(text) > _CHARACTERS else ''}</pre></div>"
+        for role, text in transcripts.get(place_of(each["evidence"]) or "", ())
+    ]
+    if rows:
+        parts.append(f"<details><summary>Evidence</summary><dl>{''.join(rows)}</dl></details>")
+    if messages:
+        parts.append(f"<details><summary>The episode</summary>{''.join(messages)}</details>")
+    return "".join([*parts, "</article>"])
 
 
 def _policy_table(summary: Mapping[str, Any]) -> str:
     table = summary.get("policies") or {}
-    if not table:
-        return ""
     full = float(summary.get("full_reward") or 1.0)
     rows = []
     for policy, row in sorted(table.items(), key=lambda item: -(item[1]["mean_reward"] or -1e9)):
         mean = row["mean_reward"]
-        width = 0.0 if mean is None else max(0.0, min(1.0, mean / full)) * 100
+        width = max(0.0, min(1.0, (mean or 0.0) / full)) * 100
         kind = _BARS.get(row["kind"], "odd")
         bar = f'<i class="bar {kind}" style="width:{width:.0f}%"></i>'
         rows.append(
             f"<tr><td>{escape(policy)}</td><td>{row['episodes']}</td><td>{row['failed']}</td>"
             f'<td>{_number(mean)}</td><td class="bars">{bar}</td></tr>'
         )
+    note = (
+        "Right answers in green, “I do not know.” in grey; whatever else earns a reward earns it "
+        "for nothing."
+    )
     head = "<tr><th>policy</th><th>episodes</th><th>failed</th><th>mean reward</th><th></th></tr>"
-    return (
-        '<section class="card"><h2>What every policy earned</h2><p class="note">Right answers in '
-        "green, “I do not know.” in grey; whatever else earns a reward earns it for nothing.</p>"
-        f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
-        "</div></section>"
-    )
-
-
-def _signal(signal: Mapping[str, Any] | None) -> str:
-    if not signal:
-        return ""
-    lines = [
-        ("attempts", f"{signal['attempts']} at {counted(signal['samples'], 'sample')}"),
-        ("mean reward", _number(signal["mean_reward"])),
-        ("pass@k", ", ".join(f"{k}: {v:.2f}" for k, v in signal["pass_at"].items())),
-        ("groups without a difference", f"{signal['flat_groups']} of {signal['groups']}"),
-        ("solved by all, by none", f"{signal['solved_by_all']}, {signal['solved_by_none']}"),
-        ("turns", _spread(signal["turns"])),
-        ("tokens sampled", _spread(signal["output_tokens"])),
-        ("ended by", ", ".join(f"{k} ({v})" for k, v in signal["stop_reasons"].items())),
-    ]
-    if "recommendation" in signal:
-        advice = ", ".join(f"{k} {v}" for k, v in signal["recommendation"].items())
-        lines.append(("recommended", advice))
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in lines)
-    return f'<section class="card"><h2>Signal of a real model</h2><dl>{rows}</dl></section>'
-
-
-def _spread(figures: Mapping[str, Any]) -> str:
-    return (
-        f"{figures['least']:,} to {figures['most']:,}, median {figures['median']:,}, "
-        f"90 % below {figures['p90']:,}"
-    )
-
-
-def _cost(plan: Mapping[str, Any] | None) -> str:
-    if not plan:
-        return ""
-    text = escape("\n".join(plan_lines(plan)))
-    note = "One pass over the task; a real model's replies are longer than a script's."
-    return (
-        f'<section class="card"><h2>Cost</h2><p class="note">{note}</p>'
-        f'<div class="scroll"><pre>{text}</pre></div></section>'
-    )
-
-
-def _details(summary: Mapping[str, Any]) -> str:
-    kept = {k: v for k, v in summary.items() if k not in ("policies", "advice", "signal", "cost")}
-    text = escape(json.dumps(kept, indent=2, default=str, ensure_ascii=False))
-    return f'<details class="card"><summary>All figures</summary><pre>{text}</pre></details>'
+    body = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    return _card("What every policy earned", note, body)
 
 
 def _number(value: float | None) -> str:

@@ -12,9 +12,8 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import WIDE, WIDE_IN_SANDBOX, AuditContext, AuditOptions, Gold, Probe
-from inspect_rl_audit.findings import Finding, finding, ordered
 from inspect_rl_audit.probes.gold import learn_reference
-from inspect_rl_audit.records import AuditJournal, named
+from inspect_rl_audit.records import AuditJournal, Finding, finding, in_order, name_value
 from inspect_rl_audit.report import AuditReport, summarise, write_report
 from inspect_rl_audit.stage import Stage, read_budget, spread
 from inspect_tinker_plugin import ConfigError, __version__
@@ -79,10 +78,13 @@ async def run_audit(
         found += await _run_probe(current, probe, context, default_plugins())
         if stage.budget.refused > refused:
             context.figures.setdefault("unfinished", []).append(current)
-    found += _find_spent_budget(context)
+    if refused := stage.budget.refused:
+        unfinished = ", ".join(context.figures.get("unfinished", [])) or "the honest policies"
+        message = f"Not run for lack of budget: {counted(refused, 'episode')} ({unfinished})."
+        found.append(finding("budget-spent", message))
     report = AuditReport(
         task=name or task.name,
-        findings=ordered(found),
+        findings=in_order(found),
         summary=summarise(found, context, list(probes)),
     )
     write_report(report, out)
@@ -127,27 +129,21 @@ async def _run_probe(
         for each in found:
             if not isinstance(each, Finding):
                 raise TypeError(f"it gave {each!r:.80} among its findings, not a Finding")
-        return [_log_named_from(context.folder, each) for each in found]
     except (Exception, SystemExit) as error:
-        message = f"probe {name!r}{_origin(name, plugins)} raised {type(error).__name__}: {error}"
-        context.figures.setdefault("failed_probes", {})[name] = message[:600]
-        return [finding("probe-failed", f"The {message[:600]}", probe=name)]
+        givers = [p for p in plugins.plugins if name.split("(")[0] in p.hooks.get(HOOK, ())]
+        origin = "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
+        message = f"probe {name!r}{origin} raised {type(error).__name__}: {error}"[:600]
+        context.figures.setdefault("failed_probes", {})[name] = message
+        return [finding("probe-failed", f"The {message}", probe=name)]
+    return [_name_log_from(context.folder, each) for each in found]
 
 
-def _origin(probe: str, plugins: Plugins) -> str:
-    """Return the plugin that gives a probe, as the errors of hooks name it."""
-    name = probe.partition("(")[0].strip()
-    givers = (each for each in plugins.plugins if name in each.hooks.get(HOOK, ()))
-    return "".join(f" of plugin {each.name!r} ({each.label})" for each in givers)
-
-
-def _log_named_from(folder: Path, each: Finding) -> Finding:
+def _name_log_from(folder: Path, each: Finding) -> Finding:
     """Name a finding's log from the audit's folder, so that both can be moved together."""
-    log = each.evidence.get("log")
-    if not log or not os.path.isabs(str(log)):
+    log = str(each.evidence.get("log") or "")
+    if not os.path.isabs(log):
         return each
-    evidence = {**each.evidence, "log": os.path.relpath(log, folder)}
-    return replace(each, evidence=evidence)
+    return replace(each, evidence={**each.evidence, "log": os.path.relpath(log, folder)})
 
 
 def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, Any]:
@@ -160,19 +156,10 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
         "selection": str(options.selection),
         "reward": str(options.reward),
         "gold": options.gold,
-        "runner": {key: named(value) for key, value in options.runner_options.items()},
-        "roles": named(options.episode_options.get("model_roles")),
+        "runner": {key: name_value(value) for key, value in options.runner_options.items()},
+        "roles": name_value(options.episode_options.get("model_roles")),
         "version": __version__,
     }
-
-
-def _find_spent_budget(context: AuditContext) -> list[Finding]:
-    refused = context.stage.budget.refused
-    if not refused:
-        return []
-    probes = ", ".join(context.figures.get("unfinished", [])) or "the honest policies"
-    message = f"Not run for lack of budget: {counted(refused, 'episode')} ({probes})."
-    return [finding("budget-spent", message)]
 
 
 HOOK = "inspect_rl_audit_probes"

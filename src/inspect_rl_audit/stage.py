@@ -123,9 +123,7 @@ class Stage:
         spec = await self._plain.prepared.sandbox_of(sample)
         return None if spec is None else spec.type
 
-    async def run(
-        self, plays: Sequence[Play], *, alone: bool = False
-    ) -> list[EpisodeRecord | None]:
+    async def run(self, plays: Sequence[Play], *, alone: bool = False) -> list[EpisodeRecord]:
         """Run episodes, or take them from the journal.
 
         Args:
@@ -133,17 +131,14 @@ class Stage:
             alone: One at a time, with nothing else running.
 
         Returns:
-            A record for each play; ``None`` if the budget was spent.
+            A record for each play but those that the budget did not allow.
         """
-        new = [play for play in plays if play.key not in self.journal.records]
+        known = self.journal.records
+        new = [play for play in plays if play.key not in known]
         self._progress(len(new))
         for start in range(0, len(new), _LOG_SIZE):
             await self._run_block(new[start : start + _LOG_SIZE], 1 if alone else self._parallel)
-        return [self.journal.records.get(play.key) for play in plays]
-
-    async def play(self, plays: Sequence[Play], *, alone: bool = False) -> list[EpisodeRecord]:
-        """Do as `run`, and leave out what the budget did not allow."""
-        return [record for record in await self.run(plays, alone=alone) if record is not None]
+        return [known[play.key] for play in plays if play.key in known]
 
     async def _run_block(self, plays: Sequence[Play], parallel: int) -> None:
         places = asyncio.Semaphore(parallel)
@@ -169,26 +164,18 @@ class Stage:
         epochs: Counter[str] = Counter()
         records, samples = [], []
         for record, sample in done:
-            epochs[str(record.sample)] += 1
-            place = epochs[str(record.sample)]
-            if sample is None:
-                records.append(record)
-                continue
-            sample.epoch = place
-            samples.append(sample)
-            records.append(replace(record, log=name, epoch=place))
+            if sample is not None:
+                epochs[str(record.sample)] += 1
+                sample.epoch = epochs[str(record.sample)]
+                samples.append(sample)
+                record = replace(record, log=name, epoch=sample.epoch)
+            records.append(record)
         if samples:
-            (self._folder / LOGS).mkdir(exist_ok=True)
-            self._write(self._log(samples), self._folder / name)
+            self._write(samples, self._folder / name)
         self.journal.add(records)
 
-    @staticmethod
-    def _write(log: EvalLog, path: Path) -> None:
-        # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.
-        with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
-            thread.submit(write_eval_log, log, str(path), format="eval").result()
-
-    def _log(self, samples: list[EvalSample]) -> EvalLog:
+    def _write(self, samples: list[EvalSample], path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
         unique = uuid.uuid4().hex[:22]
         dataset = self._task.dataset
         spec = EvalSpec(
@@ -207,7 +194,10 @@ class Stage:
             config=EvalConfig(),
             tags=["audit"],
         )
-        return EvalLog(status="success", eval=spec, samples=samples)
+        log = EvalLog(status="success", eval=spec, samples=samples)
+        # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.
+        with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
+            thread.submit(write_eval_log, log, str(path), format="eval").result()
 
     def _runner(self, solver: Solver | None = None) -> EpisodeRunner:
         given = {**self._runner_options, **({"solver": solver} if solver is not None else {})}
@@ -223,45 +213,37 @@ class Stage:
         actor = Actor(play, notes)
         episode = runner.episode(play.sample)
         result: EpisodeResult | None = None
-        problem: tuple[str, Cause] | None = None
+        error: str | None = None
+        cause = Cause.SOLVER
         try:
             async with asyncio.timeout(MOST_SECONDS) as scope:
                 result = await _act(episode, actor)
-        except TimeoutError as error:
+        except TimeoutError:
             if not scope.expired():
                 raise
-            problem = (f"it did not end within {MOST_SECONDS:g} s", Cause.SOLVER)
-            del error
-        except InspectRLError as error:
-            problem = (str(error), Cause.SOLVER)
+            error = f"it did not end within {MOST_SECONDS:g} s"
+        except InspectRLError as problem:
+            error = str(problem)
         finally:
             await episode.close()
-        return await self._record(play, actor, result, problem, time.perf_counter() - started)
-
-    async def _record(
-        self,
-        play: Play,
-        actor: Actor,
-        result: EpisodeResult | None,
-        problem: tuple[str, Cause] | None,
-        seconds: float,
-    ) -> tuple[EpisodeRecord, EvalSample | None]:
-        assert play.sample.id is not None
+        seconds = time.perf_counter() - started
         reward: float | None = None
-        error, cause = problem or (None, None)
         if result is not None and result.error is not None:
             error, cause = _text(result.error), result.error.cause
         elif result is not None:
             try:
                 reward = (await self._reward(result)).value
-            except UnscoredError as fault:
-                error, cause = _text(fault), Cause.UNSCORED
-            except AggregatorError as fault:
-                error, cause = _text(fault), Cause.REWARD
+            except UnscoredError as problem:
+                error, cause = _text(problem), Cause.UNSCORED
+            except AggregatorError as problem:
+                error, cause = _text(problem), Cause.REWARD
         sample = None
         if result is not None and result.build_log is not None:
-            sample = _logged(result.build_log(), play, reward, actor.notes)
-            actor.notes.update(_scorer_traces(sample))
+            sample = _label(result.build_log(), play, reward, notes)
+            notes.update(_scorer_traces(sample))
+        metrics = {} if result is None else result.metrics
+        limit = None if result is None or actor.gave_up else result.limit
+        assert play.sample.id is not None
         record = EpisodeRecord(
             policy=play.policy,
             kind=play.kind,
@@ -270,18 +252,16 @@ class Stage:
             reward=reward,
             scores={} if result is None else result.score_values(),
             error=error,
-            cause=None if cause is None else str(cause),
-            limit=None if result is None or actor.gave_up else _limit(result),
+            cause=None if error is None else str(cause),
+            limit=None if limit is None else str(limit.type),
             turns=actor.turns,
             tools=actor.tools,
             input_tokens=actor.usage.input_tokens,
             output_tokens=actor.usage.output_tokens,
             judge_tokens=0 if sample is None else _other_tokens(sample),
             seconds=round(seconds, 4),
-            scoring_seconds=round(
-                0.0 if result is None else float(result.metrics.get("time/scoring_s", 0.0)), 4
-            ),
-            notes=actor.notes,
+            scoring_seconds=round(float(metrics.get("time/scoring_s", 0.0)), 4),
+            notes=notes,
         )
         return record, sample
 
@@ -315,10 +295,6 @@ def with_moves(inner: Solver, before: Move | None, after: Move | None, notes: No
     return audited()
 
 
-def _limit(result: EpisodeResult) -> str | None:
-    return None if result.limit is None else str(result.limit.type)
-
-
 def _text(error: BaseException) -> str:
     return " ".join(str(error).split())[:600] or type(error).__name__
 
@@ -327,7 +303,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text.rpartition("/")[2]).strip("-")[:40] or "task"
 
 
-def _logged(sample: EvalSample, play: Play, reward: float | None, notes: Notes) -> EvalSample:
+def _label(sample: EvalSample, play: Play, reward: float | None, notes: Notes) -> EvalSample:
     """Add the policy, the reward and the notes to Inspect's own record."""
     kept = {name: value for name, value in notes.items() if name not in ("prompt", "tools")}
     sample.metadata = {

@@ -18,9 +18,8 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 
 import tinker_local as local
 from inspect_rl_audit.attempts import ModelAttempt
-from inspect_rl_audit.command import signal_lines
 from inspect_rl_audit.contract import AuditOptions
-from inspect_rl_audit.report import render
+from inspect_rl_audit.report import render, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.tasks.reference import resolve_task

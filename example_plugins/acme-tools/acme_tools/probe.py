@@ -29,5 +29,5 @@ class Shouting:
                 advice="Fold case and drop exclamation marks, or compare the whole answer.",
             )
             for record in await audit.stage.run(plays)
-            if record is not None and audit.reference.is_full(record.reward)
+            if audit.reference.is_full(record.reward)
         ]

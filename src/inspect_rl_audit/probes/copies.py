@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import AuditContext
-from inspect_rl_audit.findings import Evidence, Finding, Severity, finding, per_sample
 from inspect_rl_audit.policies import choice_texts, words
+from inspect_rl_audit.records import Finding, Severity, finding, per_sample
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.tasks import content_hash, sample_content
 
@@ -32,24 +32,14 @@ _LEAST = 8
 _PERMUTATIONS = 64
 
 
-def copies(samples: Sequence[Sample]) -> list[Finding]:
+def find_copies(samples: Sequence[Sample]) -> list[Finding]:
     """Report equal ids, equal samples, and equal questions with different targets."""
-    found = []
     ids = Counter(str(sample.id) for sample in samples)
-    twice: Evidence = {
-        id: (f"{counted(n, 'sample')} have the id {id!r}.", {}) for id, n in ids.items() if n > 1
-    }
-    found += per_sample("duplicate-id", twice)
-    by_content: dict[str, list[Sample]] = defaultdict(list)
-    by_question: dict[str, list[Sample]] = defaultdict(list)
-    by_folded: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_content[_digest(_content(sample))].append(sample)
-        by_question[_digest({**_content(sample), "target": None})].append(sample)
-        by_folded[_digest({**_content(sample), "target": None, "input": _folded(sample)})].append(
-            sample
-        )
-    equal = [group for group in by_content.values() if len(group) > 1]
+    found = per_sample(
+        "duplicate-id",
+        {id: (f"{counted(n, 'sample')} have the id {id!r}.", {}) for id, n in ids.items() if n > 1},
+    )
+    equal = [group for group in _groups(samples, _content) if len(group) > 1]
     if equal:
         extra = sum(len(group) - 1 for group in equal)
         shown = "; ".join(", ".join(repr(s.id) for s in group[:4]) for group in equal[:5])
@@ -64,16 +54,26 @@ def copies(samples: Sequence[Sample]) -> list[Finding]:
                 groups=[[s.id for s in group] for group in equal[:_LISTED]],
             )
         )
-    conflicts = [group for group in by_question.values() if _disagree(group)]
+    conflicts = list(filter(_disagree, _groups(samples, lambda s: {**_content(s), "target": None})))
     found += [_conflict(group, "ask the same") for group in conflicts]
     known = {id(sample) for group in conflicts for sample in group}
     # case may be what is asked about
     found += [
         _conflict(group, "ask the same but for case or the last sign", Severity.LOW)
-        for group in by_folded.values()
+        for group in _groups(samples, _folded)
         if _disagree(group) and not all(id(sample) in known for sample in group)
     ]
     return found[: 2 * _LISTED]
+
+
+def _groups(
+    samples: Sequence[Sample], content_of: Callable[[Sample], Mapping[str, Any]]
+) -> Iterable[list[Sample]]:
+    """Return samples by what counts of their content."""
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[_digest(content_of(sample))].append(sample)
+    return groups.values()
 
 
 def _disagree(group: Sequence[Sample]) -> bool:
@@ -101,11 +101,12 @@ def _content(sample: Sample) -> dict[str, Any]:
     return content
 
 
-def _folded(sample: Sample) -> object:
-    """Return a text without regard to case and its last sign; messages as they are."""
-    if not isinstance(sample.input, str):
-        return sample.input
-    return one_line(sample.input).lower().rstrip(" .?!:")
+def _folded(sample: Sample) -> dict[str, Any]:
+    """Return a question without regard to case and its last sign; messages as they are."""
+    given: Any = sample.input
+    if isinstance(given, str):
+        given = one_line(given).lower().rstrip(" .?!:")
+    return {**_content(sample), "target": None, "input": given}
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -119,13 +120,18 @@ def question(sample: Sample) -> str:
     return "\n".join([text, *(sample.choices or [])])
 
 
-def near(audit: AuditContext) -> list[Finding]:
+def one_line(text: str) -> str:
+    """Return a text with single spaces."""
+    return " ".join(text.split())
+
+
+def find_near(audit: AuditContext) -> list[Finding]:
     """Report samples that are nearly identical."""
     samples = audit.samples[:_NEAR_MOST]
     texts = [question(sample) for sample in samples]
     try:
-        pairs = _near_pairs(texts)
-    except _NotInstalled:
+        pairs = [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
+    except ImportError:
         return [finding("near-duplicates-unchecked", "datasketch is not installed.")]
     pairs = [(a, b) for a, b in pairs if one_line(texts[a]) != one_line(texts[b])]
     if not pairs:
@@ -139,70 +145,44 @@ def near(audit: AuditContext) -> list[Finding]:
     return [finding("near-duplicates", message, sample=ids[0][1], pairs=ids[:_LISTED])]
 
 
-def one_line(text: str) -> str:
-    """Return a text with single spaces."""
-    return " ".join(text.split())
-
-
-def overlap(audit: AuditContext) -> list[Finding]:
+def find_overlap(audit: AuditContext) -> list[Finding]:
     """Report samples of the test task that are also trained on."""
-    test: Sequence[Sample] | None = audit.options.test_samples
+    test: Sequence[Sample] = audit.options.test_samples
     if not test:
         return []
-    ours = {one_line(question(sample)).lower(): sample.id for sample in audit.samples}
-    same = [
-        (ours[key], sample.id)
-        for sample in test
-        if (key := one_line(question(sample)).lower()) in ours
-    ]
-    found = []
-    if same:
-        message = (
-            f"{len(same)} of {len(test)} test samples are trained on, such as {same[0][0]!r} "
-            f"(test id {same[0][1]!r})."
-        )
-        pairs = [list(pair) for pair in same[:_LISTED]]
-        found.append(finding("test-overlap", message, sample=same[0][0], pairs=pairs))
+    ours, theirs = [question(s) for s in audit.samples], [question(s) for s in test]
+    by_text = {one_line(text).lower(): s.id for text, s in zip(ours, audit.samples, strict=True)}
+    texts = [one_line(text).lower() for text in theirs]
+    same = [(by_text[t], s.id) for t, s in zip(texts, test, strict=True) if t in by_text]
     try:
-        near = _near_pairs([question(s) for s in audit.samples], [question(s) for s in test])
-    except _NotInstalled:
-        return found
-    ids = [(audit.samples[a].id, test[b].id) for a, b in near]
-    close = [pair for pair in ids if pair not in same]
-    if close:
-        message = (
-            f"{len({b for _, b in close})} of {len(test)} test samples are nearly identical to "
-            f"samples that are trained on, such as {close[0][0]!r} and {close[0][1]!r}."
-        )
-        pairs = [list(pair) for pair in close[:_LISTED]]
-        found.append(finding("test-near-overlap", message, sample=close[0][0], pairs=pairs))
+        near = [(audit.samples[a].id, test[b].id) for a, b in _near_pairs(ours, theirs)]
+    except ImportError:
+        near = []
+    close = [pair for pair in near if pair not in same]
+    found = []
+    for code, pairs, how in (
+        ("test-overlap", same, "trained on"),
+        ("test-near-overlap", close, "nearly identical to samples that are trained on"),
+    ):
+        if pairs:
+            ids = {b for _, b in pairs}
+            message = f"{len(ids)} of {len(test)} test samples are {how}, such as {pairs[0][0]!r} "
+            message += f"(test id {pairs[0][1]!r})."
+            listed = [list(pair) for pair in pairs[:_LISTED]]
+            found.append(finding(code, message, sample=pairs[0][0], pairs=listed))
     return found
 
 
 # near-duplicates among texts
 
 
-class _NotInstalled(Exception):
-    """The extra ``audit`` is missing."""
-
-
-def _near_pairs(texts: Sequence[str], others: Sequence[str] | None = None) -> list[tuple[int, int]]:
-    """Return pairs of positions whose texts are nearly identical.
-
-    Args:
-        texts: The texts.
-        others: Compare with these instead of among themselves.
-
-    Returns:
-        Pairs, each once; identical texts are included.
+def _near_pairs(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]]:
+    """Return pairs of positions whose texts are nearly identical, or identical.
 
     Raises:
-        _NotInstalled: `datasketch` is not installed.
+        ImportError: `datasketch`, of the extra ``audit``, is not installed.
     """
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError as error:
-        raise _NotInstalled from error
+    from datasketch import MinHash, MinHashLSH
 
     def sketch(grams: set[bytes]) -> MinHash:
         made = MinHash(num_perm=_PERMUTATIONS)
@@ -211,26 +191,16 @@ def _near_pairs(texts: Sequence[str], others: Sequence[str] | None = None) -> li
 
     grams = [_grams(text) for text in texts]
     index = MinHashLSH(threshold=_SIMILAR - 0.1, num_perm=_PERMUTATIONS)
-    sketches = [sketch(each) if each else None for each in grams]
-    pairs: list[tuple[int, int]] = []
-    if others is None:
-        for position, made in enumerate(sketches):
-            if made is not None:
-                near = index.query(made)
-                pairs += [
-                    (int(o), position) for o in near if _alike(grams[int(o)], grams[position])
-                ]
-                index.insert(str(position), made)
-        return sorted(pairs)
-    for position, made in enumerate(sketches):
-        if made is not None:
-            index.insert(str(position), made)
-    for other, text in enumerate(others):
-        theirs = _grams(text)
-        if theirs:
-            near = index.query(sketch(theirs))
-            pairs += [(int(p), other) for p in near if _alike(grams[int(p)], theirs)]
-    return sorted(pairs)
+    for position, own in enumerate(grams):
+        if own:
+            index.insert(str(position), sketch(own))
+    return sorted(
+        (int(position), other)
+        for other, theirs in enumerate(map(_grams, others))
+        if theirs
+        for position in index.query(sketch(theirs))
+        if _alike(grams[int(position)], theirs)
+    )
 
 
 def _grams(text: str) -> set[bytes]:

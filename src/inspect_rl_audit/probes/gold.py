@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
-from inspect_ai.solver import TaskState
 from inspect_ai.util import registry_info
 
 from inspect_rl_audit.contract import TINY, AuditContext, Gold, Reference
-from inspect_rl_audit.findings import Finding, Severity, finding, per_sample
-from inspect_rl_audit.moves import act, run_in_sandbox
+from inspect_rl_audit.moves import play_script
 from inspect_rl_audit.policies import (
     FORMS,
     NULL,
     UNKNOWING,
-    Notes,
     Play,
     always,
     choice_texts,
     gold_reply,
     targets,
+    to_all,
 )
 from inspect_rl_audit.probes.baselines import first_tool
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.records import EpisodeRecord, Finding, Severity, finding, per_sample
 from inspect_rl_audit.stage import Stage
-from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import counted, part_of
 
 SCRIPT = "gold:script"
@@ -38,7 +34,7 @@ SCRIPT = "gold:script"
 _SOLVING = 150
 """Seconds that a solution script may take, where it is not run by the task's tool."""
 
-_SAID = 1000
+_OUTPUT = 1000
 """Characters of its output that are kept."""
 
 _USUAL = ("ANSWER", "bare")
@@ -79,7 +75,7 @@ async def learn_reference(
 async def _unknowing(stage: Stage, samples: Sequence[Sample]) -> Mapping[int | str, EpisodeRecord]:
     reply = always(UNKNOWING)
     plays = [Play(policy=NULL, kind="unknowing", sample=s, reply=reply) for s in samples]
-    return {record.sample: record for record in await stage.play(plays)}
+    return {record.sample: record for record in await stage.run(plays)}
 
 
 async def _try_forms(
@@ -113,7 +109,7 @@ async def _play(
     mark: str = "",
 ) -> list[EpisodeRecord]:
     """Play one form, and keep the episodes that pay better than those kept so far."""
-    played = await stage.play([gold_play(sample, form, gold, mark) for sample in samples])
+    played = await stage.run([gold_play(sample, form, gold, mark) for sample in samples])
     for record in played:
         known = best.get(record.sample)
         if known is None or _rank(record) > _rank(known):
@@ -123,11 +119,10 @@ async def _play(
 
 def gold_play(sample: Sample, form: str, gold: Gold, mark: str = "") -> Play:
     """Return a play of the right answer to a sample."""
-    policy = f"gold:{form}{mark}"
     if gold.script is not None:
         return _script_play(sample, gold.script)
     reply = gold_reply(sample, form, gold.of(sample))
-    return Play(policy=policy, kind="right", sample=sample, reply=reply)
+    return Play(policy=f"gold:{form}{mark}", kind="right", sample=sample, reply=reply)
 
 
 def _script_play(sample: Sample, script: Path) -> Play:
@@ -138,25 +133,8 @@ def _script_play(sample: Sample, script: Path) -> Play:
         'case "$(head -c 2 .solution.sh)" in "#!") ./.solution.sh ;; *) sh .solution.sh ;; esac\n'
         "code=$?; rm -f .solution.sh; exit $code"
     )
-    answer = ", ".join(targets(sample)) or "Done."
-    finish = always(answer)
-
-    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
-        if not notes.get("acted"):
-            done = act(shell, request)
-            if done is not None:
-                notes["acted"] = True
-                return done
-        elif "solution" not in notes:
-            said = [message.text for message in request.messages if message.role == "tool"]
-            notes["solution"] = said[-1][-_SAID:] if said else ""
-        return finish(request, notes)
-
-    async def after(state: TaskState, notes: Notes) -> None:
-        if not notes.get("acted"):
-            notes["solution"] = (await run_in_sandbox(shell, _SOLVING))[-_SAID:]
-
-    return Play(policy=SCRIPT, kind="right", sample=sample, reply=reply, after=after)
+    finish = always(", ".join(targets(sample)) or "Done.")
+    return replace(play_script(SCRIPT, sample, shell, finish, _SOLVING), kind="right")
 
 
 def _rank(record: EpisodeRecord) -> tuple[bool, float]:
@@ -180,121 +158,102 @@ class GoldAnswers:
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.judged:
             return []
-        gold = audit.reference.gold
-        if not gold:
-            return [] if any(map(targets, audit.samples)) else [_no_gold(audit)]
-        found = _limits(await self._not_by_chance(audit, gold.values()))
+        if not audit.reference.gold:
+            message = "No sample has a target, and --gold was not given."
+            return [] if any(map(targets, audit.samples)) else [finding("no-gold", message)]
+        found = await _check_limits(audit)
         found += _failing(audit)
         found += _inverted(audit)
-        found += await self._alternatives(audit)
-        found += await self._limits_with_tools(audit)
-        return found
-
-    async def _not_by_chance(
-        self, audit: AuditContext, records: Iterable[EpisodeRecord]
-    ) -> list[EpisodeRecord]:
-        """Return records that a limit ended; limits of time only if they do so again, alone."""
-        stopped = [record for record in records if record.limit is not None]
-        timed = {r.sample: r for r in stopped if r.limit in ("time", "working")}
-        samples = [s for s in audit.wide if s.id in timed][:_AGAIN]
-        gold = Gold(audit.options.gold)
-        plays = [
-            replace(gold_play(s, audit.reference.form, gold), policy="gold:again") for s in samples
-        ]
-        again = await audit.stage.play(plays, alone=True)
-        return [r for r in stopped if r.sample not in timed] + [r for r in again if r.limit]
-
-    async def _alternatives(self, audit: AuditContext) -> list[Finding]:
-        """Check that every further target of a sample is accepted, too."""
-        reference = audit.reference
-        several = [
-            s for s in audit.chosen if len(targets(s)) > 1 and not s.choices and reference.pays(s)
-        ]
-        write = FORMS[reference.form]
-        plays = [
-            Play(policy=f"alternative:{n}", kind="reworded", sample=s, reply=always(write(target)))
-            for s in several[:5]
-            for n, target in enumerate(targets(s)[1:6], start=2)
-        ]
-        seen = {}
-        for play, record in zip(plays, await audit.stage.run(plays), strict=True):
-            if record is not None and record.reward is not None:
-                number = int(play.policy.rpartition(":")[2])
-                target = targets(play.sample)[number - 1]
-                if not reference.beats_null(record):
-                    message = (
-                        f"The target {target!r:.80}, number {number} of the list, earns nothing."
-                    )
-                    seen[record.sample] = (message, record.evidence())
-        return per_sample("alternative-fails", seen)
-
-    async def _limits_with_tools(self, audit: AuditContext) -> list[Finding]:
-        """Check that a tool call and the answer fit into the limits."""
-        if audit.task.message_limit is None and audit.task.turn_limit is None:
-            return []
-        samples = [
-            s
-            for s in audit.chosen[:2]
-            if (record := audit.reference.gold_of(s)) is not None
-            and record.limit is None
-            and [name for name in record.tools if "submit" not in name]
-        ]
-        plays = [Play(policy="first-tool", sample=s, reply=first_tool) for s in samples]
-        stopped = [r for r in await audit.stage.play(plays) if r.limit]
-        return _limits(stopped, doing="One tool call and an answer")
+        found += await _try_alternatives(audit)
+        return found + await _check_limits_with_tools(audit)
 
 
-def _limits(
-    records: Iterable[EpisodeRecord], doing: str = "The right answer, given at once,"
-) -> list[Finding]:
-    stopped = [record for record in records if record.limit is not None]
+async def _check_limits(audit: AuditContext) -> list[Finding]:
+    """Report limits that end the right answer; limits of time only if they do so again, alone."""
+    stopped = [record for record in audit.reference.gold.values() if record.limit is not None]
+    timed = {record.sample for record in stopped if record.limit in ("time", "working")}
+    gold = Gold(audit.options.gold)
+    plays = [
+        replace(gold_play(sample, audit.reference.form, gold), policy="gold:again")
+        for sample in [s for s in audit.wide if s.id in timed][:_AGAIN]
+    ]
+    again = await audit.stage.run(plays, alone=True)
+    stopped = [r for r in stopped if r.sample not in timed] + [r for r in again if r.limit]
+    return _limits(stopped, "The right answer, given at once,")
+
+
+async def _check_limits_with_tools(audit: AuditContext) -> list[Finding]:
+    """Check that a tool call and the answer fit into the limits."""
+    if audit.task.message_limit is None and audit.task.turn_limit is None:
+        return []
+    samples = [
+        sample
+        for sample in audit.chosen[:2]
+        if (record := audit.reference.gold_of(sample)) is not None
+        and record.limit is None
+        and any("submit" not in name for name in record.tools)
+    ]
+    records = await audit.play("first-tool", samples, to_all(first_tool))
+    return _limits([r for r in records if r.limit], "One tool call and an answer")
+
+
+def _limits(stopped: Sequence[EpisodeRecord], doing: str) -> list[Finding]:
     if not stopped:
         return []
-    record = stopped[0]
     seen = counted(len(stopped), "sample")
-    message = f"{doing} runs into the task's {record.limit} limit (seen on {seen})."
-    return [finding("limit-too-small", message, record, samples=[r.sample for r in stopped][:50])]
+    message = f"{doing} runs into the task's {stopped[0].limit} limit (seen on {seen})."
+    return [finding("limit-too-small", message, stopped)]
+
+
+async def _try_alternatives(audit: AuditContext) -> list[Finding]:
+    """Check that every further target of a sample is accepted, too."""
+    reference = audit.reference
+    write = FORMS[reference.form]
+    seen = {}
+    samples = [
+        s for s in audit.chosen if len(targets(s)) > 1 and not s.choices and reference.pays(s)
+    ]
+    for sample in samples[:5]:
+        for number, target in enumerate(targets(sample)[1:6], start=2):
+            reply = always(write(target))
+            policy = f"alternative:{number}"
+            for record in await audit.play(policy, [sample], to_all(reply), "reworded"):
+                if record.reward is not None and not reference.beats_null(record):
+                    message = f"The target {target!r:.80}, number {number} of the list, earns "
+                    seen[record.sample] = (f"{message}nothing.", record)
+    return per_sample("alternative-fails", seen)
 
 
 def _failing(audit: AuditContext) -> list[Finding]:
     reference = audit.reference
-    by_id = {sample.id: sample for sample in audit.wide}
     scored = {id: r for id, r in reference.gold.items() if r.reward is not None}
-    nothing = {id: r for id, r in scored.items() if not reference.beats_null(r)}
-    nothing = {id: r for id, r in nothing.items() if not reference.is_full(r.reward)}
+    nothing = {
+        id: r
+        for id, r in scored.items()
+        if not reference.beats_null(r) and not reference.is_full(r.reward)
+    }
     found = []
     if scored and len(nothing) == len(scored):
-        found += [_all_fail(audit, list(scored.values()))]
+        found.append(_all_fail(audit, list(scored.values())))
     elif nothing:
         # for other samples the target is the answer, so here it should be, too
         severity = None if 2 * len(nothing) <= len(scored) or _compares(audit) else Severity.MEDIUM
-        found += per_sample(
-            "gold-fails",
-            {
-                id: (
-                    f"The right answer {_said(by_id[id], audit)!r:.120} earns "
-                    f"{record.reward:g}; "
-                    f"{part_of(len(scored) - len(nothing), len(scored), 'sample')} pay for theirs.",
-                    record.evidence(),
-                )
-                for id, record in nothing.items()
-            },
-            severity=severity,
-        )
+        pay = part_of(len(scored) - len(nothing), len(scored), "sample")
+        by_id = {sample.id: sample for sample in audit.wide}
+        seen = {}
+        for id, record in nothing.items():
+            message = f"The right answer {_answer_to(by_id[id], audit)!r:.120} earns "
+            seen[id] = (f"{message}{record.reward:g}; {pay} pay for theirs.", record)
+        found += per_sample("gold-fails", seen, severity=severity)
     below = [r for id, r in scored.items() if id not in nothing and not reference.is_full(r.reward)]
     if below:
-        least = min(r.reward or 0.0 for r in below)
-        found.append(
-            finding(
-                "gold-below-full",
-                f"The right answer earns less than {reference.full:g} on "
-                f"{part_of(len(below), len(scored), 'sample')}; the least is {least:g}.",
-                below[0],
-                sample=below[0].sample if len(below) == 1 else None,
-                severity=Severity.LOW if len(below) == len(scored) else None,
-                samples=[r.sample for r in below][:50],
-            )
+        message = (
+            f"The right answer earns less than {reference.full:g} on "
+            f"{part_of(len(below), len(scored), 'sample')}; the least is "
+            f"{min(r.reward or 0.0 for r in below):g}."
         )
+        severity = Severity.LOW if len(below) == len(scored) else None
+        found.append(finding("gold-below-full", message, below, severity=severity))
     return found
 
 
@@ -310,33 +269,20 @@ def target_is_answer(audit: AuditContext) -> bool:
 
 def _all_fail(audit: AuditContext, records: list[EpisodeRecord]) -> Finding:
     """Report that all fail: the scorer is wrong, or the target is not the answer."""
+    tried = f"{counted(len(records), 'sample')} tried"
     if records[0].policy == SCRIPT:
         name = Path(str(audit.options.gold)).name
-        said = str(records[0].notes.get("solution", ""))
-        return finding(
-            "gold-fails",
-            f"The solution script {name} earns nothing on {counted(len(records), 'sample')} tried. "
-            f"It said: {said.strip()[-200:] or 'nothing'}",
-            records[0],
-            sample=records[0].sample if len(records) == 1 else None,
-            output=said,
-            samples=[r.sample for r in records][:50],
-        )
+        output = str(records[0].notes.get("output", ""))[-_OUTPUT:]
+        message = f"The solution script {name} earns nothing on {tried}. It said: "
+        message += output.strip()[-200:] or "nothing"
+        return finding("gold-fails", message, records, output=output)
+    message = f"The target as the answer earns nothing on {tried}, in "
+    message += f"{counted(len(FORMS), 'form')}."
     likely = target_is_answer(audit)
-    message = (
-        f"The target as the answer earns nothing on {counted(len(records), 'sample')} tried, in "
-        f"{counted(len(FORMS), 'form')}."
-    )
     if not likely:
         message += " The target may not be the answer; if so, name the answer with --gold."
-    return finding(
-        "gold-fails",
-        message,
-        records[0],
-        severity=Severity.HIGH if likely else Severity.MEDIUM,
-        sample=records[0].sample if len(records) == 1 else None,
-        samples=[r.sample for r in records][:50],
-    )
+    severity = Severity.HIGH if likely else Severity.MEDIUM
+    return finding("gold-fails", message, records, severity=severity)
 
 
 def _inverted(audit: AuditContext) -> list[Finding]:
@@ -370,13 +316,9 @@ def _compares(audit: AuditContext) -> bool:
     return bool(names) and set(names) <= _COMPARING
 
 
-def _said(sample: Sample, audit: AuditContext) -> str:
+def _answer_to(sample: Sample, audit: AuditContext) -> str:
     named = audit.gold_of(sample)
     if named is not None:
         return named
     texts = choice_texts(sample) if sample.choices else None
     return ", ".join(texts or targets(sample))
-
-
-def _no_gold(audit: AuditContext) -> Finding:
-    return finding("no-gold", "No sample has a target, and --gold was not given.")

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ModelOutput
 
 from inspect_rl_audit import moves
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.findings import CODES, Finding, Severity, finding
-from inspect_rl_audit.policies import Notes, Play, PolicyReply, always, shown
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.policies import PolicyReply, always, shown, to_all
+from inspect_rl_audit.records import CODES, Finding, Severity, finding
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -138,34 +136,37 @@ class ReplyCheats:
         samples = [s for s in audit.chosen if await _runs_code(audit, s)][:_FEW]
         if not samples or not audit.judged:
             return []
-        honest = {r.sample: r for r in await _play(audit, "code:none", _HONEST, samples)}
+        honest = await audit.play("code:none", samples, to_all(_with_code(_HONEST)))
+        base = {record.sample: max(record.reward or 0.0, 0.0) for record in honest}
         found: dict[str, Finding] = {}
         for name, (code, text) in CODE_CHEATS.items():
-            records = await _play(audit, f"code:{name}", text, samples)
-            paid = [r for r in records if _pays(audit, r, honest.get(r.sample))]
-            if paid and code not in found:
-                found[code] = _success(code, name, paid, len(records))
+            if code in found:
+                continue
+            records = await audit.play(f"code:{name}", samples, to_all(_with_code(text)))
+            paid = [
+                r
+                for r in records
+                if audit.reference.beats_null(r)
+                and (r.reward or 0.0) > base.get(r.sample, 0.0) + TINY
+            ]
+            if paid:
+                severity = Severity.HIGH if 2 * len(paid) >= len(records) else Severity.MEDIUM
+                on = part_of(len(paid), len(records), "sample")
+                message = f"{CODES[code].meaning} {name!r} earned {paid[0].reward:g} on {on}, "
+                message += "where a function that returns nothing earned less."
+                found[code] = finding(code, message, paid, severity=severity, channel="reply")
         return list(found.values())
 
 
 async def _runs_code(audit: AuditContext, sample: Sample) -> bool:
     """Whether the scorer works in a sandbox; otherwise code might be run in this very process."""
-    assert sample.id is not None
-    record = audit.reference.null.get(sample.id)
+    record = audit.reference.null_of(sample)
     if record is None or await audit.stage.sandbox_of(sample) is None:
         return False
-    if moves.find_hand_in(record.notes.get("tools") or []):
+    if moves.runs_commands(record.notes.get("tools") or []):
         return False  # the sandbox is reached through tools, see the other cheats
-    return (
-        bool(record.notes.get("scorer_did")) or "python" in str(record.notes.get("prompt")).lower()
-    )
-
-
-async def _play(
-    audit: AuditContext, policy: str, code: str, samples: Sequence[Sample]
-) -> list[EpisodeRecord]:
-    plays = [Play(policy=policy, sample=s, reply=_with_code(code)) for s in samples]
-    return await audit.stage.play(plays)
+    about_python = "python" in str(record.notes.get("prompt")).lower()
+    return about_python or bool(record.notes.get("scorer_did"))
 
 
 def _with_code(code: str) -> PolicyReply:
@@ -173,32 +174,4 @@ def _with_code(code: str) -> PolicyReply:
         names = [a or b for a, b in _NAME.findall(shown(request))]
         return f"```python\n{code.format(name=names[-1] if names else 'solution')}```"
 
-    def reply(request: TurnRequest, notes: Notes) -> ModelOutput | None:
-        return always(text)(request, notes)
-
-    return reply
-
-
-def _pays(audit: AuditContext, record: EpisodeRecord, honest: EpisodeRecord | None) -> bool:
-    if record.reward is None or not audit.reference.beats_null(record):
-        return False
-    base = honest.reward if honest is not None and honest.reward is not None else 0.0
-    return record.reward > max(base, 0.0) + TINY
-
-
-def _success(code: str, name: str, paid: list[EpisodeRecord], tried: int) -> Finding:
-    record = paid[0]
-    message = (
-        f"{CODES[code].meaning} {name!r} earned {record.reward:g} on "
-        f"{part_of(len(paid), tried, 'sample')}, "
-        "where a function that returns nothing earned less."
-    )
-    severity = Severity.HIGH if 2 * len(paid) >= tried else Severity.MEDIUM
-    return finding(
-        code,
-        message,
-        record,
-        severity=severity,
-        sample=record.sample if tried == 1 else None,
-        channel="reply",
-    )
+    return always(text)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from inspect_ai.dataset import Sample
@@ -21,7 +22,6 @@ from inspect_ai.solver import TaskState
 
 from inspect_rl_audit import moves
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.policies import (
     FORMS,
     UNKNOWING,
@@ -34,7 +34,7 @@ from inspect_rl_audit.policies import (
     targets,
 )
 from inspect_rl_audit.probes.scorer import files_named
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity, finding
 from inspect_tinker_plugin import TurnRequest
 from inspect_tinker_plugin.plugins import part_of
 
@@ -61,7 +61,9 @@ class SandboxCheats:
         found += await search(audit, samples, host=host)
         if not audit.judged:
             return found
-        base = await _honest(audit, samples)
+        # an honest policy that runs a command and has no answer: the baseline for cheats
+        honest = [moves.play_script("cheat:none", s, "true") for s in samples[:_FEW]]
+        base = {record.sample: record for record in await audit.stage.run(honest)}
         for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
             if attack.code == "result-forged" and any(f.code == attack.code for f in found):
                 continue  # one forgery is enough
@@ -89,14 +91,8 @@ async def _with_sandbox(audit: AuditContext) -> tuple[list[Sample], bool]:
     return [sample for sample in audit.chosen if sample.id in kinds], "local" in kinds.values()
 
 
-async def _honest(audit: AuditContext, samples: Sequence[Sample]) -> dict[int | str, EpisodeRecord]:
-    """Play an honest policy that runs a command and has no answer: the baseline for cheats."""
-    plays = [moves.play("cheat:none", s, "true", always(UNKNOWING)) for s in samples[:_FEW]]
-    return {record.sample: record for record in await audit.stage.play(plays)}
-
-
 def _attacks(
-    base: dict[int | str, EpisodeRecord], mentioned: Sequence[str], *, host: bool
+    base: Mapping[int | str, EpisodeRecord], mentioned: Sequence[str], *, host: bool
 ) -> list[Attack]:
     """Return the attacks, adapted to the scorer: files that it reads, commands that it runs."""
     did = [each for record in base.values() for each in record.notes.get("scorer_did", [])]
@@ -147,13 +143,10 @@ async def _try(
     audit: AuditContext,
     attack: Attack,
     samples: Sequence[Sample],
-    base: dict[int | str, EpisodeRecord],
+    base: Mapping[int | str, EpisodeRecord],
 ) -> list[Finding]:
-    plays = [
-        moves.play(f"cheat:{attack.name}", s, attack.script, always(UNKNOWING))
-        for s in samples[:_FEW]
-    ]
-    records = await audit.stage.play(plays)
+    plays = [moves.play_script(f"cheat:{attack.name}", s, attack.script) for s in samples[:_FEW]]
+    records = await audit.stage.run(plays)
     paid = [
         r
         for r in records
@@ -166,48 +159,36 @@ async def _try(
     if not paid:
         return []
     changed = re.findall(r"CHANGED (.+)", str(paid[0].notes.get("output", "")))
-    return [_success(audit, attack.code, paid, len(records), changed)]
-
-
-def _success(
-    audit: AuditContext, code: str, paid: list[EpisodeRecord], tried: int, changed: Sequence[str]
-) -> Finding:
-    record = paid[0]
-    way = record.notes.get("acted")
+    way = paid[0].notes.get("acted")
     how = (
         "through the task's own tools"
         if way == moves.TOOLS
         else "by a command run in the sandbox before scoring (the task has no tool that runs "
         "commands, so a policy needs another way in, such as code that is run for it)"
     )
-    what = f" It changed {', '.join(changed[:4])}." if changed else ""
     message = (
-        f"{CODES[code].meaning} {record.policy.partition(':')[2]!r} earned {record.reward:g} on "
-        f"{part_of(len(paid), tried, 'sample')}, {how}.{what}"
+        f"{CODES[attack.code].meaning} {attack.name!r} earned {paid[0].reward:g} on "
+        f"{part_of(len(paid), len(records), 'sample')}, {how}."
     )
-    return finding(
-        code,
-        message,
-        record,
-        severity=_severity(way),
-        sample=record.sample if tried == 1 else None,
-        channel=way,
-        changed=list(changed[:10]),
-    )
+    if changed:
+        message += f" It changed {', '.join(changed[:4])}."
+    more: dict[str, Any] = {"channel": way, "changed": changed[:10]}
+    return [finding(attack.code, message, paid, severity=_grade(way), **more)]
 
 
 async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
     """See whether the clock may be set; it is not tried, for containers share their machine's."""
-    play = moves.play("cheat:clock", sample, moves.MAY_SET_CLOCK, always(UNKNOWING))
-    [record] = await audit.stage.run([play])
-    if record is None or "CLOCK" not in str(record.notes.get("output", "")).split():
-        return []
-    way = record.notes.get("acted")
+    play = moves.play_script("cheat:clock", sample, moves.MAY_SET_CLOCK)
     message = f"{CODES['clock-changed'].meaning} The clock was left alone: it is its machine's."
-    return [finding("clock-changed", message, record, severity=_severity(way), channel=way)]
+    return [
+        finding("clock-changed", message, record, severity=_grade(way), channel=way)
+        for record in await audit.stage.run([play])
+        if "CLOCK" in str(record.notes.get("output", "")).split()
+        for way in [record.notes.get("acted")]
+    ]
 
 
-def _severity(way: object) -> Severity:
+def _grade(way: object) -> Severity:
     """Grave by the task's own tools; from outside, this task's policy may have no way to do it."""
     return Severity.HIGH if way == moves.TOOLS else Severity.MEDIUM
 
@@ -241,29 +222,27 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
         reply = moves.through_tools(script, _found_or_unknowing(audit, sample, target))
         before = _look_first(script, host=host, target=target)
         plays.append(Play(policy="cheat:search", sample=sample, reply=reply, before=before))
-    records = await audit.stage.play(plays[:6])
     by_code: dict[str, list[tuple[EpisodeRecord, str]]] = {}
-    found: list[Finding] = []
-    for record in records:
-        if (layer := record.notes.get("image")) and not found:
-            message = f"{CODES['target-in-image'].meaning} Found: {layer[:160]}"
-            image = finding("target-in-image", message, record, sample=record.sample, found=[layer])
-            found.append(image)
+    for record in await audit.stage.run(plays[:6]):
+        if layer := record.notes.get("image"):
+            by_code.setdefault("target-in-image", []).append((record, layer))
         if audit.judged and not audit.reference.beats_null(record):
             continue  # what was found is no answer
         for place in record.notes.get("places", []):
             by_code.setdefault(place["code"], []).append((record, place["line"]))
+    found = []
     for code, seen in by_code.items():
-        record, line = seen[0]
-        way = record.notes.get("found_by")
-        lines = list(dict.fromkeys(text for _, text in seen))
-        message = f"{CODES[code].meaning} Found: {line[:160]}"
-        if way != moves.TOOLS:
-            message += " (by a command run in the sandbox; the task has no tool for it)"
-        ids = list(dict.fromkeys(r.sample for r, _ in seen))
-        one = ids[0] if len(ids) == 1 else None
-        more: dict[str, Any] = {"found": lines[:10], "samples": ids, "channel": way}
-        found.append(finding(code, message, record, severity=_severity(way), sample=one, **more))
+        way = seen[0][0].notes.get("found_by")
+        lines = list(dict.fromkeys(line for _, line in seen))
+        message = f"{CODES[code].meaning} Found: {lines[0][:160]}"
+        more: dict[str, Any] = {"found": lines[:10]}
+        severity = None
+        if code != "target-in-image":
+            more["channel"], severity = way, _grade(way)
+            if way != moves.TOOLS:
+                message += " (by a command run in the sandbox; the task has no tool for it)"
+        records = [record for record, _ in seen]
+        found.append(finding(code, message, records, severity=severity, **more))
     return found + await _solution_files(audit, samples[:1], host=host)
 
 
@@ -365,9 +344,8 @@ async def _solution_files(
 ) -> list[Finding]:
     if host or any(targets(sample) for sample in samples):
         return []
-    script = moves.LIST_SOLUTIONS
-    plays = [moves.play("cheat:list-solutions", s, script, always(UNKNOWING)) for s in samples]
-    for record in await audit.stage.play(plays):
+    plays = [moves.play_script("cheat:list-solutions", s, moves.LIST_SOLUTIONS) for s in samples]
+    for record in await audit.stage.run(plays):
         lines = str(record.notes.get("output", "")).splitlines()
         files = [line for line in lines if line.startswith(("/", "."))]
         if files:
@@ -380,13 +358,12 @@ async def read_host(audit: AuditContext, samples: Sequence[Sample]) -> list[Find
     """Read the dataset's file, as any command of a policy could."""
     location = audit.task.dataset.location
     message = CODES["local-sandbox"].meaning
-    evidence: dict[str, Any] = {}
     if location and not re.match(r"\w+://", location):
-        script = f"head -c 300 {moves.quoted(location)} && echo && echo READ"
-        play = moves.play("cheat:read-host", samples[0], script, always(UNKNOWING))
-        for record in await audit.stage.play([play]):
+        script = f"head -c 300 {quote(location)} && echo && echo READ"
+        play = moves.play_script("cheat:read-host", samples[0], script)
+        for record in await audit.stage.run([play]):
             output = str(record.notes.get("output", ""))
             if "READ" in output.splitlines():
                 message += f" A command in it read {location}."
-                evidence = record.evidence(excerpt=output[:200])
-    return [finding("local-sandbox", message, evidence=evidence)]
+                return [finding("local-sandbox", message, record, excerpt=output[:200])]
+    return [finding("local-sandbox", message)]

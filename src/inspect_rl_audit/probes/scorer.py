@@ -7,7 +7,7 @@ import datetime as dates
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import CodeType, FunctionType, ModuleType
@@ -18,10 +18,9 @@ from inspect_ai.scorer import score
 from inspect_ai.solver import TaskState
 
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.findings import CODES, Finding, Severity, finding
 from inspect_rl_audit.policies import UNKNOWING, Move, Notes, Play, always, gold_reply
 from inspect_rl_audit.probes.gold import target_is_answer
-from inspect_rl_audit.records import EpisodeRecord
+from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity, finding
 from inspect_tinker_plugin.plugins import counted
 
 TIMES = 5
@@ -51,64 +50,54 @@ class ScorerChecks:
             record = next(iter(audit.reference.null.values()))
             message = f"The scorer asks a model that is not available: {record.error}"
             return [finding("judge-missing", message, record)]
-        found = await self._repeatable(audit)
+        found = await _check_repeatable(audit)
         found += _raising(audit)
         found += _values(audit)
         found += _speed(audit)
         return found
 
-    # repeatable
 
-    async def _repeatable(self, audit: AuditContext) -> list[Finding]:
-        samples = audit.chosen[:2]
-        plays: list[Play] = []
-        for number, sample in enumerate(samples):
-            after = _rescore(_AT_ONCE if number else _PAUSES)
-            plays += _honest(audit, sample, "rescored", after=after)
+async def _check_repeatable(audit: AuditContext) -> list[Finding]:
+    samples = audit.chosen[:2]
+    again: list[Play] = []
+    for number, sample in enumerate(samples):
+        after = _rescore(_AT_ONCE if number else _PAUSES)
+        again += _honest(audit, sample, "rescored", after=after)
+    after = _other_times(audit.task.scorer or [])
+    times = [play for sample in samples for play in _honest(audit, sample, "clock", after=after)]
+    for code, plays, how in (
+        ("scorer-not-repeatable", again, f"{TIMES} times, has the scores"),
+        ("time-dependent-score", times, "at other times of day and year, has"),
+    ):
         # alone: between two scores of one state, no other episode's may fall
-        rescored = await audit.stage.play(plays, alone=True)
-        moved = _differing(rescored, "again")
-        if moved is not None:
-            values = moved.notes["again"]
-            message = f"The same state, scored {TIMES} times, has the scores {_listed(values)}."
-            return [_unstable("scorer-not-repeatable", message, moved, values)]
-        found = await self._by_the_clock(audit, samples)
-        return found or await self._by_the_episode(audit, samples)
-
-    async def _by_the_clock(self, audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
-        after = _other_times(audit.task.scorer or [])
-        plays = [p for sample in samples for p in _honest(audit, sample, "clock", after=after)]
-        records = await audit.stage.play(plays, alone=True)
-        moved = _differing(records, "times")
-        if moved is None:
-            return []
-        values = moved.notes["times"]
-        message = f"The same state, scored at other times of day and year, has {_listed(values)}."
-        return [_unstable("time-dependent-score", message, moved, values)]
-
-    async def _by_the_episode(
-        self, audit: AuditContext, samples: Sequence[Sample]
-    ) -> list[Finding]:
-        plays = [
-            replace(play, repeat=n)
-            for sample in samples
-            for play in _honest(audit, sample, "repeated")
-            for n in range(1, TIMES + 1)
-        ]
-        by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = {}
-        for record in await audit.stage.play(plays):
-            if record.reward is not None and record.limit not in ("time", "working"):
-                by_play.setdefault((record.policy, record.sample), []).append(record)
-        for records in by_play.values():
-            rewards = [record.reward for record in records]
-            if max(rewards) - min(rewards) > TINY:  # type: ignore[type-var,operator]
-                message = f"{len(rewards)} equal episodes earn {_listed(rewards)}."
-                return [_unstable("reward-not-repeatable", message, records[0], rewards)]
-        return []
+        for record in await audit.stage.run(plays, alone=True):
+            values = record.notes.get("scored") or []
+            if any(value != values[0] for value in values):
+                message = f"The same state, scored {how} {_listed(values)}."
+                return [finding(code, message, record, sample=record.sample, values=values)]
+    return await _compare_episodes(audit, samples)
 
 
-def _unstable(code: str, message: str, record: EpisodeRecord, values: Sequence[Any]) -> Finding:
-    return finding(code, message, record, sample=record.sample, values=values)
+async def _compare_episodes(audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
+    plays = [
+        replace(play, repeat=n)
+        for sample in samples
+        for play in _honest(audit, sample, "repeated")
+        for n in range(1, TIMES + 1)
+    ]
+    by_play: dict[tuple[str, int | str], list[tuple[float, EpisodeRecord]]] = {}
+    for record in await audit.stage.run(plays):
+        if record.reward is not None and record.limit not in ("time", "working"):
+            equal = by_play.setdefault((record.policy, record.sample), [])
+            equal.append((record.reward, record))
+    for equal in by_play.values():
+        rewards = [reward for reward, _ in equal]
+        if max(rewards) - min(rewards) > TINY:
+            record = equal[0][1]
+            message = f"{len(rewards)} equal episodes earn {_listed(rewards)}."
+            code, sample = "reward-not-repeatable", record.sample
+            return [finding(code, message, record, sample=sample, values=rewards)]
+    return []
 
 
 def _honest(
@@ -132,7 +121,7 @@ def _rescore(pauses: Sequence[float]) -> Move:
         for pause in pauses:
             await asyncio.sleep(pause)
             values.append(await _score_once(state))
-        notes["again"] = values
+        notes["scored"] = values
 
     return after
 
@@ -145,7 +134,7 @@ def _other_times(scorers: Sequence[object]) -> Move:
         for hours in (5, 11, 17, 24 * 3, 24 * 200, 24 * 800):
             with shifted_clock(scorers, hours * 3600.0 + 1801.0):
                 values.append(await _score_once(state))
-        notes["times"] = values
+        notes["scored"] = values
 
     return after
 
@@ -170,14 +159,6 @@ def _plain(value: object) -> Any:
 # findings over all episodes
 
 
-def _differing(records: Sequence[EpisodeRecord], note: str) -> EpisodeRecord | None:
-    for record in records:
-        values = record.notes.get(note) or []
-        if any(value != values[0] for value in values):
-            return record
-    return None
-
-
 def _raising(audit: AuditContext) -> list[Finding]:
     raised = [r for r in audit.stage.records if r.cause == "scorer"]
     unscored = [r for r in audit.stage.records if r.cause in ("unscored", "reward")]
@@ -186,15 +167,11 @@ def _raising(audit: AuditContext) -> list[Finding]:
         if not records:
             continue
         honest = [r for r in records if r.kind in ("right", "unknowing")]
-        record = (honest or records)[0]
-        policies = sorted({r.policy for r in records})
-        message = f"{CODES[code].meaning} ({', '.join(policies[:4])}: {record.error})"
+        policies = ", ".join(sorted({r.policy for r in records})[:4])
+        shown = honest + [record for record in records if record not in honest]
+        message = f"{CODES[code].meaning} ({policies}: {shown[0].error})"
         severity = Severity.HIGH if honest else Severity.MEDIUM
-        samples = sorted({str(r.sample) for r in records})
-        one = record.sample if len(samples) == 1 else None
-        found.append(
-            finding(code, message, record, severity=severity, sample=one, samples=samples[:50])
-        )
+        found.append(finding(code, message, shown, severity=severity))
     return found
 
 
@@ -339,43 +316,9 @@ def shifted_clock(scorers: Sequence[object], seconds: float) -> Iterator[None]:
 
 def _shifted(value: object, seconds: float) -> object:
     """Return a stand-in for a clock that is this many seconds off; ``None`` for anything else."""
-    if value is time:
-        return _with(time, time=lambda: time.time() + seconds, **_structs(seconds))
-    if value is dates:
-        return _with(dates, datetime=_datetime(seconds), date=_date(seconds))
-    if value is dates.datetime:
-        return _datetime(seconds)
-    if value is dates.date:
-        return _date(seconds)
-    return (lambda: time.time() + seconds) if value is time.time else None
-
-
-def _with(real: ModuleType, **others: Any) -> ModuleType:
-    """Return a copy of a module with some names replaced."""
-    copy = ModuleType(real.__name__)
-    vars(copy).update({**vars(real), **others})
-    return copy
-
-
-def _structs(seconds: float) -> dict[str, Any]:
-    def moved(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda at=None: function(time.time() + seconds if at is None else at)
-
-    def strftime(form: str, at: Any = None) -> str:
-        return time.strftime(form, time.localtime(time.time() + seconds) if at is None else at)
-
-    return {
-        "localtime": moved(time.localtime),
-        "gmtime": moved(time.gmtime),
-        "time_ns": lambda: time.time_ns() + int(seconds * 1e9),
-        "strftime": strftime,
-    }
-
-
-def _datetime(seconds: float) -> type:
     off = dates.timedelta(seconds=seconds)
 
-    class Moved(dates.datetime):
+    class LaterDatetime(dates.datetime):
         @classmethod
         def now(cls, tz: dates.tzinfo | None = None) -> Any:
             return dates.datetime.now(tz) + off
@@ -388,13 +331,34 @@ def _datetime(seconds: float) -> type:
         def today(cls) -> Any:
             return dates.datetime.now() + off
 
-    return Moved
-
-
-def _date(seconds: float) -> type:
-    class Moved(dates.date):
+    class LaterDate(dates.date):
         @classmethod
         def today(cls) -> Any:
-            return (dates.datetime.now() + dates.timedelta(seconds=seconds)).date()
+            return (dates.datetime.now() + off).date()
 
-    return Moved
+    def later() -> float:
+        return time.time() + seconds
+
+    if value is time:
+        others: dict[str, object] = {
+            "time": later,
+            "time_ns": lambda: int(later() * 1e9),
+            "localtime": lambda at=None: time.localtime(later() if at is None else at),
+            "gmtime": lambda at=None: time.gmtime(later() if at is None else at),
+            "strftime": lambda form, at=None: time.strftime(form, at or time.localtime(later())),
+        }
+        return _copy_with(time, others)
+    if value is dates:
+        return _copy_with(dates, {"datetime": LaterDatetime, "date": LaterDate})
+    if value is dates.datetime:
+        return LaterDatetime
+    if value is dates.date:
+        return LaterDate
+    return later if value is time.time else None
+
+
+def _copy_with(real: ModuleType, others: Mapping[str, object]) -> ModuleType:
+    """Return a copy of a module with some names replaced."""
+    copy = ModuleType(real.__name__)
+    vars(copy).update({**vars(real), **others})
+    return copy

@@ -11,7 +11,7 @@ from typing import Any
 
 from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.findings import Finding, Severity, finding
+from inspect_rl_audit.records import Finding, Severity, finding
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.train import EpisodeCost, plan_of
 
@@ -41,9 +41,9 @@ class Signal:
             by_sample[each.sample].append(each.reward)
             by_group[each.group].append(each.reward)
         figures = _figures(attempts, by_sample, by_group, full)
-        found = _flat(by_group, attempts)
-        found += _extremes(by_sample, attempts, full)
-        found += _endings(attempts)
+        found = _find_flat(by_group, attempts)
+        found += _find_extremes(by_sample, attempts, full)
+        found += _examine_endings(attempts)
         flat = {id for id, rewards in by_sample.items() if len(rewards) > 1 and not _mixed(rewards)}
         keep = [sample.id for sample in audit.samples if sample.id not in flat]
         if rewarded:
@@ -69,33 +69,31 @@ def _figures(
     groups = [rewards for rewards in by_group.values() if len(rewards) > 1]
     most = max((len(rewards) for rewards in by_sample.values()), default=0)
     ks = [k for k in (1, 2, 4, 8, 16, 32) if k <= most]
+    pass_by_k = {
+        k: {id: pass_at(k, rewards, full) for id, rewards in by_sample.items() if len(rewards) >= k}
+        for k in ks
+    }
     per_sample = {
         str(id): {
             "attempts": len(rewards),
             "mean": round(statistics.fmean(rewards), 4),
-            **{f"pass@{k}": round(pass_at(k, rewards, full), 4) for k in ks if k <= len(rewards)},
+            **{f"pass@{k}": round(pass_by_k[k][id], 4) for k in ks if k <= len(rewards)},
         }
         for id, rewards in list(by_sample.items())[:_LISTED]
     }
-    solved = {id: sum(r >= full - TINY for r in rewards) for id, rewards in by_sample.items()}
+    solved = [[reward >= full - TINY for reward in rewards] for rewards in by_sample.values()]
+    every = [reward for rewards in by_sample.values() for reward in rewards]
     return {
         "attempts": len(attempts),
         "samples": len(by_sample),
-        "mean_reward": round(
-            statistics.fmean(r for rewards in by_sample.values() for r in rewards), 4
-        )
-        if by_sample
-        else None,
+        "mean_reward": round(statistics.fmean(every), 4) if every else None,
         "pass_at": {
-            str(k): round(
-                statistics.fmean(pass_at(k, r, full) for r in by_sample.values() if len(r) >= k), 4
-            )
-            for k in ks
+            str(k): round(statistics.fmean(by_id.values()), 4) for k, by_id in pass_by_k.items()
         },
         "groups": len(groups),
         "flat_groups": sum(not _mixed(rewards) for rewards in groups),
-        "solved_by_all": sum(solved[id] == len(by_sample[id]) for id in solved),
-        "solved_by_none": sum(not n for n in solved.values()),
+        "solved_by_all": sum(map(all, solved)),
+        "solved_by_none": sum(not any(each) for each in solved),
         "turns": _spread([each.turns for each in attempts]),
         "output_tokens": _spread([each.output_tokens for each in attempts]),
         "stop_reasons": dict(Counter(each.stop for each in attempts).most_common()),
@@ -126,58 +124,47 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _flat(by_group: Mapping[str, list[float]], attempts: Sequence[ModelAttempt]) -> list[Finding]:
+def _find_flat(
+    by_group: Mapping[str, list[float]], attempts: Sequence[ModelAttempt]
+) -> list[Finding]:
     groups = {name: rewards for name, rewards in by_group.items() if len(rewards) > 1}
     flat = [name for name, rewards in groups.items() if not _mixed(rewards)]
     if not groups or 2 * len(flat) < len(groups):
         return []
-    record = next(each for each in attempts if each.group == flat[0])
-    message = (
-        f"{part_of(len(flat), len(groups), 'group')} with one reward for all attempts: nothing is "
-        "learned from them."
-    )
-    severity = Severity.HIGH if len(flat) == len(groups) and len(groups) > 1 else None
-    return [finding("no-signal", message, severity=severity, evidence=_evidence(record))]
+    shown = next(each for each in attempts if each.group == flat[0])
+    on = part_of(len(flat), len(groups), "group")
+    message = f"{on} with one reward for all attempts: nothing is learned from them."
+    severity = Severity.HIGH if len(flat) == len(groups) > 1 else None
+    return [finding("no-signal", message, shown, severity=severity)]
 
 
-def _extremes(
+def _find_extremes(
     by_sample: Mapping[int | str, list[float]], attempts: Sequence[ModelAttempt], full: float
 ) -> list[Finding]:
-    found = []
     several = {id: rewards for id, rewards in by_sample.items() if len(rewards) > 1}
     all_solve = [id for id, r in several.items() if all(x >= full - TINY for x in r)]
     none_solve = [id for id, r in several.items() if all(x <= TINY for x in r)]
+    found = []
     for code, ids in (("solved-by-all", all_solve), ("solved-by-none", none_solve)):
-        if not ids:
-            continue
-        record = next(each for each in attempts if each.sample == ids[0])
-        message = f"{part_of(len(ids), len(several), 'sample')}: {', '.join(map(str, ids[:10]))}"
-        message += ", …" if len(ids) > 10 else ""
-        found.append(
-            finding(
-                code,
-                message,
-                sample=ids[0] if len(ids) == 1 else None,
-                evidence=_evidence(record),
-                samples=ids[:_LISTED],
-            )
-        )
+        if ids:
+            shown = [next(each for each in attempts if each.sample == id) for id in ids]
+            names = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
+            message = f"{part_of(len(ids), len(several), 'sample')}: {names}"
+            found.append(finding(code, message, shown))
     return found
 
 
-def _endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
+def _examine_endings(attempts: Sequence[ModelAttempt]) -> list[Finding]:
     found = []
     cut = [each for each in attempts if "max_tokens" in each.stop or each.stop == "token limit"]
     if len(cut) > _CUT * len(attempts):
         message = f"Cut at a token limit: {part_of(len(cut), len(attempts), 'episode')}."
-        found.append(finding("cut-replies", message, evidence=_evidence(cut[0])))
+        found.append(finding("cut-replies", message, cut[0]))
     failed = [each for each in attempts if each.failed]
     if failed:
         message = f"{part_of(len(failed), len(attempts), 'episode')} failed."
         severity = None if len(failed) > _CUT * len(attempts) else Severity.LOW
-        found.append(
-            finding("failed-episodes", message, severity=severity, evidence=_evidence(failed[0]))
-        )
+        found.append(finding("failed-episodes", message, failed[0], severity=severity))
     return found
 
 
@@ -208,15 +195,6 @@ def _recommend(
     if keep and flat_samples:
         advice["sample_ids_file"] = KEEP
     return advice
-
-
-def _evidence(each: ModelAttempt) -> dict[str, Any]:
-    return {
-        "log": each.log,
-        "sample": each.sample,
-        "epoch": each.epoch,
-        **({} if each.reward is None else {"reward": each.reward}),
-    }
 
 
 # cost
@@ -250,26 +228,22 @@ class Cost:
 
 
 def _counted(attempts: Sequence[ModelAttempt]) -> EpisodeCost:
-    cached, read = [], []
-    for each in attempts:
-        own = each.cached_tokens or _seen_before(each.input_tokens, each.turns)
-        cached.append(own)
-        read.append(each.input_tokens - own)
+    cached = [
+        each.cached_tokens or _seen_before(each.input_tokens, each.turns) for each in attempts
+    ]
+    read = [each.input_tokens - own for each, own in zip(attempts, cached, strict=True)]
+    trained = [
+        own + each.output_tokens if each.trained_tokens is None else each.trained_tokens
+        for each, own in zip(attempts, read, strict=True)
+    ]
     return EpisodeCost(
-        turns=statistics.fmean([each.turns for each in attempts]),
+        turns=statistics.fmean(each.turns for each in attempts),
         prefilled=statistics.fmean(read),
         cached=statistics.fmean(cached),
-        sampled=statistics.fmean([each.output_tokens for each in attempts]),
-        trained=statistics.fmean(
-            [
-                each.trained_tokens
-                if each.trained_tokens is not None
-                else read[n] + each.output_tokens
-                for n, each in enumerate(attempts)
-            ]
-        ),
-        sandbox_seconds=statistics.fmean([each.sandbox_seconds for each in attempts]),
-        seconds=statistics.fmean([each.seconds for each in attempts]),
+        sampled=statistics.fmean(each.output_tokens for each in attempts),
+        trained=statistics.fmean(trained),
+        sandbox_seconds=statistics.fmean(each.sandbox_seconds for each in attempts),
+        seconds=statistics.fmean(each.seconds for each in attempts),
         exact=True,
     )
 
@@ -291,16 +265,16 @@ def _estimated(audit: AuditContext) -> EpisodeCost | None:
         return None
     cached = [_seen_before(r.input_tokens, r.turns) for r in records]
     read = [r.input_tokens - c for r, c in zip(records, cached, strict=True)]
-    sampled = [float(r.output_tokens) for r in records]
+    sampled = statistics.fmean(r.output_tokens for r in records)
+    seconds = statistics.fmean(r.seconds for r in records)
+    boxed = any(r.notes.get("scorer_did") for r in records)
     return EpisodeCost(
-        turns=statistics.fmean([float(r.turns) for r in records]),
+        turns=statistics.fmean(r.turns for r in records),
         prefilled=statistics.fmean(read),
         cached=statistics.fmean(cached),
-        sampled=statistics.fmean(sampled),
-        trained=statistics.fmean([a + b for a, b in zip(read, sampled, strict=True)]),
-        sandbox_seconds=statistics.fmean([r.seconds for r in records])
-        if any(r.notes.get("scorer_did") for r in records)
-        else 0.0,
-        seconds=statistics.fmean([r.seconds for r in records]),
-        judge_tokens=statistics.fmean([float(r.judge_tokens) for r in records]),
+        sampled=sampled,
+        trained=statistics.fmean(read) + sampled,
+        sandbox_seconds=seconds if boxed else 0.0,
+        seconds=seconds,
+        judge_tokens=statistics.fmean(r.judge_tokens for r in records),
     )
