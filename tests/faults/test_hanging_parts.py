@@ -177,7 +177,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     def watch(observer: Any) -> None:
         found = hooks.Observers([observer])
-        path = "inspect_tinker_plugin.rl.hooks.episode_observers"
+        path = "inspect_tinker_plugin.rl.task_handle.episode_observers"
         monkeypatch.setattr(path, lambda *_, **__: found)
 
     return watch

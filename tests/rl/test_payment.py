@@ -37,7 +37,7 @@ def observe(monkeypatch: pytest.MonkeyPatch) -> Observe:
     def attach(observer: EpisodeObserver) -> None:
         observers = Observers([observer])
         monkeypatch.setattr(
-            "inspect_tinker_plugin.rl.hooks.episode_observers",
+            "inspect_tinker_plugin.rl.task_handle.episode_observers",
             lambda *a, **k: observers,
         )
 

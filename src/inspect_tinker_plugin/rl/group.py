@@ -17,7 +17,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
-from inspect_tinker_plugin.contracts.tools import Memory
+from inspect_tinker_plugin.contracts.tools import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
 from inspect_tinker_plugin.logs.rollout import sampled
 from inspect_tinker_plugin.options import DatasetOptions
@@ -25,6 +25,7 @@ from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rl.ending import Ending, Received
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
+from inspect_tinker_plugin.rl.hooks import EpisodeHooks
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers.state import OutcomeFile
 from inspect_tinker_plugin.tokens.datums import arrange, leave_out
@@ -100,12 +101,19 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 shared_prompts=shared,
                 context_window=self.handle.options.context_window,
             )
+            scope = ToolScope(
+                task=self.handle.name,
+                sample_id=self.sample.id,
+                epoch=epoch,
+                group=memory,
+                dataset=parts.memory,
+            )
             episode = parts.runner.episode(self.sample, epoch=epoch)
             env = InspectEnv(
                 episode,
                 tokens,
                 parts.outcomes,
-                hooks=parts.hooks.episode(self.sample, epoch=epoch, group=memory),
+                hooks=EpisodeHooks(parts.executor, scope, parts.observers),
                 rollout_limits=limits,
                 pays_in_steps=parts.group_reward is None,
             )

@@ -24,12 +24,11 @@ from inspect_tinker_plugin.contracts.hooks import (
     EpisodeStarted,
     TurnTaken,
 )
-from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
+from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
-from inspect_tinker_plugin.tools import ToolScope, resolve_tool_executor, use_tool_executor
-from inspect_tinker_plugin.tools.dispatch import ToolExecutorSpec
+from inspect_tinker_plugin.tools import ToolScope, use_tool_executor
 
 logger = getLogger(__name__)
 
@@ -80,35 +79,6 @@ def _is_scorer(made: object) -> bool:
         return registry_info(made).type == "scorer"
     except ValueError:  # not made by a function with @scorer
         return False
-
-
-class DatasetHooks:
-    """The hooks that all episodes of a dataset share in one process.
-
-    Args:
-        task: The task.
-        tool_executor: What ``tool_executor=`` takes.
-
-    Raises:
-        ConfigError: The executor cannot be resolved, or a plugin's hook failed.
-    """
-
-    def __init__(self, task: Task, tool_executor: ToolExecutorSpec) -> None:
-        self._task = task.name
-        self._executor = resolve_tool_executor(tool_executor)
-        self._observers = episode_observers(task)
-        self._memory: Memory = {}
-
-    def episode(self, sample: Sample, *, epoch: int, group: Memory) -> EpisodeHooks:
-        """Make the hooks of one episode, given the memory that it shares with its group."""
-        scope = ToolScope(
-            task=self._task,
-            sample_id=sample.id,
-            epoch=epoch,
-            group=group,
-            dataset=self._memory,
-        )
-        return EpisodeHooks(self._executor, scope, self._observers)
 
 
 class EpisodeHooks:

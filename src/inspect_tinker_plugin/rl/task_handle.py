@@ -15,6 +15,7 @@ from inspect_ai import Task
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, TaskError
+from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
 from inspect_tinker_plugin.options import DatasetOptions
@@ -22,13 +23,14 @@ from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
 from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
 from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
 from inspect_tinker_plugin.rl.ending import RewardRules
-from inspect_tinker_plugin.rl.hooks import DatasetHooks, with_plugin_scorers
+from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, with_plugin_scorers
 from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.tasks.samples import with_samples
 from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
+from inspect_tinker_plugin.tools import resolve_tool_executor
 
 TRAINING_ID = "training.id"
 """File in a trainer's folder with the id that the logs of its training have."""
@@ -49,7 +51,10 @@ class Parts:
     context: DatasetRenderer
     outcomes: RewardRules
     group_reward: ResolvedGroupReward | None
-    hooks: DatasetHooks
+    executor: ToolExecutor | ToolFunction | None
+    observers: Observers
+    memory: Memory
+    """What tool executors share in all episodes."""
 
 
 class TaskHandle:
@@ -119,7 +124,9 @@ class TaskHandle:
             context=context,
             outcomes=RewardRules(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
-            hooks=DatasetHooks(task, options.tool_executor),
+            executor=resolve_tool_executor(options.tool_executor),
+            observers=episode_observers(task),
+            memory={},
         )
 
     def _resolve(self) -> Task:

@@ -247,7 +247,7 @@ class _Campaign:
             log_dir=settings.log_dir,
         )
         with patch(
-            "inspect_tinker_plugin.rl.hooks.episode_observers",
+            "inspect_tinker_plugin.rl.task_handle.episode_observers",
             lambda *args, **kwargs: Observers([ground.Watching()]),
         ):
             return build_dataset(ground.make_task(agent, self._cases), load_renderer(), options)
