@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.context import (
+    SandboxMetrics,
+    process_metrics,
+    record_sandbox_metrics,
+    sandbox_metrics,
+)
 from inspect_docker_pool.environment import prewarm
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -12,12 +18,6 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
     SandboxMisusedError,
     SandboxStartError,
-)
-from inspect_docker_pool.metrics import (
-    SandboxMetrics,
-    process_metrics,
-    record_sandbox_metrics,
-    sandbox_metrics,
 )
 
 __all__ = [

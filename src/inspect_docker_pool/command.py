@@ -71,6 +71,12 @@ class Capture:
             piece = piece[:room]
         self.data += piece
 
+    def take(self) -> bytes:
+        """Return what was collected, and start again."""
+        data = bytes(self.data)
+        self.data.clear()
+        return data
+
 
 class RequestKind(IntEnum):
     """The kind of a request."""
@@ -78,6 +84,8 @@ class RequestKind(IntEnum):
     EXEC = 0
     WRITE = 1
     READ = 2
+    SCAN = 3
+    """Describe state that an image of the container would not hold."""
 
 
 class How(IntEnum):
@@ -134,6 +142,8 @@ class Setup:
     """The container's own command, if it has one."""
     holds: bool = False
     """Whether that command ends by itself, after which the container is ready."""
+    bounded: bool = False
+    """Whether files may not hold blocks beyond their size, as only sizes are limited."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +186,9 @@ class Call:
     open: bool = False
     """Whether output is taken as it comes, and input given, while the command runs."""
     rest: bytearray = field(default_factory=bytearray)
-    """Input of an open call that the executor has no room for yet."""
+    """Input that the executor has no room for yet."""
     input_ends: bool = False
-    """Whether the input of an open call ends behind ``rest``."""
+    """Whether the input ends behind ``rest``."""
 
 
 def encode_request(
@@ -280,7 +290,9 @@ def raise_misuse(end: End) -> None:
         raise SandboxMisusedError("a command could not be stopped")
     if end.how is How.NOT_STARTED:
         if end.stage is FailedAt.RESET:
-            raise SandboxMisusedError("the container's limits were lowered from inside")
+            raise SandboxMisusedError(
+                "commands in the container lowered its limits, or lock its lists of users"
+            )
         if end.error in _EXHAUSTED and end.stage in (FailedAt.FORK, FailedAt.EXEC, FailedAt.OPEN):
             raise SandboxExhaustedError(
                 f"the sandbox could not start a command: {_EXHAUSTED[end.error]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +19,20 @@ KEEP_ALIVE = ("tail", "-f", "/dev/null")
 DEFAULT_IMAGE = "aisiuk/inspect-tool-support"
 """The image of Inspect's own Docker provider for tasks that name none."""
 
-EXTENSIONS = ("warm", "max", "disk", "snapshot", "images")
-"""Keys that a task may set under ``x-docker-pool``."""
-
 GIB = 1024**3
 MIB = 1024**2
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*$", re.IGNORECASE)
+
+
+def parse_size(value: Any, key: str = "size") -> int:
+    """Read a size in bytes: a number, or a string such as ``512m`` or ``2GiB``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.match(str(value))
+    if match is None:
+        raise SandboxConfigError(f"{key!r} is not a size: {value!r}")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,6 @@ class ContainerConfig:
     working_dir: str | None = None
     user: str | None = None
     hostname: str | None = None
-    init: bool = False
     platform: str | None = None
     runtime: str | None = None
     """A runtime of the engine in place of its default: ``runsc``, ``kata``, …"""
@@ -153,19 +162,27 @@ class ContainerConfig:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-class DockerPoolConfig(BaseModel):
+class PoolSettings(BaseModel):
+    """What a task may set under ``x-docker-pool``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    warm: int | None = Field(default=None, ge=0)
+    max: int | None = Field(default=None, ge=1)
+    disk: int | str | None = None
+    snapshot: bool | Literal["always"] | None = None
+    images: int | str | None = None
+
+
+class DockerPoolConfig(PoolSettings):
     """Configuration in Python: ``SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(...))``.
 
     Name an ``image``, or a ``file`` (a Dockerfile or a compose file); everything else
     overrides what the file says. Sizes are bytes or strings like ``512m``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     image: str | None = None
     file: str | None = None
-    warm: int | None = Field(default=None, ge=0)
-    max: int | None = Field(default=None, ge=1)
     command: list[str] | None = None
     environment: dict[str, str] | None = None
     working_dir: str | None = None
@@ -181,21 +198,22 @@ class DockerPoolConfig(BaseModel):
     cpus: float | None = None
     memory: int | str | None = None
     pids: int | None = None
-    disk: int | str | None = None
     volumes: list[str] | None = None
+    """``source:target:ro``: a folder of this host, or the name of a volume."""
     tmpfs: list[str] | None = None
-    snapshot: bool | Literal["always"] | None = None
-    images: int | str | None = None
 
     def __hash__(self) -> int:
         """Hash the content: Inspect keeps configurations in sets, and dicts have no hash."""
         return hash(self.model_dump_json(exclude_none=True))
 
     def compose(self) -> dict[str, Any]:
-        """Return the service, in compose's terms, that this configuration adds or overrides."""
-        given = self.model_dump(exclude_none=True, exclude=set(EXTENSIONS) | {"file"})
+        """Return the service, as compose describes one, that this adds or overrides."""
+        extension = set(PoolSettings.model_fields)
+        service = self.model_dump(exclude_none=True, exclude={*extension, "file"})
         words = {"network": "network_mode", "memory": "mem_limit", "pids": "pids_limit"}
-        service = {words.get(name, name): value for name, value in given.items()}
+        service = {words.get(name, name): value for name, value in service.items()}
+        if self.volumes is not None:
+            service["volumes"] = [_describe_volume(volume) for volume in self.volumes]
         privileges, seccomp = service.pop("no_new_privileges", None), service.pop("seccomp", None)
         options = []
         if privileges is not None:
@@ -204,8 +222,19 @@ class DockerPoolConfig(BaseModel):
             options.append(f"seccomp:{seccomp}")
         if options:
             service["security_opt"] = options
-        extension = self.model_dump(exclude_none=True, include=set(EXTENSIONS))
-        return {**service, "x-docker-pool": extension} if extension else service
+        return {
+            **service,
+            "x-docker-pool": self.model_dump(exclude_none=True, include=extension),
+        }
+
+
+def _describe_volume(volume: str) -> dict[str, Any]:
+    source, _, rest = volume.partition(":")
+    target, _, mode = rest.partition(":")
+    kind = "bind" if source.startswith((".", "/", "~")) else "volume"
+    if kind == "bind":
+        source = str(Path(source).expanduser().resolve())
+    return {"type": kind, "source": source, "target": target, "read_only": mode == "ro"}
 
 
 def is_keep_alive(command: tuple[str, ...] | None) -> bool:
@@ -237,19 +266,21 @@ _CAPABILITIES = (
 )
 """In the order of the kernel's numbers."""
 
-_ENGINE_DEFAULT = frozenset(
+ENGINE_CAPABILITIES = frozenset(
     [
         *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID"),
         *("SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
     ]
 )
+"""Capabilities that engines give unless told otherwise."""
 
-EXECUTOR_CAPABILITIES = frozenset(["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK"])
-"""Capabilities that the executor itself needs, to start commands as their users and stop them.
+EXECUTOR_CAPABILITIES = frozenset(
+    ["SETUID", "SETGID", "SETPCAP", "KILL", "IPC_LOCK", "DAC_OVERRIDE"]
+)
+"""Capabilities that the executor itself needs, to start commands as their users, to stop them, and
+to read files whoever owns them.
 
 None of them makes the engine's filter allow a system call that it would refuse otherwise."""
-
-_REACHING = frozenset(["SYS_PTRACE", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"])
 
 
 def command_capabilities(config: ContainerConfig) -> frozenset[str]:
@@ -264,17 +295,12 @@ def command_capabilities(config: ContainerConfig) -> frozenset[str]:
         return everything - dropped
     for name in (added | dropped) - everything - {"ALL"}:
         raise SandboxConfigError(f"{config.source}: there is no capability {name!r}")
-    return (frozenset() if "ALL" in dropped else _ENGINE_DEFAULT - dropped) | added
+    return (frozenset() if "ALL" in dropped else ENGINE_CAPABILITIES - dropped) | added
 
 
 def capability_mask(names: frozenset[str]) -> int:
     """Return capabilities as the kernel's bit mask."""
     return sum(1 << _CAPABILITIES.index(name) for name in names)
-
-
-def reaches_executor(names: frozenset[str]) -> bool:
-    """Return whether commands with these capabilities could take the executor over."""
-    return bool(names & _REACHING) or names >= EXECUTOR_CAPABILITIES
 
 
 def _names(capabilities: tuple[str, ...]) -> frozenset[str]:
@@ -301,6 +327,8 @@ def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, A
         # could fill the engine's disk with it.
         "log_config": {"Type": "none"},
         "tmpfs": dict(config.tmpfs) or None,
+        # When the host runs short of memory, a container goes before the trainer.
+        "oom_score_adj": 500,
         "restart_policy": None,
         "ipc_mode": "private",
     }

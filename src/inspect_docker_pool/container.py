@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
+import posixpath
+import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from importlib.resources import files
 from typing import Any
 
 import anyio
-from inspect_ai.util import ExecResult
 
-from inspect_docker_pool import program
 from inspect_docker_pool.command import (
     Call,
     Command,
@@ -28,84 +30,62 @@ from inspect_docker_pool.config import (
     command_capabilities,
     host_options,
     is_keep_alive,
-    reaches_executor,
 )
+from inspect_docker_pool.context import STARTED, measure
 from inspect_docker_pool.engine import AttachedSocket, Engine, quietly, typed
 from inspect_docker_pool.errors import (
+    SandboxConfigError,
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
     SandboxMisusedError,
 )
-from inspect_docker_pool.executor import Executor, ExecutorSilent
+from inspect_docker_pool.executor import Executor, ExecutorSilent, OpenCommand
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import KEPT, Lease
-from inspect_docker_pool.metrics import STARTED, measure
 
-_NOTED_SECONDS = (0.01, 0.05, 0.2, 0.5, 1.0)
-"""Seconds between looks at a container that is said to be paused: the engine notes late that it is
-no longer."""
+FOLDER = "/.inspect-pool"
+PROGRAM = f"{FOLDER}/executor"
 
-Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
-"""Decides what a failed request means for its container."""
+_NOBODY = 59123
+"""Owner of the program: not a user of any image."""
+
+NATIVE = files(__package__) / "native"
 
 
-class OpenCommand:
-    """A running command; one task reads it."""
+@functools.cache
+def pack_program(architecture: str, folder: str) -> bytes:
+    """Pack the executor for a container: anyone may run it, and nobody may change it.
 
-    def __init__(
-        self, executor: Executor, call: Call, failure: Failure, result: Callable[[], CommandResult]
-    ) -> None:
-        self._failure = failure
-        self._executor = executor
-        self._call = call
-        self._result = result
+    Args:
+        architecture: as the engine names it.
+        folder: where in the container the archive is to be unpacked.
 
-    async def receive(self) -> tuple[bytes, bytes]:
-        """Wait for some of its standard output and error; nothing of both at its end.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
-        """
-        try:
-            return await self._executor.read(self._call)
-        except (ConnectionError, ExecutorSilent) as ex:
-            raise await self._failure(ex) from ex
-
-    async def send(self, data: bytes) -> None:
-        """Write to its standard input, without waiting until it is read.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
-        """
-        try:
-            await self._executor.write(self._call, data)
-        except ConnectionError as ex:
-            raise await self._failure(ex) from ex
-
-    async def end_input(self) -> None:
-        """End its standard input, behind what was sent.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: the container is lost.
-        """
-        try:
-            self._executor.end_input(self._call)
-        except ConnectionError as ex:
-            raise await self._failure(ex) from ex
-
-    def result(self) -> ExecResult[bytes]:
-        """Return how it ended, with the output that was not received yet.
-
-        Raises:
-            SandboxMisusedError: commands in the container kept this one from running.
-        """
-        end = self._result()
-        return ExecResult(end.status == 0, end.status, end.stdout, end.stderr)
-
-    async def close(self) -> None:
-        """End it with everything that it started. Safe to call again."""
-        await self._executor.leave(self._call)
+    Raises:
+        SandboxConfigError: no program for this architecture, or its file is missing or not the
+            one that belongs to this release.
+    """
+    name = f"executor-{architecture}"
+    if not (NATIVE / name).is_file():
+        raise SandboxConfigError(
+            f"docker_pool runs amd64 and arm64 images, not {architecture}; use Inspect's plain "
+            "'docker' sandbox"
+        )
+    program = (NATIVE / name).read_bytes()
+    sums = (NATIVE / "SHA256SUMS").read_text().splitlines()
+    if f"{hashlib.sha256(program).hexdigest()}  {name}" not in sums:
+        raise SandboxConfigError(
+            f"{NATIVE / name} is not the file of this release; install the package again"
+        )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        place = tarfile.TarInfo(posixpath.relpath(FOLDER, folder))
+        place.type, place.mode, place.uid, place.gid = tarfile.DIRTYPE, 0o555, _NOBODY, _NOBODY
+        tar.addfile(place)
+        file = tarfile.TarInfo(posixpath.relpath(PROGRAM, folder))
+        file.mode, file.uid, file.gid, file.size = 0o555, _NOBODY, _NOBODY, len(program)
+        tar.addfile(file, io.BytesIO(program))
+    return buffer.getvalue()
 
 
 START_SECONDS = 60.0
@@ -134,8 +114,8 @@ class Container:
         self._executor: Executor | None = None
         self._capabilities = command_capabilities(config)
         self._not_found = 127
+        self._quota = False
         self._removal = threading.Lock()
-        self._holding = threading.Lock()
         self._removed = False
 
     @classmethod
@@ -175,13 +155,6 @@ class Container:
         if self.config.command is None and self.config.entrypoint is None:
             return self.image.command
         return self.config.command
-
-    @property
-    def executor_status(self) -> str:
-        """Whether commands can reach the executor that runs them."""
-        if reaches_executor(self._capabilities):
-            return "in use, but the container's capabilities reach into other processes"
-        return "in use"
 
     async def run(self, command: Command) -> CommandResult:
         """Run a command.
@@ -300,52 +273,18 @@ class Container:
             container=self.id,
         )
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let nothing run in the container while this thread looks into it.
-
-        Raises:
-            SandboxDiedError: the container is not running.
-            SandboxEngineError: the engine cannot pause it, or does not answer.
-        """
-        import docker
-
-        api = self._engine.api
-        with self._holding:
-            for wait in (*_NOTED_SECONDS, None):
-                self._state()  # in case the engine has yet to note that it was held before
-                try:
-                    api.pause(self.id)
-                    break
-                except (OSError, docker.errors.DockerException) as ex:
-                    # Processes that come and go can hinder the engine, not for long.
-                    if wait is None or not isinstance(ex, docker.errors.APIError):
-                        raise typed(ex, "pausing it", self.id) from ex
-                    time.sleep(wait)
-            try:
-                yield
-            finally:
-                for wait in _NOTED_SECONDS:
-                    if quietly(api.unpause, self.id):
-                        break
-                    time.sleep(wait)
-
     def _state(self) -> dict[str, Any]:
         """Return what the engine says about the container, in this thread."""
         import docker
 
-        for wait in (*_NOTED_SECONDS, None):
-            try:
-                state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
-            except docker.errors.NotFound as ex:
-                raise SandboxDiedError(
-                    "the container is gone: somebody removed it", container=self.id
-                ) from ex
-            except (OSError, docker.errors.DockerException) as ex:
-                raise typed(ex, "exec", self.id) from ex
-            if wait is None or not state.get("Paused"):
-                break
-            time.sleep(wait)
+        try:
+            state: dict[str, Any] = self._engine.api.inspect_container(self.id)["State"]
+        except docker.errors.NotFound as ex:
+            raise SandboxDiedError(
+                "the container is gone: somebody removed it", container=self.id
+            ) from ex
+        except (OSError, docker.errors.DockerException) as ex:
+            raise typed(ex, "exec", self.id) from ex
         return state
 
     def is_ready(self) -> bool:
@@ -388,18 +327,18 @@ class Container:
         api = self._engine.api
         config = self.config
         self._not_found = self._engine.not_found_status
-        quota = self._engine.storage_quota(self.image.id, self._owner.labels())
+        quota = self._quota = self._engine.storage_quota(self.image.id, self._owner.labels())
         host = host_options(config, storage_quota=quota)
         networks = [self._network(network) for network in config.networks]
         if networks:
             host["network_mode"] = networks[0]
         if config.hardening.read_only:
             # Put the program on a volume of its own instead, which is removed with the container.
-            volume = {"Type": "volume", "Target": program.FOLDER}
+            volume = {"Type": "volume", "Target": FOLDER}
             host["mounts"] = [*host.get("mounts", []), volume]
         created = api.create_container(
             self.image.id,
-            entrypoint=[program.PATH],
+            entrypoint=[PROGRAM],
             name=self.name,
             labels=self._owner.labels(),
             environment=dict(config.environment),
@@ -414,8 +353,8 @@ class Container:
         self.id = created["Id"]
         for network in networks[1:]:
             api.connect_container_to_network(self.id, network)
-        folder = program.FOLDER if config.hardening.read_only else "/"
-        api.put_archive(self.id, folder, program.archive(self.image.architecture, folder))
+        folder = FOLDER if config.hardening.read_only else "/"
+        api.put_archive(self.id, folder, pack_program(self.image.architecture, folder))
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         self._executor = Executor(AttachedSocket(api.attach_socket(self.id, streams)))
         api.start(self.id)
@@ -427,7 +366,7 @@ class Container:
         command = self.command or ()
         holds = is_keep_alive(command)
         if holds and entrypoint:
-            command = (program.PATH, "hold")
+            command = (PROGRAM, "hold")
         environment = {**dict(image.environment), **dict(config.environment)}
         return Setup(
             capabilities=capability_mask(self._capabilities),
@@ -436,6 +375,7 @@ class Container:
             folder=self.working_dir,
             command=() if holds and not entrypoint else (*entrypoint, *command),
             holds=holds,
+            bounded=config.limits.disk is not None and not self._quota,
         )
 
     def _network(self, network: Any) -> str:

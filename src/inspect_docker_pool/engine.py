@@ -14,13 +14,12 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
 import sniffio
 
 from inspect_docker_pool.errors import (
-    SandboxConfigError,
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
@@ -55,13 +54,6 @@ async def settled(future: Future[T]) -> T:
     return future.result()
 
 
-class Stream(Protocol):
-    """A build or pull in progress."""
-
-    def cut(self, fault: SandboxError, /) -> None:
-        """End it from another thread."""
-
-
 class Engine:
     """Calls one engine. Thread-safe; usable from any number of event loops.
 
@@ -78,8 +70,6 @@ class Engine:
         self.removals = Workers("docker_pool_remove", _REMOVAL_THREADS)
         self.builds = Workers("docker_pool_build", _BUILD_THREADS)
         self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
-        self.streams: set[Stream] = set()
-        """Builds and pulls in progress."""
         self._version: str | None = None
         self._facts: dict[str, Any] | None = None
         self._storage_quota: bool | None = None
@@ -99,12 +89,11 @@ class Engine:
                 self._clients.add(client)
         return client
 
-    def connect(self, timeout: float, answered: Callable[[Any], None] | None = None) -> APIClient:
+    def connect(self, timeout: float) -> APIClient:
         """Make a client for the caller, who must close it.
 
         Args:
-            timeout: seconds until the engine must begin to answer.
-            answered: called with each answer that begins.
+            timeout: seconds in which some answer must come, again and again.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
@@ -124,7 +113,6 @@ class Engine:
             if hasattr(first, "socket_path"):
                 first.close()  # with the connection that asked for the version
                 client.mount(ENGINE, adapter(f"http+unix://{first.socket_path}", client.timeout))
-            client.answered = answered
             made: APIClient = client
             return made
         except (docker.errors.DockerException, OSError) as ex:
@@ -178,31 +166,13 @@ class Engine:
         major = str(self.facts.get("ServerVersion")).partition(".")[0]
         return 126 if major.isdigit() and int(major) < 28 else 127
 
-    def check_runtime(self, runtime: str | None, source: str) -> None:
-        """Check, in this thread, whether the engine has a runtime.
-
-        Raises:
-            SandboxConfigError: it has not; the message names those that it has.
-        """
-        known = sorted(self.facts.get("Runtimes") or {})
-        # A name with dots is a program on the engine's host, which the engine does not list.
-        if runtime is not None and runtime not in known and "." not in runtime:
-            raise SandboxConfigError(
-                f"{source}: the engine at {engine_address()} has no runtime {runtime!r} "
-                f"(it has {', '.join(known)}); install it and name it in the engine's daemon.json"
-            )
-
     @property
-    def isolation(self) -> tuple[str, ...]:
-        """Name what the engine isolates containers with, such as ``seccomp`` and ``userns``.
-
-        A filter of system calls that the engine was configured without is not named.
-        """
+    def filters_calls(self) -> bool:
+        """Whether the engine filters the system calls of containers by default."""
         options = [str(option) for option in self.facts.get("SecurityOptions") or ()]
-        return tuple(
-            option.removeprefix("name=").partition(",")[0]
+        return any(
+            option.startswith("name=seccomp") and "profile=unconfined" not in option
             for option in options
-            if option != "name=seccomp,profile=unconfined"
         )
 
     def close(self, seconds: float = 5.0) -> None:
@@ -211,8 +181,6 @@ class Engine:
         Args:
             seconds: how long to wait for calls that an engine does not answer.
         """
-        for stream in list(self.streams):
-            stream.cut(SandboxEngineError("the sandbox pools were closed"))
         for workers in (self.builds, self.starts, self.removals, self._calls):
             workers.close(seconds)
         with self._lock:
@@ -234,23 +202,14 @@ def _knock() -> None:
 
 @cache
 def _client_types() -> tuple[Any, Any]:
-    """Define a client of the SDK with a place to watch answers, and its connections.
-
-    The SDK is imported late.
-    """
+    """Define a client of the SDK and its connections. The SDK is imported late."""
     import docker
     from docker.transport import UnixHTTPAdapter
 
     class Client(docker.APIClient):
-        answered: Callable[[Any], None] | None = None
-
         def send(self, request: Any, **options: Any) -> Any:
-            if self.answered is None:
-                return super().send(request, **options)
-            # The SDK gives pulls no time-out at all.
-            answer = super().send(request, **{**options, "timeout": self.timeout})
-            self.answered(answer)
-            return answer
+            # The SDK gives pulls and builds no time-out at all.
+            return super().send(request, **{**options, "timeout": self.timeout})
 
     class Adapter(UnixHTTPAdapter):
         """Keeps idle connections for the engine, not for each URL, which names a container."""

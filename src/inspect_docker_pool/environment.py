@@ -28,23 +28,27 @@ from inspect_docker_pool import files
 from inspect_docker_pool.command import Command, CommandResult
 from inspect_docker_pool.compose import (
     CONFIG_FILES,
+    forget_compose_files,
     parse_config,
     sample_variables,
     used_variables,
 )
 from inspect_docker_pool.config import ContainerConfig, DockerPoolConfig
-from inspect_docker_pool.container import Container, OpenCommand
-from inspect_docker_pool.errors import SandboxError
-from inspect_docker_pool.manager import PoolManager, pool_manager
-from inspect_docker_pool.metrics import (
+from inspect_docker_pool.container import Container
+from inspect_docker_pool.context import (
     EXEC,
     EXECS,
+    SampleSetup,
     SandboxMetrics,
+    current_setup,
     measure,
     record_sandbox_metrics,
+    sample_setup,
 )
+from inspect_docker_pool.errors import SandboxError
+from inspect_docker_pool.executor import OpenCommand
+from inspect_docker_pool.manager import PoolManager, pool_manager
 from inspect_docker_pool.pool import Pool
-from inspect_docker_pool.sharing import SampleSetup, current_setup, sample_setup
 from inspect_docker_pool.snapshot import Tape, taped
 
 logger = logging.getLogger(__name__)
@@ -82,13 +86,13 @@ class Ahead:
     config: ContainerConfig
     manager: PoolManager = field(compare=False, repr=False)
 
-    def make(self) -> Future[Pool] | None:
-        """Begin to build or pull the image, unless unused images fill half of the disk budget."""
+    def make(self) -> Future[Pool]:
+        """Begin to build or pull the image."""
         return self.manager.make_ahead(self.config)
 
     def expect(self, count: int) -> None:
         """Start containers for future callers; with 0 nobody waits for them any more."""
-        if pool := self.manager.pool_of(self.config):
+        if pool := self.manager.known(self.config):
             pool.expect(count)
 
 
@@ -121,8 +125,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        manager = pool_manager()
-        pool = await manager.prepare(parse_config(config))
+        forget_compose_files()
+        pool = await pool_manager().prepare(parse_config(config))
         pool.tend()
 
     @classmethod
@@ -302,7 +306,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     @taped
     async def _read_file(self, file: str, text: bool) -> str | bytes:
         with self._measured():
-            data = await files.read(self._container, self._manager.engine, self._path(file), file)
+            data = await files.read(self._container, self._path(file), file)
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:

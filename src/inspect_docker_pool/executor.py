@@ -12,16 +12,18 @@ import itertools
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
 import anyio
 import anyio.lowlevel
+from inspect_ai.util import ExecResult
 
 from inspect_docker_pool.command import (
     Call,
     Capture,
+    CommandResult,
     End,
     FailedAt,
     Flag,
@@ -33,7 +35,7 @@ from inspect_docker_pool.command import (
     null_terminated,
 )
 from inspect_docker_pool.engine import STDOUT, AttachedSocket
-from inspect_docker_pool.errors import SandboxStartError
+from inspect_docker_pool.errors import SandboxError, SandboxStartError
 
 GRACE_SECONDS = 5.0
 """Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""
@@ -102,9 +104,8 @@ class Executor:
             SandboxStartError: it ended, stayed silent, or cannot protect itself here.
         """
         words = [setup.user, setup.folder, *setup.command]
-        head = struct.pack(
-            "<QII", setup.capabilities, len(setup.command), setup.has_home | setup.holds << 1
-        )
+        flags = setup.has_home | setup.holds << 1 | setup.bounded << 2
+        head = struct.pack("<QII", setup.capabilities, len(setup.command), flags)
         deadline = time.monotonic() + timeout
         log = bytearray()
         problem = ""
@@ -195,14 +196,8 @@ class Executor:
                 call.end = replace(call.end, flags=Flag.TIMED_OUT)
             return call
 
-    def open(
-        self,
-        words: Sequence[str | bytes],
-        *,
-        env: Sequence[bytes] = (),
-        said: int,
-    ) -> Call:
-        """Start a command to be read and written while it runs; :meth:`leave` ends it.
+    def open(self, words: Sequence[str | bytes], *, env: Sequence[bytes] = (), said: int) -> Call:
+        """Start a command to be read and written while it runs; see :class:`OpenCommand`.
 
         Args:
             words: the user, the folder, and the command's words.
@@ -221,42 +216,23 @@ class Executor:
         self._send(_Request.RUN, call.id, head)
         return call
 
-    async def read(self, call: Call) -> tuple[bytes, bytes]:
-        """Wait for standard output or error of an open call; nothing of both at its end.
+    async def wait_for_output(self, call: Call) -> None:
+        """Wait until an open call has output that nobody took, or has ended.
 
         Raises:
             ConnectionError, ExecutorSilent: as for :meth:`call`.
         """
-        await self._until(call, call.out, call.err)
-        return _taken(call.out), _taken(call.err)
-
-    async def _until(self, call: Call, *streams: Capture) -> None:
         try:
-            while call.end is None and not any(stream.data for stream in streams):
+            while call.end is None and not (call.out.data or call.err.data):
                 await self._turn(call, None)
         finally:
-            self._wake()  # somebody else must read now
+            self._wake()  # another task must read now
 
-    async def write(self, call: Call, data: bytes) -> None:
-        """Give an open call some input; what there is no room for follows when there is.
-
-        Raises:
-            ConnectionError: the channel closed.
-        """
-        call.rest += data
-        self._feed(call)
+    async def flush(self) -> None:
+        """Wait until the engine has taken what was sent."""
         while self._outgoing and not self._lost:
             await anyio.sleep(_FULL_PAUSE)
             self._flush()
-
-    def end_input(self, call: Call) -> None:
-        """End the input of an open call, behind what it was given.
-
-        Raises:
-            ConnectionError: the channel closed.
-        """
-        call.input_ends = True
-        self._feed(call)
 
     async def leave(self, call: Call) -> None:
         """End an open call's command with all that it started. Safe to call again.
@@ -287,7 +263,12 @@ class Executor:
         except ConnectionError:
             self._lost = True
 
-    def _feed(self, call: Call) -> None:
+    def feed(self, call: Call) -> None:
+        """Send what there is room for of a call's input; more follows when there is more room.
+
+        Raises:
+            ConnectionError: the channel closed.
+        """
         while call.credit and call.rest and call.end is None:
             piece = bytes(call.rest[: call.credit])
             del call.rest[: len(piece)]
@@ -302,19 +283,13 @@ class Executor:
     ) -> None:
         # The executor measures the time; this is for when it cannot report.
         limit = time.monotonic() + timeout + 4 * GRACE_SECONDS if timeout else None
-        rest = memoryview(stdin or b"")
-        open_input = stdin is not None
+        call.rest += stdin or b""
+        call.input_ends = stdin is not None
         self._calls[call.id] = call
         try:
             self._send(_Request.RUN, call.id, head)
+            self.feed(call)
             while call.end is None:
-                while open_input and call.credit and rest:
-                    piece = rest[: call.credit]
-                    rest, call.credit = rest[len(piece) :], call.credit - len(piece)
-                    self._send(_Request.INPUT, call.id, bytes(piece))
-                if open_input and not rest:
-                    open_input = False
-                    self._send(_Request.INPUT_END, call.id)
                 await self._turn(call, limit)
         finally:
             del self._calls[call.id]
@@ -439,7 +414,7 @@ class Executor:
             call.err.add(body)
         elif kind is _Answer.TAKEN:
             call.credit += struct.unpack("<I", body)[0]
-            self._feed(call)
+            self.feed(call)
         elif kind is _Answer.END:
             how, flags, status, stage, error = struct.unpack("<IIIII", body)
             call.end = End(How(how), Flag(flags), status, FailedAt(stage), error)
@@ -453,7 +428,59 @@ class Executor:
             call.changed.set()
 
 
-def _taken(stream: Capture) -> bytes:
-    data = bytes(stream.data)
-    stream.data.clear()
-    return data
+Failure = Callable[[ConnectionError | ExecutorSilent], Awaitable[SandboxError]]
+"""Decides what a failed request means for its container."""
+
+
+class OpenCommand:
+    """A running command; one task reads it.
+
+    Its methods raise ``SandboxDiedError``, ``SandboxMisusedError`` or ``SandboxEngineError`` if
+    the container is lost.
+    """
+
+    def __init__(
+        self, executor: Executor, call: Call, failure: Failure, result: Callable[[], CommandResult]
+    ) -> None:
+        self._failure = failure
+        self._executor = executor
+        self._call = call
+        self._result = result
+
+    async def receive(self) -> tuple[bytes, bytes]:
+        """Wait for some of its standard output and error; nothing of both at its end."""
+        try:
+            await self._executor.wait_for_output(self._call)
+        except (ConnectionError, ExecutorSilent) as ex:
+            raise await self._failure(ex) from ex
+        return self._call.out.take(), self._call.err.take()
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input, without waiting until it is read."""
+        self._call.rest += data
+        await self._feed()
+
+    async def end_input(self) -> None:
+        """End its standard input, behind what was sent."""
+        self._call.input_ends = True
+        await self._feed()
+
+    async def _feed(self) -> None:
+        try:
+            self._executor.feed(self._call)
+            await self._executor.flush()
+        except ConnectionError as ex:
+            raise await self._failure(ex) from ex
+
+    def result(self) -> ExecResult[bytes]:
+        """Return how it ended, with the output that was not received yet.
+
+        Raises:
+            SandboxMisusedError: commands in the container kept this one from running.
+        """
+        end = self._result()
+        return ExecResult(end.status == 0, end.status, end.stdout, end.stderr)
+
+    async def close(self) -> None:
+        """End it with everything that it started. Safe to call again."""
+        await self._executor.leave(self._call)

@@ -1,132 +1,37 @@
 """Finds, pulls or builds an image, and reads from it what a container needs to know.
 
-Builds and pulls that make no progress are ended, with an error that says why.
+The images that this process makes are kept within a disk budget: the least recently used one goes.
 """
 
 from __future__ import annotations
 
-import socket
+import hashlib
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
 
-from inspect_docker_pool.budget import ImageBudget
-from inspect_docker_pool.config import Build, ContainerConfig
-from inspect_docker_pool.engine import Engine, engine_address, quietly, typed
+from inspect_docker_pool.config import GIB, Build, ContainerConfig
+from inspect_docker_pool.engine import Engine, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
 )
-from inspect_docker_pool.lease import Lease
-from inspect_docker_pool.threads import Ticker
+from inspect_docker_pool.threads import Workers
 
-BEGIN_SECONDS = 300.0
-"""Seconds until an engine begins to answer: to a pull, it answers after the registry did."""
+logger = getLogger(__name__)
 
-ASK_SECONDS = 60.0
-"""Seconds of silence after which the engine is asked whether it lives."""
+DEFAULT_BYTES = 50 * GIB
 
-ANSWER_SECONDS = 30.0
-_LOOK_SECONDS = 0.5
-
-
-class EngineWork:
-    """One build or pull with its own connection, watched while it runs.
-
-    Args:
-        engine: runs it; when it is closed, the work is cut off, which also ends it there.
-        what: a description of the work, for messages.
-        silence: seconds without output after which it is ended although the engine lives.
-
-    Raises:
-        SandboxEngineError: on leaving: the engine stopped answering.
-        SandboxImageError: on leaving: there was no output for too long.
-    """
-
-    def __init__(self, engine: Engine, what: str, silence: float) -> None:
-        self._engine = engine
-        self._what = what
-        self._silence = silence
-        self._last = time.monotonic()
-        self._asked = self._last
-        self._socket: socket.socket | None = None
-        self._responses: list[Any] = []
-        self._fault: SandboxError | None = None
-        self._ticker = Ticker("docker_pool_progress", _LOOK_SECONDS, self._look)
-        self.client = engine.connect(BEGIN_SECONDS, answered=self._watch)
-
-    def _watch(self, response: Any) -> None:
-        self._responses.append(response)
-        file = getattr(getattr(response.raw, "_fp", None), "fp", None)
-        found = getattr(getattr(file, "raw", None), "_sock", None)
-        if isinstance(found, socket.socket):
-            found.settimeout(None)  # from here on it is watched
-            self._socket = found
-
-    def events(self, stream: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the engine's output, and record that there was some."""
-        for event in stream:
-            self._last = time.monotonic()
-            yield event
-
-    def cut(self, fault: SandboxError) -> None:
-        """End the work from another thread."""
-        self._fault = self._fault or fault
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Self:
-        self._engine.streams.add(self)
-        self._ticker.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._engine.streams.discard(self)
-        self._ticker.stop(1)
-        for response in self._responses:  # one that was not read to its end keeps its socket
-            response.close()
-        self.client.close()
-        if self._fault is not None:
-            raise self._fault from error
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        silent = now - self._last
-        if silent > self._silence:
-            self.cut(SandboxImageError(f"{self._what}: there was no progress for {silent:.0f} s"))
-        elif now - max(self._last, self._asked) > ASK_SECONDS:
-            if not quietly(self._ask):
-                self.cut(
-                    SandboxEngineError(
-                        f"{self._what}: the Docker engine at {engine_address()} does not answer"
-                    )
-                )
-            self._asked = time.monotonic()
-
-    def _ask(self) -> None:
-        client = self._engine.connect(ANSWER_SECONDS)
-        try:
-            client.ping()
-        finally:
-            client.close()
-
+CLOSED = "the sandbox pools were closed"
 
 BUILD_SILENCE_SECONDS = 3600
-"""Seconds that a build step may print nothing, on an engine that otherwise answers."""
+"""Seconds that a build step may print nothing."""
 
 PULL_SILENCE_SECONDS = 600
 """Seconds that a pull may make no progress."""
@@ -142,8 +47,26 @@ class Image:
     entrypoint: tuple[str, ...]
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    volumes: tuple[str, ...]
+    """Folders that containers get as volumes."""
     architecture: str
     """As the engine names it: ``amd64``, ``arm64``, …"""
+
+
+def check_volumes(config: ContainerConfig, image: Image) -> None:
+    """Refuse a limited disk beside volumes of the image, which nothing limits.
+
+    Raises:
+        SandboxConfigError: one that no mount of the configuration replaces.
+    """
+    covered = {path for path, _ in config.tmpfs} | {mount.target for mount in config.mounts}
+    free = [path for path in image.volumes if path.rstrip("/") not in covered]
+    if free and config.limits.disk is not None:
+        raise SandboxConfigError(
+            f"{config.source}: the image has a VOLUME {free[0]}, which the limit of the disk does "
+            f"not cover; mount memory there (tmpfs: ['{free[0]}:size=1g']), or lift the limit "
+            "(x-docker-pool: {disk: 0})"
+        )
 
 
 def reference_of(config: ContainerConfig) -> str:
@@ -153,42 +76,130 @@ def reference_of(config: ContainerConfig) -> str:
     return config.image or ""
 
 
-@dataclass(eq=False)
-class _Flight:
-    """One search for an image, shared by all who need it in the meantime."""
+@dataclass(frozen=True)
+class _Made:
+    id: str
+    layers: tuple[tuple[str, int], ...]
+    """The layers of the image, each identified with all layers beneath it, and their bytes."""
 
-    key: tuple[object, ...]
-    urgent: bool
-    result: Future[Image] = field(default_factory=Future)
-    job: Future[None] | None = None
-    """The build or pull, once it is known to be needed."""
+
+class ImageBudget:
+    """The images that this process built or pulled, in the order of their last use.
+
+    Images that were there before are not counted and never removed. Layers that several
+    images share count once. Thread-safe.
+
+    Args:
+        engine: where the images are.
+        evicted: called with the id of an image that was removed.
+    """
+
+    def __init__(self, engine: Engine, evicted: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._evicted = evicted
+        self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._stated: int | None = None
+        self._lock = threading.Lock()
+
+    def record_use(self, reference: str, stated: int | None) -> None:
+        """Record that a configuration uses an image, and its budget, if it has one.
+
+        The largest budget counts.
+        """
+        with self._lock:
+            if reference in self._made:
+                self._made.move_to_end(reference)
+            if stated is not None:
+                self._stated = max(self._stated or 0, stated)
+
+    def counts(self, reference: str) -> bool:
+        """Tell whether an image was made by this process."""
+        with self._lock:
+            return reference in self._made
+
+    def count(self, reference: str, image: str, before: str | None = None) -> None:
+        """Count an image that was built or pulled just now, and make room, in this thread.
+
+        Args:
+            reference: its name.
+            image: its id.
+            before: what had that name until now; it is removed, or counted while it is in use.
+        """
+        made = self._measure(image)
+        if before is not None and before != image:
+            self._remove_replaced(before)
+        with self._lock:
+            self._made[reference] = made
+            self._made.move_to_end(reference)
+            older = list(self._made)[:-1]
+            budget = DEFAULT_BYTES if self._stated is None else self._stated
+        for name in older:
+            if self._sum_up() <= budget:
+                return
+            self._remove(name, budget)
+
+    def _remove_replaced(self, image: str) -> None:
+        # An image without its name cannot be found again. The engine keeps one that has another
+        # name, or a container; the last of those may end before this process does.
+        if quietly(self._engine.api.remove_image, image):
+            self._evicted(image)
+            return
+        held = self._measure(image)
+        with self._lock:
+            self._made[image] = held
+            self._made.move_to_end(image, last=False)  # the first to go
+
+    def _measure(self, image: str) -> _Made:
+        parts, beneath = [], ""
+        history = self._engine.api.history(image)  # type: ignore[no-untyped-call]  # the stubs miss it
+        for entry in reversed(history):
+            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
+            parts.append((beneath, int(entry["Size"])))
+        return _Made(image, tuple(parts))
+
+    def _sum_up(self) -> int:
+        with self._lock:
+            parts = {part for made in self._made.values() for part in made.layers}
+        return sum(size for _, size in parts)
+
+    def _remove(self, name: str, budget: int) -> None:
+        before = self._sum_up()
+        # Not by force: the engine refuses while a container runs from it.
+        if not quietly(self._engine.api.remove_image, name):
+            return
+        with self._lock:
+            gone = self._made.pop(name)
+        self._evicted(gone.id)
+        logger.warning(
+            "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "
+            "within %.1f GB; it is made again when it is needed. More room: x-docker-pool: "
+            "{images: 200g}",
+            name,
+            (before - self._sum_up()) / 1e6,
+            budget / 1e9,
+        )
 
 
 class Images:
     """Images of one engine; each is made once, however many wait for it, and examined once.
 
-    Builds and pulls run in the engine's build threads, a few at once and one
-    per image; images that somebody waits for come before those made ahead of need.
+    Builds and pulls run in the engine's build threads, a few at once and one per image.
     """
 
-    def __init__(self, engine: Engine, owner: Lease, budget: ImageBudget) -> None:
+    def __init__(self, engine: Engine, budget: ImageBudget) -> None:
         self._engine = engine
-        self._owner = owner
         self._budget = budget
         self._known: dict[str, Image] = {}
-        self._flights: dict[tuple[object, ...], _Flight] = {}
+        self._searches: dict[tuple[object, ...], Future[Image]] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
-    def resolve(
-        self, config: ContainerConfig, *, refresh: bool = False, urgent: bool = True
-    ) -> Future[Image]:
+    def resolve(self, config: ContainerConfig, *, refresh: bool = False) -> Future[Image]:
         """Make sure that the image exists; returns immediately.
 
         Args:
             config: names the image or how to build it.
             refresh: build or pull again as the configuration says, as at the start of a task.
-            urgent: whether somebody waits for it.
 
         Returns:
             The image to come, or a ``SandboxImageError`` (missing and not to be pulled, or
@@ -196,78 +207,71 @@ class Images:
         """
         key = (reference_of(config), config.build, config.pull, config.platform, refresh)
         with self._lock:
-            flight = self._flights.get(key)
-            if flight is not None:
-                if urgent and not flight.urgent:
-                    flight.urgent = True
-                    if flight.job is not None:
-                        self._engine.builds.hurry(flight.job)
-                return flight.result
-            flight = self._flights[key] = _Flight(key, urgent)
+            search = self._searches.get(key)
+            if search is not None:
+                return search
+            search = self._searches[key] = Future()
             # One waiter may give up; the others still want it.
-            flight.result.set_running_or_notify_cancel()
-        try:
-            looking = self._engine.starts.submit(self._look, flight, config, refresh)
-        except RuntimeError as ex:  # the interpreter is shutting down
-            self._land(flight, SandboxEngineError(f"image: {ex}"))
-        else:
-            looking.add_done_callback(lambda job: self._dropped(flight, job))
-        return flight.result
+            search.set_running_or_notify_cancel()
 
-    def _look(self, flight: _Flight, config: ContainerConfig, refresh: bool) -> None:
-        """Build or pull in another thread if necessary; else examine the image, in this thread."""
-        try:
-            if not self._must_make(config, refresh):
-                self._land(flight, self._examine(reference_of(config)))
-                return
+        def land(result: Image | BaseException) -> None:
             with self._lock:
-                builds = self._engine.builds
-                submit = builds.submit if flight.urgent else builds.submit_later
-                flight.job = submit(self._make, flight, config)
-            flight.job.add_done_callback(lambda job: self._dropped(flight, job))
-        except BaseException as ex:  # the boundary: passed to all waiters
-            self._land(flight, ex)
+                if self._searches.get(key) is not search:
+                    return
+                del self._searches[key]
+            if isinstance(result, Image):
+                search.set_result(result)
+                return
+            error = result if isinstance(result, SandboxError) else typed(result, "image")
+            error.__cause__ = error.__cause__ or (None if error is result else result)
+            search.set_exception(error)
 
-    def _make(self, flight: _Flight, config: ContainerConfig) -> None:
+        def run(workers: Workers, step: Callable[[], Image | None]) -> None:
+            def attempt() -> None:
+                try:
+                    found = step()
+                except BaseException as ex:  # the boundary: passed to all waiters
+                    land(ex)
+                else:
+                    if found is not None:
+                        land(found)
+
+            try:
+                job = workers.submit(attempt)
+            except RuntimeError as ex:  # the interpreter is shutting down
+                land(SandboxEngineError(f"image: {ex}"))
+            else:
+                job.add_done_callback(drop)
+
+        def drop(job: Future[None]) -> None:
+            if job.cancelled():
+                land(SandboxEngineError(CLOSED))
+
+        def look() -> Image | None:
+            if not self._must_make(config, refresh):
+                return self._examine(reference_of(config))
+            run(self._engine.builds, lambda: self._make(config))
+            return None
+
+        run(self._engine.starts, look)
+        return search
+
+    def _make(self, config: ContainerConfig) -> Image:
         reference = reference_of(config)
         with self._lock:
             making = self._making[reference]
-        try:
-            with making:  # another configuration may build or pull under the same name
-                # An image that was there before is somebody else's, unless its name is the pool's.
-                before = self._examine(reference).id if self._exists(reference) else None
-                ours = before is None or reference.startswith("inspect-pool/")
-                what = f"{config.source}: the {'build' if config.build else 'pull'} of {reference}"
-                silence = BUILD_SILENCE_SECONDS if config.build else PULL_SILENCE_SECONDS
-                with EngineWork(self._engine, what, silence) as progress:
-                    if config.build is not None:
-                        self._build(config, config.build, reference, progress)
-                    else:
-                        self._pull(reference, config, progress)
-                image = self._examine(reference)
-                if ours or self._budget.counts(reference):
-                    quietly(self._budget.made, reference, image.id, before=before)
-                    if not flight.urgent:
-                        self._budget.await_use(reference)
-            self._land(flight, image)
-        except BaseException as ex:  # the boundary: passed to all waiters
-            self._land(flight, ex)
-
-    def _dropped(self, flight: _Flight, job: Future[None]) -> None:
-        if job.cancelled():
-            self._land(flight, SandboxEngineError("the sandbox pools were closed"))
-
-    def _land(self, flight: _Flight, result: Image | BaseException) -> None:
-        with self._lock:
-            if self._flights.get(flight.key) is not flight:
-                return
-            del self._flights[flight.key]
-        if isinstance(result, Image):
-            flight.result.set_result(result)
-            return
-        error = result if isinstance(result, SandboxError) else typed(result, "image")
-        error.__cause__ = error.__cause__ or (None if error is result else result)
-        flight.result.set_exception(error)
+        with making:  # another configuration may build or pull under the same name
+            # An image that was there before is somebody else's, unless its name is the pool's.
+            before = self._examine(reference).id if self._exists(reference) else None
+            ours = before is None or reference.startswith("inspect-pool/")
+            if config.build is not None:
+                self._build(config, config.build, reference)
+            else:
+                self._pull(reference, config)
+            image = self._examine(reference)
+            if ours or self._budget.counts(reference):
+                quietly(self._budget.count, reference, image.id, before=before)
+        return image
 
     def _must_make(self, config: ContainerConfig, refresh: bool) -> bool:
         reference = reference_of(config)
@@ -281,12 +285,14 @@ class Images:
             )
         return missing or (refresh and config.pull == "always")
 
-    def _build(self, config: ContainerConfig, build: Build, tag: str, progress: EngineWork) -> None:
+    def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:
         import docker
+        from urllib3.exceptions import HTTPError
 
         log: list[str] = []
+        client = self._engine.connect(BUILD_SILENCE_SECONDS)
         try:
-            made = progress.client.build(
+            for event in client.build(
                 path=build.context,
                 dockerfile=build.dockerfile,
                 buildargs=dict(build.args),
@@ -297,30 +303,30 @@ class Images:
                 rm=True,
                 forcerm=True,
                 decode=True,
-            )
-            for event in progress.events(made):
+            ):
                 log.append(str(event.get("stream") or event.get("error") or ""))
                 if "error" in event:
                     raise SandboxImageError(
                         f"{config.source}: the build failed: {event['error']}\n"
                         + "".join(log)[-4000:]
                     )
-        except (docker.errors.APIError, TypeError, OSError) as ex:
-            if isinstance(ex, ConnectionError):
-                raise typed(ex, "build") from ex
+        except ConnectionError as ex:
+            raise typed(ex, "build") from ex
+        except (docker.errors.DockerException, HTTPError, TypeError, OSError) as ex:
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
-        except docker.errors.DockerException as ex:
-            raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
+        finally:
+            client.close()
 
-    def _pull(self, reference: str, config: ContainerConfig, progress: EngineWork) -> None:
+    def _pull(self, reference: str, config: ContainerConfig) -> None:
         import docker
+        from urllib3.exceptions import HTTPError
 
+        client = self._engine.connect(PULL_SILENCE_SECONDS)
         try:
             name, _, tag = reference.partition("@") if "@" in reference else (reference, "", "")
-            pulled = progress.client.pull(
+            for event in client.pull(
                 name, tag=tag or None, platform=config.platform, stream=True, decode=True
-            )
-            for event in progress.events(pulled):
+            ):
                 if "error" in event:
                     raise SandboxImageError(
                         f"{config.source}: pulling {reference!r} failed: {event['error']}"
@@ -330,8 +336,12 @@ class Images:
                 f"{config.source}: image {reference!r} is not on the engine and could not be "
                 f"pulled: {ex.explanation or ex}"
             ) from ex
+        except HTTPError as ex:
+            raise SandboxImageError(f"{config.source}: the pull of {reference}: {ex}") from ex
         except (OSError, docker.errors.DockerException) as ex:
-            raise typed(ex, "pull") from ex
+            raise typed(ex, f"{config.source}: the pull of {reference}") from ex
+        finally:
+            client.close()
 
     def _exists(self, reference: str) -> bool:
         import docker
@@ -377,11 +387,10 @@ def _describe(facts: dict[str, Any]) -> Image:
         environment=tuple(
             (key, value) for key, _, value in (v.partition("=") for v in config.get("Env") or ())
         ),
+        volumes=tuple(config.get("Volumes") or ()),
         architecture=str(facts.get("Architecture") or "amd64"),
     )
 
 
 def _slug(build: Build) -> str:
-    import hashlib
-
     return hashlib.sha256(repr(build).encode()).hexdigest()[:16]

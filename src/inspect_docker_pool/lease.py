@@ -170,14 +170,14 @@ def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
 
 
 def remove_snapshots(engine: Engine, owner: str) -> None:
-    """Remove the images of an owner's containers that were set up.
+    """Remove the images of an owner's containers that were set up; one may still be needed.
 
     Raises:
-        SandboxError, docker.errors.DockerException: not all could be removed.
+        SandboxError, docker.errors.DockerException: the engine does not answer.
     """
     for name, _ in _snapshots(engine.api):
         if name.partition(":")[2].startswith(f"{owner}-"):
-            engine.api.remove_image(name)
+            quietly(engine.api.remove_image, name)
 
 
 def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
@@ -222,18 +222,9 @@ def _is_dead(owner: Lease, beats: list[str], api: APIClient) -> bool:
         return not lives
     if not beats:
         return True
-    now = _moment(api.info()["SystemTime"])
-    newest = max(_moment(beat) for beat in beats)
+    now = datetime.fromisoformat(api.info()["SystemTime"])
+    newest = max(datetime.fromisoformat(beat) for beat in beats)
     return (now - newest).total_seconds() > DEAD_AFTER_SECONDS
-
-
-def _moment(text: str) -> datetime:
-    # The engine gives nanoseconds, which fromisoformat refuses: keep six digits.
-    head, dot, tail = text.partition(".")
-    if dot:
-        digits = len(tail) - len(tail.lstrip("0123456789"))
-        text = f"{head}.{tail[: min(digits, 6)].ljust(6, '0')}{tail[digits:]}"
-    return datetime.fromisoformat(text)
 
 
 def _this_host() -> str:

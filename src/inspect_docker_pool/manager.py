@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from logging import getLogger
 from queue import SimpleQueue
 
-from inspect_docker_pool.budget import ImageBudget
 from inspect_docker_pool.config import ContainerConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.disk_guard import DiskGuard
@@ -24,7 +23,14 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
     SandboxStartError,
 )
-from inspect_docker_pool.image import Image, Images, reference_of
+from inspect_docker_pool.image import (
+    CLOSED,
+    Image,
+    ImageBudget,
+    Images,
+    check_volumes,
+    reference_of,
+)
 from inspect_docker_pool.lease import (
     BEAT_SECONDS,
     Beat,
@@ -73,7 +79,7 @@ class PoolManager:
         self.engine = Engine()
         self.owner = Lease.current()
         self._budget = ImageBudget(self.engine, self._forget_image)
-        self._images = Images(self.engine, self.owner, self._budget)
+        self._images = Images(self.engine, self._budget)
         self._beat = Beat(self.engine, self.owner)
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
@@ -98,47 +104,36 @@ class PoolManager:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
-        self._budget.used(reference_of(config), config.pool.images)
+        self._budget.record_use(reference_of(config), config.pool.images)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             ahead, use.ahead = use.ahead, None
         fresh = ahead is not None and ahead.done() and ahead.exception() is None
-        return await settled(self._resolve(use, refresh=not fresh, urgent=True))
+        return await settled(self._resolve(use, refresh=not fresh))
 
-    def make_ahead(self, config: ContainerConfig) -> Future[Pool] | None:
-        """Build or pull an image before it is needed, after images that somebody waits for.
+    def make_ahead(self, config: ContainerConfig) -> Future[Pool]:
+        """Build or pull an image before it is needed; returns immediately.
 
         The next :meth:`prepare` uses it as it is. The pool keeps no containers ready until
-        somebody wants them. Returns immediately.
+        somebody wants them.
 
         Returns:
-            The pool to come, cancelled once the pools are closed; ``None`` while images that
-            nobody has used yet take half of the disk budget.
+            The pool to come, cancelled if the pools are closed.
         """
-        reference = reference_of(config)
-        self._budget.state(config.pool.images)
+        self._budget.record_use(reference_of(config), config.pool.images)
+        made: Future[Pool] = Future()
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
-            pool = use.pool
-        if self._closed or pool is not None:
-            there: Future[Pool] = Future()
-            if pool is None or self._closed:
-                there.cancel()
-            else:
-                there.set_result(pool)
-            return there
-        if not self._budget.has_room_ahead(reference):
-            return None
-        made = self._resolve(use, refresh=True, urgent=False)
+            if self._closed:
+                made.cancel()
+                return made
+            if use.pool is not None:
+                made.set_result(use.pool)
+                return made
+        made = self._resolve(use, refresh=True, wanted=False)
         with self._lock:
             use.ahead = made
         return made
-
-    def pool_of(self, config: ContainerConfig) -> Pool | None:
-        """Return the pool of a configuration whose image is there."""
-        with self._lock:
-            use = self._uses.get(config)
-            return None if use is None or self._closed else use.pool
 
     async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
         """Wait for a container; first come, first served.
@@ -148,7 +143,7 @@ class PoolManager:
         Raises:
             SandboxError: no image, or no container could be started for this caller.
         """
-        self._budget.used(reference_of(config), config.pool.images)
+        self._budget.record_use(reference_of(config), config.pool.images)
         for _ in range(_SEARCHES - 1):
             waiter = Waiter()
             try:
@@ -171,7 +166,7 @@ class PoolManager:
         if pool is not None:
             return pool, await pool.wait(waiter)
         if first:
-            self._resolve(use, refresh=False, urgent=True)
+            self._resolve(use, refresh=False)
         container = await served(waiter, lambda waiter: self._withdraw(use, waiter))
         assert waiter.pool is not None
         return waiter.pool, container
@@ -215,7 +210,7 @@ class PoolManager:
             self._uses.clear()
             tickers, self._tickers = self._tickers, []
         for waiter in early:
-            waiter.fail(SandboxStartError("the sandbox pools were closed"))
+            waiter.fail(SandboxStartError(CLOSED))
         for ticker in tickers:
             ticker.stop(0)
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -248,7 +243,7 @@ class PoolManager:
         done, _ = wait(removals, max(0.0, deadline - time.monotonic()))
         return len(removals) - sum(removal.result() for removal in done)
 
-    def _resolve(self, use: _Use, *, refresh: bool, urgent: bool) -> Future[Pool]:
+    def _resolve(self, use: _Use, *, refresh: bool, wanted: bool = True) -> Future[Pool]:
         """Find the image of a configuration and, with it, the pool; returns immediately."""
         found: Future[Pool] = Future()
         found.set_running_or_notify_cancel()  # others wait for it when one caller gives up
@@ -265,8 +260,7 @@ class PoolManager:
         def look() -> None:
             try:
                 self._open()
-                self.engine.check_runtime(use.config.runtime, use.config.source)
-                image = self._images.resolve(use.config, refresh=refresh, urgent=urgent)
+                image = self._images.resolve(use.config, refresh=refresh)
             except BaseException as ex:  # the boundary: passed to all waiters
                 fail(ex)
             else:
@@ -275,7 +269,7 @@ class PoolManager:
         def arrived(image: Future[Image]) -> None:
             try:
                 pool = self._publish(use, image.result())
-                if urgent:
+                if wanted:
                     pool.used()
             except BaseException as ex:  # the boundary: passed to all waiters
                 fail(ex)
@@ -291,10 +285,11 @@ class PoolManager:
     def _publish(self, use: _Use, image: Image) -> Pool:
         """Return the pool of a configuration whose image exists, also to its early callers."""
         config = use.config
+        check_volumes(config, image)
         key = config.key(image.id)
         with self._lock:
             if self._closed:
-                raise SandboxEngineError("the sandbox pools were closed")
+                raise SandboxEngineError(CLOSED)
             pool = self._pools.get(key)
             if pool is None:
                 pool = Pool(
@@ -341,7 +336,12 @@ class PoolManager:
                 raise
             except Exception as ex:
                 raise typed(ex, "start-up") from ex
-            self._report()
+            if not self.engine.filters_calls:
+                logger.warning(
+                    "docker_pool: the Docker engine at %s filters no system calls; containers are "
+                    "less isolated than docs/sandboxes.md says",
+                    engine_address(),
+                )
             tickers = [
                 Ticker("docker_pool_keeper", _TEND_SECONDS, self._tend),
                 Ticker("docker_pool_beat", BEAT_SECONDS, self._beat.renew),
@@ -353,22 +353,6 @@ class PoolManager:
                 self._tickers = tickers
             for ticker in tickers:
                 ticker.start()
-
-    def _report(self) -> None:
-        """Log which isolation the engine lacks or adds, as it differs from engine to engine."""
-        isolation = self.engine.isolation
-        if "seccomp" not in isolation:
-            logger.warning(
-                "docker_pool: the Docker engine at %s filters no system calls; containers are "
-                "less isolated than docs/sandboxes.md says",
-                engine_address(),
-            )
-        if "userns" in isolation or "rootless" in isolation:
-            logger.info(
-                "docker_pool: the engine runs containers under other users of the host (%s): root "
-                "in a container is nobody outside; mounted folders must be readable for them",
-                "rootless" if "rootless" in isolation else "user namespace remapping",
-            )
 
     def _tend(self) -> None:
         while not self.dropped.empty():

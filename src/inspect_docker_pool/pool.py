@@ -8,6 +8,7 @@ engine in the caller's thread.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ import anyio
 
 from inspect_docker_pool.config import ContainerConfig, PoolSize
 from inspect_docker_pool.container import Container
+from inspect_docker_pool.context import ACQUIRE, WARM_HITS, measure
 from inspect_docker_pool.engine import Engine, settled
 from inspect_docker_pool.errors import (
     SandboxError,
@@ -26,10 +28,12 @@ from inspect_docker_pool.errors import (
     SandboxStartError,
 )
 from inspect_docker_pool.image import Image
-from inspect_docker_pool.metrics import ACQUIRE, WARM_HITS, measure
 
 IDLE_SECONDS = 600.0
 """Idle seconds before a pool removes its warm containers."""
+
+NETWORKS = 24
+"""Networks that a pool's containers may have of their own: engines have addresses for about 30."""
 
 MAX_BACKOFF_SECONDS = 60.0
 _REMOVE_ATTEMPTS = 3
@@ -48,6 +52,13 @@ class PoolState:
     failures: int
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # under trio, or in a thread
+        return None
+
+
 @dataclass(eq=False)
 class Waiter:
     """A caller that waits for a container."""
@@ -64,9 +75,12 @@ class Waiter:
     """Whether the container was ready when the caller came."""
     lost: bool = False
     """Whether it failed because the pool's image is gone from the engine."""
+    loop: asyncio.AbstractEventLoop | None = field(default_factory=_running_loop)
 
     def give(self, container: Container) -> bool:
         """Hand a container over; return whether the caller still wanted it."""
+        if self.loop is not None and self.loop.is_closed():
+            return False  # nobody cancelled what waited in it
         if not self.future.set_running_or_notify_cancel():
             return False
         self.hit = container.ready_at <= self.begun
@@ -129,6 +143,9 @@ class Pool:
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
+        if own := sum(not network.external for network in config.networks):
+            most = max(1, NETWORKS // own)
+            self._max = most if self._max is None else min(self._max, most)
         self._floor = 0
         self._resting = False
         self._last_used = float("-inf")

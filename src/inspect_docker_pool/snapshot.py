@@ -24,16 +24,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import anyio
 
-from inspect_docker_pool.command import Command
-from inspect_docker_pool.config import GIB, ContainerConfig, is_keep_alive
+from inspect_docker_pool.command import How, RequestKind
+from inspect_docker_pool.config import (
+    ENGINE_CAPABILITIES,
+    GIB,
+    ContainerConfig,
+    command_capabilities,
+    is_keep_alive,
+)
 from inspect_docker_pool.container import Container
+from inspect_docker_pool.context import FORKS, SNAPSHOTS, SampleSetup, measure
 from inspect_docker_pool.engine import Engine, quietly, settled, typed
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
-from inspect_docker_pool.metrics import FORKS, SNAPSHOTS, measure
 from inspect_docker_pool.pool import Pool
-from inspect_docker_pool.sharing import SampleSetup
 
 logger = getLogger(__name__)
 
@@ -49,21 +54,9 @@ SNAPSHOT_BYTES = 10 * GIB
 _LEAST_BYTES = 32 * 1024**2
 """Minimum size that a snapshot counts with, so that there are not thousands."""
 
-_REMEMBERED = 4096
 _LOOKS = 3
-
-# State outside of a container's layer, which would be missing from its image.
-_STATE = """
-for d in /dev/shm /dev/mqueue "$@"; do
-  for f in "$d"/* "$d"/.[!.]* "$d"/..?*; do
-    if [ -e "$f" ] || [ -L "$f" ]; then echo "$f"; fi
-  done
-done
-for f in /etc/hosts /etc/hostname /etc/resolv.conf /proc/sysvipc/shm /proc/sysvipc/sem \
-/proc/sysvipc/msg /proc/self/mountinfo; do
-  while IFS= read -r l || [ -n "$l" ]; do echo "$l"; done <"$f"
-done 2>/dev/null
-"""
+_SCAN_BYTES = 1024**2
+_IN_MEMORY = ("/dev", "/dev/shm", "/dev/mqueue")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -213,9 +206,7 @@ class Snapshots:
         self._known = known
         self._lock = threading.Lock()
         self._forks: OrderedDict[str, _Fork] = OrderedDict()
-        self._seen: OrderedDict[str, int] = OrderedDict()
-        """How often a set-up without a snapshot was wanted."""
-        self._unfaithful: OrderedDict[str, str] = OrderedDict()
+        self._unfaithful: set[str] = set()
         self._seconds: dict[ContainerConfig, float] = {}
         """Recent set-up times by configuration: a task's samples are alike."""
 
@@ -256,6 +247,8 @@ class Snapshots:
         try:
             if container.image.entrypoint or not is_keep_alive(container.command):
                 raise _Unfaithful("a process of its own has state beside the container's files")
+            if command_capabilities(config) - ENGINE_CAPABILITIES:
+                raise _Unfaithful("its capabilities can change what no image holds")
             part.before = await self._state(container)
         except (_Unfaithful, SandboxError) as ex:
             self._refuse(fork.key, config, str(ex))
@@ -298,7 +291,7 @@ class Snapshots:
         assert fork is not None
         assert part.tape is not None
         with self._lock:
-            wanted = fork.waiting > 0 or self._seen.get(fork.key, 0) > 1
+            wanted = fork.waiting > 0
         if config.snapshot != "always" and (seconds < QUICK_SECONDS or not wanted):
             return None
         try:
@@ -308,6 +301,8 @@ class Snapshots:
                 await anyio.sleep(0.1 * 2**attempt)  # ending processes may need a moment
             else:
                 raise _Unfaithful("set-up left processes, or state outside of the layer")
+            if lost := await self._scan(part.container):
+                raise _Unfaithful(f"an image does not hold {lost.splitlines()[0]}")
             image, size = await self._engine.run(self._commit, part.container, fork.key)
         except _Unfaithful as ex:
             self._refuse(fork.key, config, str(ex))
@@ -321,9 +316,7 @@ class Snapshots:
     def _refuse(self, key: str, config: ContainerConfig, reason: str) -> None:
         logger.info("docker_pool: no snapshot of %s: %s", config.source, reason)
         with self._lock:
-            self._unfaithful[key] = reason
-            while len(self._unfaithful) > _REMEMBERED:
-                self._unfaithful.popitem(last=False)
+            self._unfaithful.add(key)
 
     def _fork_of(self, config: ContainerConfig, setup: SampleSetup) -> tuple[_Fork | None, bool]:
         """Find or open the fork of a set-up; return also whether the caller leads it."""
@@ -337,9 +330,6 @@ class Snapshots:
                 return fork, False
             if key in self._unfaithful or not self._pays(config, setup):
                 return None, False
-            self._seen[key] = self._seen.pop(key, 0) + 1
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
             fork = self._forks[key] = _Fork(key)
             return fork, True
 
@@ -358,14 +348,25 @@ class Snapshots:
     async def _state(self, container: Container) -> str:
         """Describe a container's state outside of its layer, as far as set-up could change it."""
         paths = [path for path, _ in container.config.tmpfs]
-        outcome = await container.run(
-            Command(("/bin/sh", "-c", _STATE, "sh", *paths), cwd="/", timeout=60)
-        )
+        state = await self._scan(container, *_IN_MEMORY, *paths)
         try:
             processes = await self._engine.run(_processes, self._engine, container)
         except Exception as ex:
             raise typed(ex, "snapshot", container.id) from ex
-        return outcome.stdout.decode(errors="replace") + processes
+        return state + processes
+
+    async def _scan(self, container: Container, *folders: str) -> str:
+        """List what an image would lose of changed files; with folders, describe state in memory.
+
+        Raises:
+            _Unfaithful: it cannot be known.
+            SandboxError: as for a command.
+        """
+        words = ("0", "/", *folders)
+        call = await container.request(RequestKind.SCAN, words, timeout=60, limit=_SCAN_BYTES)
+        if call.end is None or call.end.how is not How.DONE:
+            raise _Unfaithful("its state cannot be read")
+        return bytes(call.out.data).decode(errors="replace")
 
     def _commit(self, container: Container, key: str) -> tuple[Image, int]:
         """Make an image of a container, in this thread.
@@ -402,7 +403,6 @@ class Snapshots:
         for key, snapshot in held:
             if total > SNAPSHOT_BYTES and self._remove(key):
                 total -= snapshot.bytes
-                logger.info("docker_pool: removed a snapshot of %s", snapshot.pool.config.source)
         return total <= SNAPSHOT_BYTES
 
     def drop(self, key: str) -> None:

@@ -57,15 +57,6 @@ class Workers:
         """Run a call when nothing urgent waits."""
         return self._add(self._later, partial(call, *args, **kwargs))
 
-    def hurry(self, future: Future[Any]) -> None:
-        """Make a call urgent that was submitted for later."""
-        with self._wake:
-            for job in self._later:
-                if job.future is future:
-                    self._later.remove(job)
-                    self._urgent.append(job)
-                    return
-
     def close(self, seconds: float) -> None:
         """Drop queued calls and wait this long for running ones. Can be used again afterwards."""
         with self._wake:

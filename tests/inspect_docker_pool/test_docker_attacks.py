@@ -406,6 +406,32 @@ async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
         assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
 
 
+async def test_a_keeper_that_is_stopped_is_continued(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox(cap_drop=[])
+    stop = ["sh", "-c", "for n in 1 2 3; do kill -STOP $PPID; sleep 0.1; done; exit 4"]
+    result = await asyncio.wait_for(sandbox.exec(stop), 30)
+    assert result.returncode == 4
+
+
+_LOCK = """
+import fcntl, os, signal, time
+signal.signal(signal.SIGIO, lambda *_: None)
+users = os.open("/etc/passwd", os.O_WRONLY)
+fcntl.fcntl(users, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+open("/tmp/held", "w").close()
+while True: time.sleep(60)
+"""
+
+
+async def test_a_lease_on_the_list_of_users_holds_up_no_request(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox()
+    lock = 'setsid python3 -c "$0" >/dev/null 2>&1 & until rm /tmp/held; do sleep 0.1; done'
+    await sandbox.exec(["sh", "-c", lock, _LOCK])
+    for request in (sandbox.exec(["true"]), sandbox.read_file("/etc/hosts")):
+        with pytest.raises(SandboxMisusedError, match="lists of users"):
+            await asyncio.wait_for(request, 30)
+
+
 async def test_an_image_without_any_program_has_files_and_an_honest_status(
     tmp_path: Any, open_sandbox: Any
 ) -> None:
@@ -460,10 +486,9 @@ while True:
 """
 
 
-async def test_a_pipe_in_place_of_a_file_does_not_stop_the_engine(
+async def test_a_pipe_in_place_of_a_file_does_not_stop_a_reader(
     open_sandbox: Any, manager: PoolManager
 ) -> None:
-    """The engine reads what root may not, and waits for ever on a pipe that it takes for a file."""
     sandbox = await open_sandbox()
     await sandbox.write_file("/tmp/flips.py", _FLIPS)
     await sandbox.exec(["sh", "-c", "python3 /tmp/flips.py & sleep 1"])
@@ -489,5 +514,5 @@ async def test_closed_files_are_read_beside_other_work(open_sandbox: Any) -> Non
     others = [sandbox.exec(["echo", "on"]) for _ in range(8)]
     assert set(await asyncio.gather(*reads)) == {"a\n"}
     assert {result.stdout for result in await asyncio.gather(*others)} == {"on\n"}
-    with pytest.raises(PermissionError):
+    with pytest.raises(FileNotFoundError):
         await sandbox.read_file("/root/closed/missing")

@@ -223,7 +223,6 @@ async def test_every_kind_of_container_has_an_executor(open_sandbox: Any, kind: 
     with pytest.raises(TimeoutError):
         await sandbox.exec(["sleep", "33"], timeout=1)
     assert "sleep 33" not in (await sandbox.exec(["ps", "-e", "-o", "args="])).stdout
-    assert ("reach" in sandbox.container.executor_status) == (kind == "ptrace")
 
 
 async def test_a_command_of_its_own_runs_beside_the_executor(open_sandbox: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ async def test_the_next_batch_starts_from_the_same_snapshot(manager: PoolManager
     assert (forks() - before, snapshots() - taken) == (3, 4)
 
 
+_DENY = """
+import os, struct
+open("/root/hidden", "w").write("x")
+entries = [(1, 6, -1), (2, 0, 65534), (4, 4, -1), (16, 4, -1), (32, 4, -1)]
+packed = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+os.setxattr("/root/hidden", "system.posix_acl_access", struct.pack("<I", 2) + packed)
+"""
+
+
 @pytest.mark.parametrize(
     ("setup", "options"),
     [
@@ -127,22 +137,100 @@ async def test_the_next_batch_starts_from_the_same_snapshot(manager: PoolManager
         ("echo x > /dev/shm/x", {}),
         ("echo 127.0.0.1 other >> /etc/hosts", {}),
         ("echo x > /scratch/x", {"tmpfs": ["/scratch:size=1m,mode=1777"]}),
+        ("mkfifo /dev/pipe; echo x > /dev/file", {}),
+        ("chmod 600 /dev/null", {}),
+        (f"python3 -c {shlex.quote(_DENY)}", {}),
+        ("truncate -s 9m /root/sparse", {}),
+        ("python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/root/door')\"", {}),
+        ("ip link set lo down 2>/dev/null || true", {"cap_add": ["NET_ADMIN"]}),
         ("true", {"command": ["sleep", "600", "600"]}),
         ("true", {"snapshot": False}),
     ],
-    ids=["process", "shared-memory", "hosts", "tmpfs", "own-command", "opted-out"],
+    ids=[
+        "process",
+        "shared-memory",
+        "hosts",
+        "tmpfs",
+        "devices",
+        "mode-of-a-device",
+        "access-list",
+        "sparse-file",
+        "socket",
+        "network",
+        "own-command",
+        "opted-out",
+    ],
 )
 async def test_what_an_image_cannot_hold_is_set_up_by_each(
     manager: PoolManager, setup: str, options: dict[str, Any]
 ) -> None:
     before = forks()
-    look = "cat /dev/shm/x /scratch/x 2>/dev/null; grep other /etc/hosts; ps -e -o args="
+    look = (
+        "cat /dev/shm/x /scratch/x 2>/dev/null; grep other /etc/hosts; ps -e -o args=; ls -l /dev;"
+        "ls -ls /root | grep -v made; cat /sys/class/net/lo/flags"
+    )
     task = task_of(f"#!/bin/sh\n{setup}\n", look=look, **options)
     results = [*await group_of(task, 2), *await group_of(task, 2)]
     assert [result.error for result in results] == [None] * 4
     assert len({result.state.store.get("seen") for result in results}) == 1
     assert forks() == before
     assert images_of(manager) == []
+
+
+_EVERYTHING = r"""
+import hashlib, os, stat
+for folder, _, names in os.walk("/"):
+    if folder.startswith(("/proc", "/sys", "/.inspect-pool")): continue
+    for path in [folder, *(os.path.join(folder, name) for name in names)]:
+        facts = os.lstat(path)
+        known = [facts.st_mode, facts.st_uid, facts.st_gid, facts.st_nlink, facts.st_rdev]
+        # The engine touches some at each start.
+        touched = path in ("/", "/etc", "/etc/mtab", "/.dockerenv", "/.inspect-pool")
+        if not touched and not path.startswith(("/dev", "/etc/h", "/etc/r")):
+            known += [int(facts.st_mtime)]
+        if stat.S_ISREG(facts.st_mode) and not path.startswith("/etc/host"):
+            known += [facts.st_size, hashlib.sha1(open(path, "rb").read()).hexdigest()]
+        if stat.S_ISLNK(facts.st_mode): known += [os.readlink(path)]
+        attributes = {} if stat.S_ISLNK(facts.st_mode) else {
+            name: os.getxattr(path, name) for name in os.listxattr(path)}
+        print(path, known, attributes)
+for path in ("/proc/self/limits", "/proc/filesystems", "/proc/sys/kernel/hostname"):
+    print([line for line in open(path) if "hostname" not in path])
+print([line for line in open("/proc/self/status") if line.startswith(("Uid", "Gid", "Gr", "Cap"))])
+print(sorted((k, v) for k, v in os.environ.items() if k != "HOSTNAME"), os.getcwd(), os.umask(0))
+"""
+_RICH = """#!/bin/sh
+useradd -m agent; mkdir -m 1770 /srv/d; ln /bin/true /srv/d/hard; ln -s nowhere /srv/d/soft
+cp /bin/true /srv/d/suid; chmod 6755 /srv/d/suid; mkfifo /srv/d/pipe; touch -d 2001-01-01 /srv/d/old
+ln -sf /usr/share/zoneinfo/Asia/Tokyo /etc/localtime; rm -rf /usr/share/doc; umask 077
+echo x > /srv/x
+"""
+
+
+async def test_a_fork_is_equal_to_its_leader_in_all_that_a_process_sees(
+    manager: PoolManager,
+) -> None:
+    before = forks()
+    look = f"python3 -c {shlex.quote(_EVERYTHING)}"
+    results = await group_of(task_of(_RICH, look=look), 2)
+    assert forks() - before == 1
+    leader, fork = (set(result.state.store.get("seen").splitlines()) for result in results)
+    assert len(leader) > 1000
+    assert leader ^ fork == set()
+
+
+async def test_a_snapshot_in_use_does_not_keep_the_others(manager: PoolManager) -> None:
+    await group_of(task_of(SETUP), 2)
+    (used,) = images_of(manager)
+    await group_of(task_of(SETUP + "; true"), 2)
+    api = manager.engine.api
+    kept = api.create_container(used, ["true"])["Id"]
+    try:
+        close_all()
+        assert images_of(manager) == [used]
+    finally:
+        manager.engine.api.remove_container(kept)
+        manager.engine.api.remove_image(used)
 
 
 async def test_a_set_up_that_fails_fails_each_episode_by_itself(manager: PoolManager) -> None:

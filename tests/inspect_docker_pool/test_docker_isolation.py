@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from tests.inspect_docker_pool.conftest import PrivateEngine, second_engine
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
-from inspect_docker_pool.errors import SandboxConfigError
-from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
+from inspect_docker_pool.errors import SandboxConfigError, SandboxStartError
+from inspect_docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment
@@ -30,8 +29,8 @@ async def test_a_runtime_is_the_engines(open_sandbox: Any, manager: PoolManager)
 
 async def test_a_runtime_that_the_engine_lacks_is_named(image: str) -> None:
     config = DockerPoolConfig(image=image, runtime="runsc-of-nobody")
-    with pytest.raises(SandboxConfigError, match=r"no runtime 'runsc-of-nobody' \(it has .*runc"):
-        await Env.task_init("test", config)
+    with pytest.raises(SandboxStartError, match="runsc-of-nobody"):
+        await Env.sample_init("test", config, {})
 
 
 async def test_a_filter_of_the_tasks_own_is_in_force(
@@ -70,20 +69,16 @@ def remapped_engine() -> Iterator[PrivateEngine]:
 
 
 @pytest.mark.slow
-async def test_remapped_users_are_told_and_work(
+async def test_remapped_users_work(
     image: str,
     remapped_engine: PrivateEngine,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "inspect_docker_pool.manager")
     with monkeypatch.context() as patch:
         patch.setenv("DOCKER_HOST", remapped_engine.address)
         config = DockerPoolConfig(image=image, warm=0)
         (environment,) = (await Env.sample_init("test", config, {})).values()
         sandbox = environment.as_type(Env)
-        assert "userns" in pool_manager().engine.isolation
-        assert "remapping" in caplog.text
         assert (await sandbox.exec(["cat", "/proc/self/uid_map"])).stdout.split()[1] == "200000"
         await sandbox.write_file("/root/file", "text")
         assert await sandbox.read_file("/root/file") == "text"

@@ -20,17 +20,19 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_docker_pool import image as images
+from inspect_docker_pool import pool as pools
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
+from inspect_docker_pool.context import process_metrics
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import (
+    SandboxConfigError,
     SandboxDiedError,
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
 )
 from inspect_docker_pool.manager import PoolManager, close_all
-from inspect_docker_pool.metrics import process_metrics
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 
 pytestmark = pytest.mark.docker
@@ -191,6 +193,43 @@ async def test_a_maximum_holds_whatever_was_configured_before(
     more = [await _take(DockerPoolConfig(image=image, warm=0)) for _ in range(2)]
     for one in [*free, *more]:
         one.release()
+
+
+async def test_a_loop_that_was_closed_gets_no_container(image: str, manager: PoolManager) -> None:
+    config = DockerPoolConfig(image=image, warm=0, max=1)
+    first = await _take(config)
+
+    def abandon() -> None:
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(_take(config))
+        loop.run_until_complete(asyncio.sleep(0.1))
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        abandoned.append(waiting)
+
+    abandoned: list[Any] = []
+    await asyncio.to_thread(abandon)
+    waiting = asyncio.create_task(_take(config))
+    await asyncio.sleep(0.1)
+    first.release()
+    (await asyncio.wait_for(waiting, 30)).release()
+
+
+async def test_containers_with_networks_of_their_own_wait_for_one(
+    image: str, manager: PoolManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "NETWORKS", 1)
+    path = tmp_path / "compose.yaml"
+    path.write_text(
+        f"services: {{default: {{image: {image}, command: tail -f /dev/null, networks: [own]}}}}\n"
+        "networks: {own: {internal: true}}\nx-docker-pool: {warm: 0}\n"
+    )
+    first = await _take(str(path))
+    waiting = asyncio.create_task(_take(str(path)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 1)
+    first.release()
+    (await asyncio.wait_for(waiting, 30)).release()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known-image", "first-use"])
@@ -361,43 +400,18 @@ async def test_a_silent_engine_holds_no_command(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_build_on_an_engine_that_falls_silent_ends_with_an_error(
-    image: str, silent_engine: SilentEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["build", "pull"])
+async def test_a_build_or_pull_without_progress_ends_with_an_error(
+    image: str, manager: PoolManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(images, "ASK_SECONDS", 2)
-    monkeypatch.setattr(images, "ANSWER_SECONDS", 2)
-    quiet, hung = _dockerfiles(tmp_path, image, 2, "sleep 8")
-    taken = await _take(quiet)  # no answer for long, but the engine lives
-    taken.release()
-    waiting = asyncio.create_task(_take(hung))
-    await asyncio.sleep(4)
-    silent_engine.fall_silent()
-    with pytest.raises(SandboxEngineError, match=r"the build of .* does not answer"):
-        await asyncio.wait_for(waiting, 40)
-    silent_engine.recover()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_pull_from_a_silent_registry_ends_with_an_error(
-    image: str, manager: PoolManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "BEGIN_SECONDS", 2)
+    monkeypatch.setattr(images, "BUILD_SILENCE_SECONDS", 2)
+    monkeypatch.setattr(images, "PULL_SILENCE_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as registry:
-        name = f"127.0.0.1:{registry.getsockname()[1]}/nobody/answers:1"
-        with pytest.raises(SandboxError, match="pull"):
-            await asyncio.wait_for(_take(DockerPoolConfig(image=name)), 20)
-
-
-async def test_closing_cuts_builds_off(image: str, manager: PoolManager, tmp_path: Path) -> None:
-    (path,) = _dockerfiles(tmp_path, image, 1, "sleep 300")
-    waiting = asyncio.create_task(_take(path))
-    await _until(lambda: manager.engine.streams)
-    await asyncio.sleep(2)
-    begun = time.monotonic()
-    await asyncio.to_thread(close_all)
-    with pytest.raises(SandboxError, match="closed"):
-        await waiting
-    assert time.monotonic() - begun < 60, "the step takes five minutes"
+        config: Any = DockerPoolConfig(image=f"127.0.0.1:{registry.getsockname()[1]}/nobody:1")
+        if what == "build":
+            (config,) = _dockerfiles(tmp_path, image, 1, "sleep 30")
+        with pytest.raises(SandboxError, match=what):
+            await asyncio.wait_for(_take(config), 25)
 
 
 class TestDiskLimit:
@@ -410,6 +424,26 @@ class TestDiskLimit:
     async def test_many_empty_files(self, open_sandbox: Any) -> None:
         program = "cd /root; seq 20000 | xargs touch"
         await self._ends(await open_sandbox(disk="20m"), program)
+
+    async def test_blocks_beyond_a_files_size(self, open_sandbox: Any) -> None:
+        sandbox = await open_sandbox(disk="60m")
+        assert (await sandbox.exec(["fallocate", "-l", "1M", "/root/plain"])).success
+        await sandbox.exec(["touch", "/root/hidden"])
+        hidden = await sandbox.exec(["fallocate", "--keep-size", "-l", "1500M", "/root/hidden"])
+        assert "not supported" in hidden.stderr
+        assert (await sandbox.exec(["stat", "-c", "%b", "/root/hidden"])).stdout == "0\n"
+
+    async def test_volumes_of_an_image(self, open_sandbox: Any, image: str, tmp_path: Path) -> None:
+        (tmp_path / "Dockerfile").write_text(f"FROM {image}\nVOLUME /kept\n")
+        file = str(tmp_path / "Dockerfile")
+        with pytest.raises(SandboxConfigError, match="VOLUME /kept"):
+            await open_sandbox(DockerPoolConfig(file=file, warm=0))
+        for covered in ({"tmpfs": ["/kept:size=1m"]}, {"disk": 0}):
+            await open_sandbox(DockerPoolConfig(file=file, warm=0, **covered))
+
+    async def test_the_volume_of_the_executor(self, open_sandbox: Any) -> None:
+        with pytest.raises(SandboxConfigError, match="read_only"):
+            await open_sandbox(read_only=True, cap_drop=[])
 
     async def test_files_that_the_engine_mounts(self, open_sandbox: Any) -> None:
         program = (

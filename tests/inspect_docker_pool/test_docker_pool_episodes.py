@@ -26,9 +26,9 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_docker_pool import DockerPoolConfig
 from inspect_docker_pool.compose import parse_config
+from inspect_docker_pool.context import process_metrics
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.manager import PoolManager, pool_manager
-from inspect_docker_pool.metrics import process_metrics
 from inspect_tinker_plugin import inspect_internals
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.sandbox import sandbox_places

@@ -13,22 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from inspect_docker_pool import program
-from inspect_docker_pool.errors import SandboxConfigError
+from inspect_docker_pool import container
 
-NATIVE = Path(program.__file__).parent / "native"
+NATIVE = Path(container.__file__).parent / "native"
 ARCHITECTURES = ("amd64", "arm64")
-
-
-def test_an_architecture_without_a_program_is_refused_by_name() -> None:
-    with pytest.raises(SandboxConfigError, match="riscv64"):
-        program.archive("riscv64")
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_architecture_has_an_archive_of_it(architecture: str) -> None:
-    assert program.archive(architecture)
-    assert program.supports(architecture)
 
 
 class Talk:

@@ -17,9 +17,9 @@ from inspect_docker_pool.config import (
     DockerPoolConfig,
     host_options,
     is_keep_alive,
+    parse_size,
 )
 from inspect_docker_pool.errors import SandboxConfigError
-from inspect_docker_pool.service import parse_size
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
     path = compose(
         {
             "build": {"context": ".", "dockerfile": "D", "args": ["X=1"]},
-            "command": "sleep infinity",
-            "environment": {"B": 2, "C": None},
+            "command": "sleep infinity", "cap_drop": [],
+            "environment": {"B": 2, "NOBODY_SET_THIS": None},
             "env_file": "vars.env",
             "working_dir": "/w",
-            "user": 1000,
+            "user": "1000",
             "hostname": "h",
             "init": True,
             "network_mode": "bridge",
@@ -57,30 +57,36 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
             "security_opt": ["no-new-privileges=false"],
             "read_only": True,
             "tmpfs": ["/tmp:size=1m"],
-            "volumes": ["./data:/data:ro", {"type": "volume", "source": "v", "target": "/v",
+            "volumes": ["./data:/data:ro", {"type": "volume", "source": "kept", "target": "/v",
                                             "read_only": True}],
-            "x-docker-pool": {"warm": 5, "max": 7, "disk": "1g"},
-        }
+            "healthcheck": {"test": "true"},
+            "restart": "always",
+            "labels": ["a=b"],
+            "deploy": {"resources": {"reservations": {"memory": "1g"}}},
+            "x-docker-pool": {"warm": 5, "max": 7, "disk": 0},
+        },
+        volumes={"kept": None},
+        name="project",
     )  # fmt: skip
     config = parse_config(path)
     assert config.build is not None
     assert (config.build.context, config.build.dockerfile) == (str(tmp_path), "D")
     assert config.build.args == (("X", "1"),)
     assert config.command == ("sleep", "infinity")
-    assert dict(config.environment) == {"A": "1", "B": "2", "C": ""}
+    assert dict(config.environment) == {"A": "1", "B": "2"}
     assert (config.working_dir, config.user, config.hostname) == ("/w", "1000", "h")
     assert config.limits.cpus == 0.5
     assert config.limits.memory == 512 * MIB
-    assert (config.limits.pids, config.limits.disk, config.limits.shm) == (9, 2**30, 2**30)
+    assert (config.limits.pids, config.limits.disk, config.limits.shm) == (9, None, 2**30)
     assert config.limits.ulimits == (("core", 0, 0), ("nofile", 1, 2))
     assert config.hardening.cap_add == ("CHOWN",)
-    assert config.hardening.cap_drop == ("ALL",)
+    assert config.hardening.cap_drop == ()
     assert not config.hardening.no_new_privileges
     assert config.hardening.read_only
     assert config.hardening.network == "bridge"
     assert [(m.kind, m.source, m.target) for m in config.mounts] == [
         ("bind", str(tmp_path / "data"), "/data"),
-        ("volume", "v", "/v"),
+        ("volume", "kept", "/v"),
     ]
     assert (config.pool.warm, config.pool.max) == (5, 7)
 
@@ -88,13 +94,13 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("service", "named"),
     [
-        ({"depends_on": ["db"]}, "depends_on"),
+        ({"depends_on": ["db"]}, "depends on"),
         ({"ports": ["80:80"]}, "ports"),
-        ({"healthcheck": {"test": "true"}}, "healthcheck"),
+        ({"healthcheck": {"test": "true"}, "command": "serve"}, "healthcheck"),
+        ({"extends": {"service": "other"}}, "other"),
         ({"devices": ["/dev/kvm"]}, "devices"),
         ({"runtime": "nvidia"}, "runtime"),
         ({"privileged": True}, "privileged"),
-        ({"restart": "always"}, "restart"),
         ({"network_mode": "host"}, "network_mode host"),
         ({"network_mode": "container:x"}, "network_mode container:x"),
         ({"security_opt": ["apparmor=x"]}, "security_opt apparmor"),
@@ -102,14 +108,15 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
         ({"volumes": ["/data"]}, "volumes"),
         ({"volumes": ["/var/run/docker.sock:/s:ro"]}, "docker.sock"),
         ({"volumes": ["/var/run:/s:ro"]}, "volumes"),
-        ({"cpus": "many"}, "malformed"),
-        ({"build": {"context": ".", "secrets": ["x"]}}, "build.secrets"),
+        ({"cpus": "many"}, "cpus"),
+        ({"build": {"context": ".", "network": "host"}}, "build.network"),
         ({"deploy": {"replicas": 2}}, "deploy.replicas"),
-        ({"deploy": {"resources": {"reservations": {}}}}, "deploy.reservations"),
+        ({"deploy": {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}},
+         "deploy.devices"),
         ({"memswap_limit": "9g"}, "memswap_limit"),
         ({"pull_policy": "daily"}, "pull_policy"),
         ({"tty": True, "command": "serve"}, "tty"),
-        ({"networks": ["n"]}, "network 'n' is not defined"),
+        ({"networks": ["n"]}, "undefined network n"),
         ({"networks": {"default": {"ipv4_address": "1.2.3.4"}}}, "networks.default.ipv4_address"),
         ({"colour": "red"}, "colour"),
         ({"x-docker-pool": {"warmth": 1}}, "warmth"),
@@ -117,7 +124,7 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
         ({"env_file": "none.env"}, "none.env"),
         ({"image": None}, "image"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(
     compose: Any, service: dict[str, Any], named: str
 ) -> None:
@@ -128,16 +135,66 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("top", ["name", "secrets", "configs", "include"])
-def test_top_level_keys_are_refused_by_name(compose: Any, top: str) -> None:
+@pytest.mark.parametrize("top", ["secrets", "configs", "include"])
+def test_top_level_keys_are_refused_by_name(compose: Any, tmp_path: Path, top: str) -> None:
+    (tmp_path / "x.yaml").write_text("services: {}")
+    given: Any = ["x.yaml"] if top == "include" else {"x": {"file": "x.yaml"}}
     with pytest.raises(SandboxConfigError, match=top):
-        parse_config(compose(**{top: "x"}))
+        parse_config(compose(**{top: given}))
+
+
+def test_a_file_is_read_as_compose_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSED", "on")
+    (tmp_path / ".env").write_text("FROM_FILE=there\n")
+    (tmp_path / "vars.env").write_text('export QUOTED="a b" # a remark\n')
+    path = tmp_path / "compose.yaml"
+    path.write_text("""
+services:
+  default:
+    image: i
+    env_file: vars.env
+    environment: [PASSED, NOT_SET, TIME=12:30:45, ANSWER=yes, "NEST=${NONE:-${FROM_FILE}}"]
+    build: {context: ., args: [PASSED, NOT_SET]}
+    read_only: 'false'
+    network_mode: bridge
+""")
+    config = parse_config(str(path))
+    assert dict(config.environment) == {
+        "PASSED": "on", "TIME": "12:30:45", "ANSWER": "yes", "NEST": "there", "QUOTED": "a b",
+    }  # fmt: skip
+    assert config.build is not None
+    assert config.build.args == (("PASSED", "on"),)
+    assert not config.hardening.read_only
+    monkeypatch.setenv("PASSED", "off")
+    assert dict(parse_config(str(path)).environment)["PASSED"] == "off"
+
+
+def test_without_compose_a_file_is_refused_and_all_else_works(
+    compose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SandboxConfigError, match="compose"):
+        parse_config(compose({"hostname": "without"}))
+    assert parse_config(DockerPoolConfig(image="i", network="bridge")).image == "i"
+
+
+@pytest.mark.parametrize("service", [{}, {"network_mode": "none"}, {"networks": ["default"]}])
+def test_a_network_that_hardening_takes_away_is_told_once(
+    compose: Any, service: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = compose(service)
+    config = parse_config(path)
+    parse_config(path)
+    assert caplog.text.count("names no network") == (0 if service else 1)
+    assert config.hardening.network == ("" if "networks" in service else "none")
 
 
 def test_several_services_name_the_plain_provider(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text("services: {default: {image: a}, db: {image: b}}")
-    with pytest.raises(SandboxConfigError, match=r"default, db.*plain 'docker'"):
+    with pytest.raises(SandboxConfigError, match=r"db, default.*plain 'docker'"):
         parse_config(str(path))
 
 
@@ -244,6 +301,7 @@ def test_the_default_is_hardened() -> None:
     assert options["memswap_limit"] == options["mem_limit"] == 2 * 2**30
     assert options["nano_cpus"] == 10**9
     assert options["storage_opt"] == {"size": str(4 * 2**30)}
+    assert options["oom_score_adj"] > 0
     assert "mounts" not in options
 
 

@@ -15,11 +15,15 @@
  *    descendants whose own parents end, whatever sessions and groups they made. So a timeout
  *    finds all of them. If its command ends by itself, the keeper ends, too; processes that the
  *    command left in the background continue, as under plain `docker exec`.
+ *  - A keeper that is stopped is continued: nothing waits for one in vain.
  *  - Files are written and read by a child that keeps the executor's user id for signals and
  *    has the asking user's only for the file system: no command can stop it half-way unnoticed.
  *  - Memory is fixed and touched at the start: a container out of memory cannot stop the executor.
  */
 #include "kernel.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 
 #define VERSION 1
 #define FIRST_ID 50000 /* it takes three user ids from here on, within every usual user namespace */
@@ -39,6 +43,7 @@
 #define SPARE (20 * 1024) /* free bytes of output for answers that all jobs may cause at once */
 #define REAPED 256 /* ended processes handled at a time, so that other work gets its turn */
 #define LOG_LIMIT (64 * 1024)
+#define AT_SYMLINK_NOFOLLOW_ 0x100
 #define FIONREAD 0x541B /* bytes in a pipe */
 
 #define BIT(n) (1ULL << (n))
@@ -47,10 +52,12 @@
 #define OWN_CAPS                                                            \
   (BIT(CAP_SETUID) | BIT(CAP_SETGID) | BIT(CAP_SETPCAP) | BIT(CAP_KILL) | \
    BIT(CAP_IPC_LOCK))
+/* Of the children that read files, whoever owns them. */
+#define READ_CAPS BIT(CAP_DAC_OVERRIDE)
 
 enum { CONFIGURE = 1, RUN, INPUT, INPUT_END, STOP, KEEP, PING };
 enum { HELLO = 1, OUT, ERR, TAKEN, END, PONG, LOG, READY };
-enum { EXEC, WRITE, READ };
+enum { EXEC, WRITE, READ, SCAN };
 enum { TIMED_OUT = 1, OVERFLOWED = 2, UNSTOPPED = 4 };
 enum { ENDED, NOT_STARTED, LOST, DONE };
 /* Where a child failed; command.py has the same list. */
@@ -93,7 +100,7 @@ static struct job jobs[JOBS];
 static u8 rings[JOBS][RING];
 static u8 output[OUTPUT], request[REQUEST], chunk[CHUNK];
 static u32 output_from, output_to;
-static int output_gone, input_gone, keep, kept_null, kept_proc, signals;
+static int output_gone, input_gone, leased, keep, kept_null, kept_proc, signals;
 
 static u8 head[12];
 static u32 head_have, body_have;
@@ -244,6 +251,39 @@ static void default_signals(void) {
   CALL(rt_sigprocmask, 2 /* SIG_SETMASK */, &none, 0, 8, 0, 0);
 }
 
+/* ---- disk ----------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+#define OTHER_ARCH 0x40000003 /* i386 */
+#define OTHER_FALLOCATE 324
+#else
+#define OTHER_ARCH 0x40000028 /* arm */
+#define OTHER_FALLOCATE 352
+#endif
+
+/* Let no process reserve blocks beyond a file's size, which no limit of file sizes stops, nor
+ * have the kernel do so through io_uring. */
+static void deny_hidden_blocks(void) {
+  static struct sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 4), /* the architecture */
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_ARCH, 4, 0),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), /* the call, without the bit of x32 */
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xBFFFFFFF),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_fallocate, 3, 0),
+      BPF_JUMP(BPF_JMP | BPF_JA, 4, 0, 0),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_FALLOCATE, 0, 2),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 24), /* its mode: the second argument */
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 1 /* FALLOC_FL_KEEP_SIZE */, 2, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 2, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+  };
+  struct sock_fprog filter = {sizeof program / sizeof *program, program};
+  CALL3(seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter);
+}
+
 /* ---- users ---------------------------------------------------------------------------- */
 
 struct user {
@@ -275,12 +315,14 @@ static long open_any(const char *path, int flags) {
   return fd;
 }
 
+/* Read a list of users. One that a command holds a lease on is not waited for. */
 static char *load(const char *path) {
-  long fd = open_any(path, O_RDONLY), have = 0, n = 0;
+  long fd = open_(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0), have = 0, n = 0;
   struct facts facts;
   if (fd >= 0 && stat_of((int)fd, &facts) == 0 && (facts.mode & S_IFMT) == S_IFREG)
     while (have < TEXT - 1 && (n = read_(fd, text + have, TEXT - 1 - have)) > 0) have += n;
   if (fd >= 0) close_(fd);
+  if (fd == -EAGAIN) leased = 1;
   text[have] = 0;
   return text;
 }
@@ -381,6 +423,7 @@ static struct user find_user(const char *spec) {
       user.gid = (u32)asked_group;
   }
 done:
+  if (leased) user.stage = AT_RESET;
   user.groups[user.count++] = user.gid;
   return user;
 }
@@ -521,7 +564,7 @@ static void keep_watch(struct slot *slot, int command) {
 
 /* ---- files ---------------------------------------------------------------------------- */
 
-static void use_files_as(struct slot *slot, const char *spec) {
+static void use_files_as(struct slot *slot, const char *spec, u64 more) {
   CALL3(setfsuid, 0, 0, 0);
   struct user user = find_user(spec);
   if (user.stage) fail(slot, user.stage, -EINVAL);
@@ -529,7 +572,7 @@ static void use_files_as(struct slot *slot, const char *spec) {
   CALL3(setgroups, user.count, user.groups, 0);
   CALL3(setresgid, user.gid, user.gid, user.gid);
   CALL3(setfsuid, user.uid, 0, 0);
-  u64 caps = user.uid ? 0 : command_caps;
+  u64 caps = (user.uid ? 0 : command_caps) | more;
   set_caps(caps, caps);
 }
 
@@ -597,17 +640,131 @@ static void read_file(struct slot *slot, const char *path, u64 limit) {
   }
 }
 
-static void serve_file(struct slot *slot, int kind, const char *spec, char *path, char *size,
+/* ---- state that an image does not hold -------------------------------------------------- */
+
+static u64 changed_since;
+static u32 walked_major, walked_minor;
+
+static void say(const char *text) { write_(1, text, (long)length(text)); }
+
+static void say_number(u64 value) {
+  char line[32] = " ";
+  decimal(line + 1, value);
+  say(line);
+}
+
+static void say_contents(const char *path) {
+  long fd = open_any(path, O_RDONLY), have;
+  while (fd >= 0 && (have = read_(fd, chunk, CHUNK)) > 0) write_(1, chunk, have);
+  if (fd >= 0) close_(fd);
+}
+
+/* Whether a file has attributes other than its capabilities, which an image holds. */
+static int has_attributes(const char *path) {
+  static char names[64 * 1024];
+  long have = CALL3(llistxattr, path, names, sizeof names);
+  if (have < 0) return have == -ERANGE;
+  for (char *name = names; name < names + have; name += length(name) + 1)
+    if (!same(name, "security.capability") && !same(name, "security.selinux")) return 1;
+  return 0;
+}
+
+/* Describe what an image would lose of one file, or, of a file in memory, everything. */
+static void visit(const char *path, const struct statx *is, int in_memory) {
+  int kind = is->stx_mode & S_IFMT;
+  u64 kept = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND | STATX_ATTR_NODUMP;
+  const char *what = 0;
+  if (in_memory) {
+    u64 values[] = {is->stx_mode, is->stx_uid, is->stx_gid, is->stx_rdev_major,
+                    is->stx_rdev_minor, is->stx_size};
+    say(path);
+    for (unsigned i = 0; i < sizeof values / sizeof *values; i++) say_number(values[i]);
+    if (kind == S_IFREG)
+      say_number((u64)is->stx_ctime.tv_sec), say_number(is->stx_ctime.tv_nsec);
+    say("\n");
+    return;
+  }
+  if ((u64)is->stx_ctime.tv_sec < changed_since) return;
+  if (kind == S_IFSOCK) what = ": a socket\n";
+  if (kind == S_IFREG && is->stx_blocks * 512 < is->stx_size) what = ": a sparse file\n";
+  if (is->stx_attributes & kept) what = ": flags as of chattr\n";
+  if (kind != S_IFLNK && has_attributes(path)) what = ": an access list or extended attribute\n";
+  if (what) say(path), say(what);
+}
+
+static void walk(char *path, unsigned long n, int in_memory) {
+  u8 names[2048];
+  struct statx is;
+  long fd = open_(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), have;
+  while (fd >= 0 && (have = CALL3(getdents64, fd, names, sizeof names)) > 0) {
+    for (long at = 0; at < have;) {
+      u16 step;
+      char *name = (char *)names + at + 19;
+      unsigned long m = length(name);
+      memcpy(&step, names + at + 16, 2);
+      at += step;
+      if (same(name, ".") || same(name, "..")) continue;
+      if (n + m + 2 > 4096) {
+        say("a path is too long\n");
+        continue;
+      }
+      path[n] = '/';
+      memcpy(path + n + 1, name, m + 1);
+      if (CALL(statx, AT_FDCWD_, path, AT_SYMLINK_NOFOLLOW_, STATX_BASIC_STATS, &is, 0)) continue;
+      visit(path, &is, in_memory);
+      if ((is.stx_mode & S_IFMT) == S_IFDIR && is.stx_dev_major == walked_major &&
+          is.stx_dev_minor == walked_minor)
+        walk(path, n + m + 1, in_memory);
+    }
+    path[n] = 0;
+  }
+  if (fd >= 0)
+    close_(fd);
+  else
+    say(path), say(": it cannot be read\n");
+}
+
+static void walk_from(const char *root, int in_memory) {
+  static char path[4200];
+  struct statx is;
+  unsigned long n = length(root);
+  if (n > 4000 || CALL(statx, AT_FDCWD_, root, 0, STATX_BASIC_STATS, &is, 0)) return;
+  walked_major = is.stx_dev_major, walked_minor = is.stx_dev_minor;
+  visit(root, &is, in_memory);
+  memcpy(path, root, n + 1);
+  walk(path, n == 1 ? 0 : n, in_memory);
+}
+
+/* Without folders: list what an image would lose of the files that changed since the container
+ * was made. Else: describe the state beside the container's layer, these folders' included. */
+static void scan(char **folders) {
+  static const char *contents[] = {
+      "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/proc/sysvipc/shm", "/proc/sysvipc/sem",
+      "/proc/sysvipc/msg", "/proc/self/mountinfo"};
+  struct statx is;
+  if (!*folders) {
+    if (CALL(statx, AT_FDCWD_, "/.inspect-pool/executor", 0, STATX_BASIC_STATS, &is, 0) == 0)
+      changed_since = (u64)is.stx_ctime.tv_sec;
+    walk_from("/", 0);
+    return;
+  }
+  for (; *folders; folders++) walk_from(*folders, 1);
+  for (unsigned i = 0; i < sizeof contents / sizeof *contents; i++) say_contents(contents[i]);
+}
+
+static void serve_file(struct slot *slot, int kind, const char *spec, char *path, char **more,
                        u64 limit) {
   prctl_(PR_SET_NAME, "executor-file");
   /* Signals stay blocked, so that a file over a limit is an error and does not kill this child. */
   long failed = give_back();
   if (failed) fail(slot, AT_RESET, failed);
-  use_files_as(slot, spec);
+  use_files_as(slot, spec, kind == WRITE ? 0 : READ_CAPS);
   if (kind == WRITE)
-    write_file(slot, path, size);
-  else
+    write_file(slot, path, more[0]);
+  else if (kind == READ)
     read_file(slot, path, limit);
+  else
+    scan(more);
   slot->state = OVER;
   leave(0);
 }
@@ -712,7 +869,8 @@ static void start(u32 id, u8 *body, u32 size) {
   if (child == 0) {
     if (kind != EXEC) {
       set_descriptors(in, out, err);
-      serve_file(slot, (int)kind, spec, folder, words[2], limit);
+      words[argc + 2] = 0;
+      serve_file(slot, (int)kind, spec, folder, words + 2, limit);
     }
     prctl_(PR_SET_CHILD_SUBREAPER, 1);
     prctl_(PR_SET_NAME, "executor-keeper");
@@ -756,9 +914,9 @@ static u32 hide(const char *spec) {
       CALL3(setresuid, own_id, own_id + IDS, own_id + 2 * IDS))
     problems |= 4;
   u64 caps = permitted_caps();
-  if ((caps & OWN_CAPS) != OWN_CAPS) problems |= 8;
+  if ((caps & (OWN_CAPS | READ_CAPS)) != (OWN_CAPS | READ_CAPS)) problems |= 8;
   command_caps &= caps;
-  set_caps(OWN_CAPS | command_caps, OWN_CAPS);
+  set_caps(OWN_CAPS | READ_CAPS | command_caps, OWN_CAPS);
   /* Afterwards the files of the process under /proc belong to this user, not to root. */
   prctl_(PR_SET_DUMPABLE, 1);
   return problems;
@@ -768,6 +926,7 @@ static void configure(u8 *body, u32 size) {
   u32 argc, flags;
   memcpy(&command_caps, body, 8), memcpy(&argc, body + 8, 4), memcpy(&flags, body + 12, 4);
   home_given = flags & 1, main_wait = flags >> 1 & 1;
+  if (flags & 4) deny_hidden_blocks();
   if (size < 17 || body[size - 1] || argc > WORDS / 2 ||
       !cut((char *)body + 16, (char *)body + size, words, argc + 2))
     leave(70);
@@ -1052,8 +1211,13 @@ static int adopts(struct job *job, int pid, int status) {
 static int reap(void) {
   for (int taken = 0; taken < REAPED; taken++) {
     int status = 0;
-    long pid = CALL(wait4, -1, &status, 1 /* WNOHANG */ | __WALL, 0, 0, 0);
+    long pid = CALL(wait4, -1, &status, 3 /* WNOHANG, WUNTRACED */ | __WALL, 0, 0, 0);
     if (pid <= 0) return 0;
+    if ((status & 255) == 127) { /* stopped, not ended: a keeper may not be held up */
+      for (int i = 0; i < JOBS; i++)
+        if (jobs[i].phase != PHASE_FREE && jobs[i].child == pid) kill_((int)pid, SIGCONT);
+      continue;
+    }
     if (pid == main_pid) {
       main_pid = 0, main_status = status;
       if (main_state == 1) main_state = 3;
