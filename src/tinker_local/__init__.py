@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tinker_local.imitation import Imitation, imitate
 from tinker_local.model import (
+    Imitation,
     TinyModel,
     check_reply_length,
     context_length,
+    imitate,
     make_tiny_model,
 )
 from tinker_local.server import LocalServer

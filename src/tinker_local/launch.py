@@ -36,24 +36,19 @@ def main(argv: list[str]) -> int:
     return _api(model, Path(state), int(report), LocalSettings.from_json(settings))
 
 
-class StartReport:
-    """One line of JSON to the starter: the port, or why there is none."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def send(self, **fields: object) -> None:
-        os.write(self._descriptor, json.dumps(fields).encode() + b"\n")
-        os.close(self._descriptor)
+def _report(descriptor: int, **fields: object) -> None:
+    """Tell the starter the port, or why there is none, as one line of JSON."""
+    os.write(descriptor, json.dumps(fields).encode() + b"\n")
+    os.close(descriptor)
 
 
-def _api(model: str, state: Path, report_to: int, settings: LocalSettings) -> int:
-    report = StartReport(report_to)
+def _api(model: str, state: Path, starter: int, settings: LocalSettings) -> int:
     lock = os.open(state / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        report.send(error=f"another local server is running on {state}; give each its own folder")
+        reason = f"another local server is running on {state}; give each its own folder"
+        _report(starter, error=reason)
         return 1
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # A port that a server has just left can be used, even if the kernel still remembers it.
@@ -61,12 +56,13 @@ def _api(model: str, state: Path, report_to: int, settings: LocalSettings) -> in
     try:
         listener.bind(("127.0.0.1", settings.port))
     except OSError as ex:
-        report.send(error=f"port {settings.port} on 127.0.0.1 cannot be used: {ex.strerror}")
+        reason = f"port {settings.port} on 127.0.0.1 cannot be used: {ex.strerror}"
+        _report(starter, error=reason)
         return 1
     ready = state / READY
     ready.unlink(missing_ok=True)
     app = _application(model, state, ready, settings)
-    report.send(port=listener.getsockname()[1])
+    _report(starter, port=listener.getsockname()[1])
     _serve(app, listener, settings)
     return 0
 

@@ -41,21 +41,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from tinker_local.settings import checkpoint_file
-from tinker_local.wire import (
-    App,
-    HttpAnswer,
-    HttpRequest,
-    Receive,
-    Scope,
-    Send,
-    WireError,
-    call,
-    decode_forward_backward,
-    decompress,
-    encode_result,
-    read_body,
-)
+from tinker_local.wire import WireError, decode_forward_backward, decompress, encode_result
+
+Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,7 @@ UNSUPPORTED_SAMPLING = (
 class TinkerProtocol:
     """ASGI application that wraps SkyRL's."""
 
-    app: App
+    app: ASGIApp
     """SkyRL's FastAPI application."""
     model: str
     """The name, which is the path, of the model that is served."""
@@ -193,6 +187,10 @@ class TinkerProtocol:
     causes: dict[str, str] = field(default_factory=dict)
     """Requests that depend on an earlier one that the SDK does not know of."""
 
+    def __post_init__(self) -> None:
+        transport = httpx.ASGITransport(app=self.app)
+        self._inner = httpx.AsyncClient(transport=transport, base_url="http://skyrl/api/v1")
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/api/v1/"):
             await self.app(scope, receive, send)
@@ -202,19 +200,16 @@ class TinkerProtocol:
             # Passed on unchanged, with its headers: some of these redirect or stream a file.
             await self.app({**scope, "path": self._without_aliases(scope["path"])}, receive, send)
             return
-        request = HttpRequest(scope, await read_body(receive))
+        request = Request(scope, receive)
         try:
             answer = await self._answer(request, path)
         except (WireError, json.JSONDecodeError) as ex:
-            answer = HttpAnswer.refuse(str(ex))
-        headers = [(b"content-type", answer.content_type.encode())]
-        headers.append((b"content-length", str(len(answer.body)).encode()))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+            answer = _refuse(str(ex))
+        await answer(scope, receive, send)
 
-    async def _answer(self, request: HttpRequest, path: str) -> HttpAnswer:
-        route = f"{request.scope['method']} {path}"
-        handlers: dict[str, Callable[[HttpRequest], Awaitable[HttpAnswer]]] = {
+    async def _answer(self, request: Request, path: str) -> Response:
+        route = f"{request.method} {path}"
+        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "GET /healthz": self._healthz,
             "POST /client/config": self._client_config,
             "POST /create_model": self._checked_base_model,
@@ -241,34 +236,39 @@ class TinkerProtocol:
         return "/".join(self.aliases.get(part, part) for part in path.split("/"))
 
     async def _forward(
-        self, request: HttpRequest, path: str, body: dict[str, Any] | None = None
-    ) -> HttpAnswer:
+        self, request: Request, path: str, body: dict[str, Any] | None = None
+    ) -> Response:
         """Let SkyRL answer, with model ids translated to its own."""
         if body is None:
-            body = request.json
+            body = await _read(request)
         if body.get("model_id") in self.aliases:
             body = {**body, "model_id": self.aliases[body["model_id"]]}
-        return await call(self.app, request.scope, f"/api/v1{path}", json.dumps(body).encode())
+        content = json.dumps(body)  # with numbers that are not finite
+        headers = {"content-type": "application/json"}
+        found = await self._inner.request(request.method, path, content=content, headers=headers)
+        return Response(
+            found.content, found.status_code, media_type=found.headers.get("content-type")
+        )
 
-    async def _healthz(self, request: HttpRequest) -> HttpAnswer:
+    async def _healthz(self, request: Request) -> Response:
         if not self.engine_ready.exists():
-            return HttpAnswer.refuse("the engine is loading the model", 503)
-        return HttpAnswer.of({"status": "ok"})
+            return _refuse("the engine is loading the model", 503)
+        return JSONResponse({"status": "ok"})
 
-    async def _client_config(self, request: HttpRequest) -> HttpAnswer:
-        return HttpAnswer.of({})  # the SDK's own defaults
+    async def _client_config(self, request: Request) -> Response:
+        return JSONResponse({})  # the SDK's own defaults
 
-    async def _checked_base_model(self, request: HttpRequest) -> HttpAnswer:
-        body = request.json
+    async def _checked_base_model(self, request: Request) -> Response:
+        body = await _read(request)
         if base_model := body.get("base_model"):
             body["base_model"] = self._served(base_model)
         return await self._forward(request, request.scope["path"].removeprefix("/api/v1"), body)
 
-    async def _create_sampling_session(self, request: HttpRequest) -> HttpAnswer:
+    async def _create_sampling_session(self, request: Request) -> Response:
         """Refuse weights that do not exist: SkyRL would refuse each request to sample."""
-        path = request.json.get("model_path")
+        path = (await _read(request)).get("model_path")
         if path is not None and not await asyncio.to_thread(self.records.has_weights, path):
-            return HttpAnswer.refuse(f"this local server has no weights {path} to sample from", 404)
+            return _refuse(f"this local server has no weights {path} to sample from", 404)
         return await self._checked_base_model(request)
 
     def _served(self, base_model: str) -> str:
@@ -276,16 +276,16 @@ class TinkerProtocol:
             raise WireError(f"this local server serves {self.model}, not {base_model}")
         return self.model
 
-    async def _forward_backward(self, request: HttpRequest) -> HttpAnswer:
-        if not request.header("content-type").startswith(PROTOBUF):
+    async def _forward_backward(self, request: Request) -> Response:
+        if not request.headers.get("content-type", "").startswith(PROTOBUF):
             return await self._forward(request, "/forward_backward")
-        content = decompress(request.body, request.header("content-encoding"))
+        content = decompress(await request.body(), request.headers.get("content-encoding", ""))
         body, forward_only = await asyncio.to_thread(decode_forward_backward, content)
         path = "/forward" if forward_only else "/forward_backward"
         return await self._forward(request, path, body)
 
-    async def _asample(self, request: HttpRequest) -> HttpAnswer:
-        body = request.json
+    async def _asample(self, request: Request) -> Response:
+        body = await _read(request)
         for name in UNSUPPORTED_SAMPLING:
             if body.pop(name, None):
                 raise WireError(f"the local server does not support {name}")
@@ -295,81 +295,94 @@ class TinkerProtocol:
         if isinstance(params.get("stop"), str):
             params["stop"] = [params["stop"]]
         answer = await self._forward(request, "/asample", body)
-        if not answer.ok:
+        if answer.status_code != 200:
             return answer
-        future = answer.json
+        future = _parse(answer)
         names = [f"{future['request_id']}:{i}" for i in range(body.get("num_samples", 1))]
-        return HttpAnswer.of({**future, "sample_sequence_ids": names})
+        return JSONResponse({**future, "sample_sequence_ids": names})
 
-    async def _retrieve_future(self, request: HttpRequest) -> HttpAnswer:
-        body = {"request_id": request.json.get("request_id")}
+    async def _retrieve_future(self, request: Request) -> Response:
+        body = {"request_id": (await _read(request)).get("request_id")}
         try:
             async with asyncio.timeout(LONG_POLL):
                 answer = await self._forward(request, "/retrieve_future", body)
         except TimeoutError:
-            return HttpAnswer.of({"type": "try_again", "queue_state": "active"}, 408)
-        if answer.status in (400, 500):
+            return JSONResponse({"type": "try_again", "queue_state": "active"}, 408)
+        if answer.status_code in (400, 500):
             # The SDK repeats a request on these; a failed result stays failed.
             answer = await self._first_failure(request, body["request_id"], answer)
-            detail = str(answer.json.get("detail", "unknown error"))
-            return HttpAnswer.of({"error": detail, "category": "server"})
-        if answer.ok and PROTOBUF in request.header("accept"):
-            encoded = await asyncio.to_thread(lambda: encode_result(answer.json))
+            detail = str(_parse(answer).get("detail", "unknown error"))
+            return JSONResponse({"error": detail, "category": "server"})
+        if answer.status_code == 200 and PROTOBUF in request.headers.get("accept", ""):
+            encoded = await asyncio.to_thread(lambda: encode_result(_parse(answer)))
             if encoded is not None:
-                return HttpAnswer(200, encoded, PROTOBUF)
+                return Response(encoded, media_type=PROTOBUF)
         return answer
 
-    async def _first_failure(
-        self, request: HttpRequest, request_id: Any, failed: HttpAnswer
-    ) -> HttpAnswer:
+    async def _first_failure(self, request: Request, request_id: Any, failed: Response) -> Response:
         """Return the failure that led to this one, if one request of the SDK became several."""
         if (cause := self.causes.get(request_id)) is None:
             return failed
         answer = await self._forward(request, "/retrieve_future", {"request_id": cause})
-        return failed if answer.ok else answer
+        return failed if answer.status_code == 200 else answer
 
-    async def _load_weights(self, request: HttpRequest) -> HttpAnswer:
-        body = request.json
+    async def _load_weights(self, request: Request) -> Response:
+        body = await _read(request)
         load = {"model_id": body.get("model_id"), "path": body.get("path", "")}
-        created: HttpAnswer | None = None
+        created: Response | None = None
         if session := body.get("session_id"):
             info = await self._forward(request, "/weights_info", {"tinker_path": load["path"]})
-            if not info.ok:
+            if info.status_code != 200:
                 return info
             wanted = {
                 "session_id": session,
-                "base_model": self._served(info.json["base_model"]),
-                "lora_config": {"rank": info.json["lora_rank"]},
+                "base_model": self._served(_parse(info)["base_model"]),
+                "lora_config": {"rank": _parse(info)["lora_rank"]},
             }
             created = await self._forward(request, "/create_model", wanted)
-            if not created.ok:
+            if created.status_code != 200:
                 return created
-            load["model_id"] = created.json["model_id"]
+            load["model_id"] = _parse(created)["model_id"]
             self.aliases[f"{session}:train:{body.get('model_seq_id')}"] = load["model_id"]
         with restoring_optimizer(body.get("optimizer", True)):
             answer = await self._forward(request, "/load_weights", load)
-        if created is not None and answer.ok:
+        if created is not None and answer.status_code == 200:
             # The engine handles them in this order, so there is no need to wait here.
-            self.causes[answer.json["request_id"]] = created.json["request_id"]
+            self.causes[_parse(answer)["request_id"]] = _parse(created)["request_id"]
         return answer
 
-    async def _finish(self, request: HttpRequest, session: str) -> HttpAnswer:
+    async def _finish(self, request: Request, session: str) -> Response:
         """Close a session, and free the LoRA slots of its models now, not after a timeout."""
         for model_id in await asyncio.to_thread(self.records.finish_session, session):
             await self._forward(request, "/unload_model", {"model_id": model_id})
-        return HttpAnswer.of({})
+        return JSONResponse({})
 
-    async def _sampler(self, sampler_id: str) -> HttpAnswer:
+    async def _sampler(self, sampler_id: str) -> Response:
         path = await asyncio.to_thread(self.records.sampler_weights, sampler_id)
         if path is None:
-            return HttpAnswer.refuse("Sampling session not found", 404)
+            return _refuse("Sampling session not found", 404)
         found = {"sampler_id": sampler_id, "base_model": self.model}
-        return HttpAnswer.of({**found, "model_path": path or None})
+        return JSONResponse({**found, "model_path": path or None})
 
-    async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> HttpAnswer:
+    async def _delete_checkpoint(self, model_id: str, kind: str | None, name: str) -> Response:
         model_id = self.aliases.get(model_id, model_id)
         sampler = kind == "sampler_weights"
         delete = self.records.delete_checkpoint
         if await asyncio.to_thread(delete, model_id, name, sampler=sampler):
-            return HttpAnswer(204, b"")
-        return HttpAnswer.refuse(f"Checkpoint not found: {model_id}/{name}", 404)
+            return Response(status_code=204)
+        return _refuse(f"Checkpoint not found: {model_id}/{name}", 404)
+
+
+async def _read(request: Request) -> Body:
+    value = json.loads(await request.body() or b"{}")
+    if not isinstance(value, dict):
+        raise WireError("expected a JSON object")
+    return value
+
+
+def _parse(answer: Response) -> Any:
+    return json.loads(bytes(answer.body))
+
+
+def _refuse(why: str, status: int = 400) -> Response:
+    return JSONResponse({"detail": why}, status)
