@@ -361,7 +361,7 @@ def test_samples_of_the_task_stay_as_they_are() -> None:
 def test_a_filter_that_fails_names_package_and_sample() -> None:
     samples = staged(task().dataset, SampleStage(keep=lambda s: 1 / (s.id == 1) > 0))
     with pytest.raises(PluginError, match=r"acme-tools.*sample 2: ZeroDivisionError"):
-        samples.kept()
+        samples.drop_filtered()
 
 
 @pytest.mark.parametrize("sandbox", [None, "docker", "local", ("docker", "compose.yaml")])

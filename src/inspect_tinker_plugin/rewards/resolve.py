@@ -197,7 +197,7 @@ class _Resolved:
                 first = first.exceptions[0]
             raise self._error(f"raised {first!r}") from ex
 
-    def _checked(self, answer: object) -> Reward:
+    def _check(self, answer: object) -> Reward:
         return checked_reward(answer, self.name, f"reward {self.name!r}{self.origin}")
 
     def _error(self, problem: str) -> AggregatorError:
@@ -218,7 +218,7 @@ class ResolvedReward(_Resolved):
             UnscoredError: a score that it needs is missing, unscored or not a number.
             AggregatorError: it raised, timed out, or its reward is not a finite number.
         """
-        return self._checked(await self._call(result))
+        return self._check(await self._call(result))
 
 
 class ResolvedGroupReward(_Resolved):
@@ -240,7 +240,7 @@ class ResolvedGroupReward(_Resolved):
             what = counted(len(answer), "reward") if listed else f"{answer!r:.80}"
             of = counted(len(members), "member")
             raise self._error(f"gave {what} for {of}, not a reward each")
-        rewards = [None if each is None else self._checked(each) for each in answer]
+        rewards = [None if each is None else self._check(each) for each in answer]
         for index, (member, reward) in enumerate(zip(members, rewards, strict=True)):
             if member.failed and reward is not None:
                 raise self._error(f"gave a reward to failed member {index}")

@@ -147,7 +147,7 @@ class InspectRLDataset(RLDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         if self._ahead is not None:
-            self._ahead.asked(index)
+            self._ahead.prepare_after(index)
         positions = self._order.batch(index)
         return [
             InspectGroupBuilder(
@@ -270,7 +270,7 @@ def open_dataset(
             resolve_sampler(options.sampler),
             _pool(handle, samples),
             first_step=first_step or 0,
-            logged=lambda: _logged(handle, samples),
+            logged=lambda: _read_outcomes(handle, samples),
         )
         order = Sampled(order, state)
     dataset = InspectRLDataset(handle, samples, order)
@@ -284,7 +284,7 @@ def _pool(handle: TaskHandle, samples: SelectedSamples) -> SamplePool:
     return SamplePool(task=handle.name, samples=samples, group_size=size, seed=seed)
 
 
-def _logged(handle: TaskHandle, samples: SelectedSamples) -> list[GroupOutcome]:
+def _read_outcomes(handle: TaskHandle, samples: SelectedSamples) -> list[GroupOutcome]:
     """Return what the logs that a sampler begins with tell; nothing if there are none."""
     logs = handle.options.sampler_logs
     return logged_outcomes(logs, handle.name, samples) if logs else []
@@ -341,7 +341,7 @@ def prepare_task(
             raise ConfigError(
                 "a sampler keeps what it learns in the folder of the logs; give log_dir"
             )
-        _logged(handle, samples)
+        _read_outcomes(handle, samples)
     if options.max_turns != 1:
         parts.context.warn_of_splits(resolved.task.name)
     return handle, samples

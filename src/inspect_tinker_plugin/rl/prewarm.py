@@ -65,7 +65,7 @@ class Ahead:
             daemon=True,
         ).start()
 
-    def asked(self, batch: int) -> None:
+    def prepare_after(self, batch: int) -> None:
         """Prepare the batches after one that was asked for; returns immediately."""
         self._asked.put(batch)
 

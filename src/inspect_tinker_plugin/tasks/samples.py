@@ -77,7 +77,7 @@ class SelectedSamples(Sequence[Sample]):
         positions = array("q", (self._positions[i] for i in indices))
         return SelectedSamples(self._dataset, self._stages, positions)
 
-    def kept(self) -> SelectedSamples:
+    def drop_filtered(self) -> SelectedSamples:
         """Leave out the samples that plugins drop: one pass, if there is a filter."""
         if all(stage.keep is None for _, stage in self._stages):
             return self
@@ -149,7 +149,7 @@ def select_samples(task: Task, selection: Selection | None = None) -> SelectedSa
     size = len(task.dataset)
     if size == 0:
         raise TaskError(f"task {task.name!r} has no samples")
-    samples = SelectedSamples(task.dataset, sample_stages(task), range(size)).kept()
+    samples = SelectedSamples(task.dataset, sample_stages(task), range(size)).drop_filtered()
     size = len(samples)
     if size == 0:
         raise TaskError(f"plugins drop every sample of task {task.name!r}")
