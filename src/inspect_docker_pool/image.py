@@ -286,9 +286,6 @@ class Images:
         return missing or (refresh and config.pull == "always")
 
     def _build(self, config: ContainerConfig, build: Build, tag: str) -> None:
-        import docker
-        from urllib3.exceptions import HTTPError
-
         log: list[str] = []
         client = self._engine.connect(BUILD_SILENCE_SECONDS)
         try:
@@ -310,16 +307,17 @@ class Images:
                         f"{config.source}: the build failed: {event['error']}\n"
                         + "".join(log)[-4000:]
                     )
+        except SandboxImageError:
+            raise
         except ConnectionError as ex:
             raise typed(ex, "build") from ex
-        except (docker.errors.DockerException, HTTPError, TypeError, OSError) as ex:
+        except Exception as ex:  # the boundary to the SDK, which passes errors of its transport on
             raise SandboxImageError(f"{config.source}: the build failed: {ex}") from ex
         finally:
             client.close()
 
     def _pull(self, reference: str, config: ContainerConfig) -> None:
         import docker
-        from urllib3.exceptions import HTTPError
 
         client = self._engine.connect(PULL_SILENCE_SECONDS)
         try:
@@ -336,9 +334,9 @@ class Images:
                 f"{config.source}: image {reference!r} is not on the engine and could not be "
                 f"pulled: {ex.explanation or ex}"
             ) from ex
-        except HTTPError as ex:
-            raise SandboxImageError(f"{config.source}: the pull of {reference}: {ex}") from ex
-        except (OSError, docker.errors.DockerException) as ex:
+        except SandboxImageError:
+            raise
+        except Exception as ex:  # the boundary to the SDK, which passes errors of its transport on
             raise typed(ex, f"{config.source}: the pull of {reference}") from ex
         finally:
             client.close()

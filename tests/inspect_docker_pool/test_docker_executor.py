@@ -79,14 +79,6 @@ async def test_a_command_does_not_pay_for_a_process_that_was_busy(
     await _still_fast(sandbox)
 
 
-async def test_killing_every_process_spares_the_executor_and_the_command(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
-    result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived"])
-    assert result.stdout == "survived\n"
-    await _still_fast(sandbox)
-
-
 _READ = r"""
 my @found;
 for my $path (glob("/proc/1/fd/*"), "/proc/1/mem", "/proc/1/environ", "/proc/1/maps") {
@@ -118,54 +110,12 @@ async def test_a_command_inherits_nothing_of_the_channel(
     assert seen.stdout == "\n"
 
 
-async def test_a_forged_end_mark_is_only_output(sandbox: DockerPoolSandboxEnvironment) -> None:
-    forged = "\\036e" + "0" * 32 + " 0\\n"
-    result = await sandbox.exec(["sh", "-c", f"printf '{forged}'; echo after; exit 7"])
-    assert result.returncode == 7
-    assert result.stdout.endswith("after\n")
-
-
-async def test_output_of_a_process_left_behind_never_reaches_a_later_command(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
-    noise = "while :; do echo noise; echo noise >&2; done &\necho first"
-    first = await sandbox.exec(["sh", "-c", noise])
-    assert "first" in first.stdout
-    for _ in range(5):
-        later = await sandbox.exec(["echo", "clean"], timeout=30)
-        assert (later.stdout, later.stderr) == ("clean\n", "")
-        await asyncio.sleep(0.3)
-
-
-async def test_a_process_left_behind_cannot_open_a_later_commands_channel(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
-    # It steals what it can read from the executor's own pipes, which it inherited.
-    thief = "(cat /proc/self/fd/1 > /tmp/stolen; sleep 60) & sleep 0.2"
-    await sandbox.exec(["sh", "-c", thief])
-    for _ in range(5):
-        assert (await sandbox.exec(["echo", "secret"], timeout=30)).stdout == "secret\n"
-        await asyncio.sleep(0.3)
-    assert "secret" not in await sandbox.read_file("/tmp/stolen")
-
-
 async def test_many_zombies_do_not_use_up_the_processes(open_sandbox: Any) -> None:
     sandbox = await open_sandbox(pids=64)
     for _ in range(10):
         await sandbox.exec(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do (true &) ; done"])
     await asyncio.sleep(0.3)
     await _still_fast(sandbox)
-
-
-async def test_commands_at_the_same_time_do_not_wait_for_each_other(
-    sandbox: DockerPoolSandboxEnvironment,
-) -> None:
-    slow = asyncio.create_task(sandbox.exec(["sh", "-c", "sleep 1; echo slow"]))
-    await asyncio.sleep(0.1)
-    quick = await sandbox.exec(["echo", "quick"])
-    assert quick.stdout == "quick\n"
-    assert not slow.done()
-    assert (await slow).stdout == "slow\n"
 
 
 @pytest.mark.parametrize(
