@@ -165,8 +165,8 @@ class _Worker:
                 continue
             if error := image.exception():
                 self._complain(error)
-            elif count := counts.get(ahead, 0):
-                self._warmed.append(ahead)
+            elif (count := counts.get(ahead, 0)) and self._asked.empty():
+                self._warmed.append(ahead)  # its episodes have yet to come
                 ahead.expect(count)
 
     def _complain(self, error: BaseException) -> None:
