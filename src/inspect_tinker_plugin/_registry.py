@@ -25,6 +25,14 @@ def policy_provider() -> type[ModelAPI]:
     return PolicyAPI
 
 
+@modelapi(name="tinker")
+def tinker_provider() -> type[ModelAPI]:
+    """Return the provider of models on a Tinker API server: `tinker/PATH`."""
+    from inspect_tinker_plugin.evaluate.provider import TinkerAPI
+
+    return TinkerAPI
+
+
 def serve_agents(
     environments: Collection[SandboxEnvironment], watch: Watch
 ) -> AbstractAsyncContextManager[None]:
@@ -36,4 +44,4 @@ def serve_agents(
 
 SANDBOX_SERVICES.append(serve_agents)
 
-__all__ = ["policy_provider", "serve_agents"]
+__all__ = ["policy_provider", "serve_agents", "tinker_provider"]

@@ -59,6 +59,7 @@ __all__ = [
     "Transcript",
     "capture_task_input_media",
     "create_eval_sample",
+    "current_sample",
     "enter_scoring_context",
     "enter_task_context",
     "error_record",
@@ -250,6 +251,11 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, PrerequisiteError):
         text = without_markup(text)
     return spelt_out(text) or type(error).__name__
+
+
+def current_sample() -> ActiveSample | None:
+    """Return the sample running in this context: of an eval, or of an episode."""
+    return _sample_active.get(None)
 
 
 def recorded_events(transcript: Transcript | None) -> Sequence[Event]:

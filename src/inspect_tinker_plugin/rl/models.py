@@ -73,7 +73,9 @@ def make_renderer(
             else f"the tokenizer of {source} cannot be loaded: {text}"
         ) from error
     try:
-        return get_renderer(name, loaded, model_name=source)
+        renderer = get_renderer(name, loaded, model_name=source)
+        renderer.get_stop_sequences()  # which some look up only when they are asked
+        return renderer
     except Exception as error:
         reason = internals.in_one_line(error)
         raise RendererError(
@@ -221,7 +223,7 @@ def require_weights(weights: str, *, base_url: str | None) -> None:
     import tinker
 
     try:
-        with _rest_client(base_url) as rest:
+        with rest_client(base_url) as rest:
             rest.get_training_run_by_tinker_path(weights).result()
     except tinker.NotFoundError as error:
         raise ConfigError(
@@ -245,7 +247,7 @@ def context_window(model: str, *, base_url: str | None) -> int | None:
     import tinker
 
     try:
-        with _rest_client(base_url) as rest:
+        with rest_client(base_url) as rest:
             if model.startswith("tinker://"):
                 model = rest.get_training_run_by_tinker_path(model).result().base_model
             offered = rest.get_server_capabilities().result().supported_models
@@ -256,12 +258,14 @@ def context_window(model: str, *, base_url: str | None) -> int | None:
 
 
 @contextmanager
-def _rest_client(base_url: str | None) -> Iterator[Any]:
+def rest_client(base_url: str | None, api_key: str | None = None) -> Iterator[Any]:
+    """Give what asks a server about its models and weights."""
     import tinker
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        yield tinker.ServiceClient(base_url=base_url).create_rest_client()
+        with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
+            yield service.create_rest_client()
 
 
 def tinker_policy(

@@ -101,7 +101,8 @@ class _Request(NamedTuple):
 class EpisodeTokens:
     """Turns requests into prompts, and sampled tokens into replies, for one episode.
 
-    Call :meth:`prompt` and then :meth:`parse` for each request, in turn.
+    Call :meth:`prompt` and then :meth:`parse` for each request; several requests may wait for their
+    replies at once.
 
     Args:
         context: the dataset's renderer.
@@ -131,8 +132,8 @@ class EpisodeTokens:
         self._turns = Turns()
         self._ledger = TokenCounts()
         self._call_ids: dict[str, str] = {}
-        self._waiting: Turn | None = None
-        """The turn that waits for its reply."""
+        self._waiting: dict[int, Turn] = {}
+        """The turns that wait for their replies, by the numbers of their requests."""
 
     def prompt(self, request: TurnRequest) -> tinker.ModelInput:
         """Return the prompt for a request.
@@ -151,6 +152,7 @@ class EpisodeTokens:
         if self._window is not None and self._window - turn.length < LEAST_ROOM:
             raise self._over_window(turn.length, self._window)
         self._adopt(turn, found)
+        self._waiting[request.index] = turn
         return turn.prompt
 
     def _found(self, request: TurnRequest) -> tuple[Turn, _Request]:
@@ -166,7 +168,7 @@ class EpisodeTokens:
         return self._repeated(found) or self._continued(found) or self._fresh(found), found
 
     def _adopt(self, turn: Turn, request: _Request) -> None:
-        """Make a turn the one that waits for its reply."""
+        """Add a turn that waits for its reply."""
         self._turns.add(turn, request.match, request.messages, request.keys)
         self._count_control_tokens(request)
         if turn.parent is not None and turn.parent.continued:
@@ -175,7 +177,6 @@ class EpisodeTokens:
             turn.parent = self._ledger.branch_before(again) or turn.parent
         if turn.parent is not None:
             turn.parent.continued = True
-        self._waiting = turn
 
     def _count_control_tokens(self, request: _Request) -> None:
         """Count control tokens that new messages spell, and warn of the first in the dataset."""
@@ -233,12 +234,12 @@ class EpisodeTokens:
         Args:
             tokens: everything that was sampled, the stop token included.
             stop_reason: the sampler's ``"stop"`` or ``"length"``, if it is known.
-            request: the request that was last given to :meth:`prompt`.
+            request: the request, as it was given to :meth:`prompt`.
 
         Returns:
             One choice with stop reason ``stop``, ``tool_calls`` or ``max_tokens``, and usage.
         """
-        turn = self._waiting
+        turn = self._waiting.pop(request.index, None)
         if turn is None:
             raise RuntimeError("parse() answers a prompt(): call that first, once per turn")
         reply = self._named(
@@ -263,7 +264,6 @@ class EpisodeTokens:
         )
         self._call_ids.update(reply.call_ids)
         self._ledger.add(turn, truncated=reply.truncated, cut=reply.stop_seq is not None)
-        self._waiting = None
         reason: StopReason = "tool_calls" if reply.message.tool_calls else "stop"
         if reply.truncated:
             reason = "max_tokens"

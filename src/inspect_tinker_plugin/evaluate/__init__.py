@@ -1,0 +1,1 @@
+"""Evaluation of what was trained: the provider `tinker`, and what a run was trained on."""

@@ -1,0 +1,435 @@
+"""Inspect's model provider ``tinker``: answers as the policy of a rollout does, token for token.
+
+Each sample has the token tree of an episode, so that a prompt continues the sampled tokens; each
+model call renders, samples and parses with the code that a rollout uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tinker
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    GenerateConfig,
+    Logprob,
+    Logprobs,
+    Model,
+    ModelAPI,
+    ModelCall,
+    ModelOutput,
+    ModelUsage,
+    RetryDecision,
+    TopLogprob,
+    modelapi,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
+from rich.markup import escape
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
+from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.episode.model import RequestRefusedError
+from inspect_tinker_plugin.evaluate.source import Connection, Source, connect, find_source
+from inspect_tinker_plugin.rl.models import require_renderer
+from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens, OverWindowError
+
+HONOURED = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "num_choices",
+        "logprobs",
+        "top_logprobs",
+        "prompt_logprobs",
+        "stop_seqs",
+        "max_tokens",
+        "reasoning_effort",
+    }
+)
+"""Generation options that this provider carries out."""
+
+OF_INSPECT = frozenset(
+    {
+        "max_retries",
+        "timeout",
+        "attempt_timeout",
+        "stream_idle_timeout",
+        "max_connections",
+        "adaptive_connections",
+        "system_message",
+        "max_tool_output",
+        "cache",
+        "cache_prompt",
+        "reasoning_history",
+        "fail_on_refusal",
+        "internal_tools",
+        "parallel_tool_calls",
+    }
+)
+"""Options that Inspect carries out itself, or that concern features that no model here has."""
+
+_MOST_OUTSIDE = 1_000
+"""Turns outside of samples after which their token tree is begun anew."""
+
+
+class TinkerAPI(ModelAPI):
+    """A model on a Tinker API server.
+
+    Args:
+        model_name: A checkpoint, a base model, or a run's folder (see :func:`find_source`).
+        base_url: Address of the server, if not the run's own or the Tinker service.
+        api_key: Key for the server, if it is not in ``TINKER_API_KEY``.
+        config: Generation options of the model.
+        renderer: Name of the renderer, if not that of the training or the recommended one.
+        tokenizer: Name or folder of the tokenizer, if not the base model's.
+        context_window: Tokens that the model takes, if the server does not say it.
+        connection: A connection that is there already.
+
+    Raises:
+        PrerequisiteError: There is no key, no such renderer or step, or an option is refused.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 - Inspect's own signature
+        *,
+        renderer: str | None = None,
+        tokenizer: str | None = None,
+        context_window: int | None = None,
+        connection: Connection | None = None,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, ["TINKER_API_KEY"], config)
+        self._connection = connection
+        try:
+            if unknown := _refused(config):
+                raise ConfigError(_refusal(unknown))
+            if renderer is not None:
+                require_renderer(renderer)
+            given = {"renderer": renderer, "tokenizer": tokenizer, "context_window": context_window}
+            self.source = (
+                connection.source
+                if connection is not None
+                else _with(find_source(model_name, base_url=base_url, has_key=bool(api_key)), given)
+            )
+        except ConfigError as error:
+            raise internals.PrerequisiteError(escape(str(error))) from error
+        self._context: DatasetRenderer | None = None
+        self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
+        self._asked = 0
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
+        """Render the conversation, sample, and parse what was sampled.
+
+        Raises:
+            ConfigError: The model cannot be reached, an option cannot be honoured, or the renderer
+                cannot carry a message or the tools.
+            RequestRefusedError: A program asked for what the renderer cannot carry.
+        """
+        connection = await self._connected()
+        context = self._renderer(connection)
+        dialect = internals.bridge_dialect()
+        self._check(config, context, dialect)
+        tokens = self._tokens(context, connection)
+        requests = [
+            TurnRequest(
+                index=self._next_index(),
+                messages=input,
+                tools=tools,
+                tool_choice=tool_choice,
+                config=_of_rollouts(config),
+                dialect=dialect,
+            )
+            for _ in range(config.num_choices or 1)
+        ]
+        try:
+            stop = tokens.stop_condition(requests[0])
+            prompts = [tokens.prompt(request) for request in requests]
+        except OverWindowError as error:
+            return error.answer
+        except EpisodeError as error:
+            if dialect is None or not tokens.turns:
+                raise
+            tokens.refuse(error)
+            raise RequestRefusedError(error) from error
+        params = _sampling(config, connection, prompts[0].length, stop)
+        sampled = await connection.sampler.sample(
+            prompts[0],
+            len(requests),
+            params,
+            include_prompt_logprobs=config.prompt_logprobs is not None,
+            topk_prompt_logprobs=_alternatives(config),
+            topk_sample_logprobs=config.top_logprobs or 0,
+        )
+        outputs = [
+            tokens.parse(sequence.tokens, stop_reason=sequence.stop_reason, request=request)
+            for sequence, request in zip(sampled.sequences, requests, strict=True)
+        ]
+        words = _Words(context, config)
+        choices = [
+            words.add(output.choices[0], sequence, prompts[0], sampled)
+            for output, sequence in zip(outputs, sampled.sequences, strict=True)
+        ]
+        output = ModelOutput(
+            model=connection.source.name,
+            choices=choices,
+            completion=outputs[0].completion,
+            usage=_usage(outputs, sampled),
+            input_context_tokens=prompts[0].length,
+        )
+        return output, _call(prompts[0], params, sampled)
+
+    async def _connected(self) -> Connection:
+        if self._connection is None:
+            connecting = connect(self.source, api_key=self.api_key)
+            self._connection = await asyncio.shield(asyncio.wrap_future(connecting))
+        return self._connection
+
+    def _renderer(self, connection: Connection) -> DatasetRenderer:
+        if self._context is None:
+            self._context = DatasetRenderer(connection.renderer, model=connection.source.name)
+        return self._context
+
+    def _tokens(self, context: DatasetRenderer, connection: Connection) -> EpisodeTokens:
+        """Return the token tree of the running sample, or that of calls outside of samples."""
+        sample = internals.current_sample()
+        owner = self if sample is None else sample
+        tree = self._trees.get(owner)
+        if tree is None or (sample is None and len(tree.turns) >= _MOST_OUTSIDE):
+            tree = self._trees[owner] = EpisodeTokens(
+                context,
+                task="(none)" if sample is None else sample.task,
+                sample_id=None if sample is None else sample.sample.id,
+                epoch=1 if sample is None else sample.epoch,
+                context_window=connection.window,
+            )
+        return tree
+
+    def _next_index(self) -> int:
+        self._asked += 1
+        return self._asked - 1
+
+    def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
+        """Refuse options that cannot be honoured; a program's are reported, as in a rollout."""
+        refused = _refused(config)
+        effort = config.reasoning_effort
+        if effort is not None and context.effort(effort) is None:
+            refused.append("reasoning_effort")
+        if not refused:
+            return
+        if dialect is None:
+            raise ConfigError(_refusal(refused))
+        context.warn_once(f"options:{refused}", f"{_refusal(refused)} A program asked for it.")
+
+    async def count_text_tokens(self, text: str) -> int:
+        """Count with the model's own tokenizer."""
+        return self._renderer(await self._connected()).count_tokens(text)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text, without any template."""
+        context = self._renderer(await self._connected())
+        tokens: list[int] = context.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def connection_key(self) -> str:
+        """One pool of connections per server and key."""
+        server = self.source.run if self.source.local else self.source.base_url
+        return f"{server}:{self.initial_api_key}"
+
+    def max_connections(self) -> int:
+        """As many as Inspect's adaptive connections reach: the server makes batches of them."""
+        return 100
+
+    def should_retry(self, ex: Exception) -> bool | RetryDecision:
+        """Retry what the SDK has given up to retry and may be over."""
+        if isinstance(ex, tinker.RateLimitError):
+            return RetryDecision.rate_limit()
+        return isinstance(ex, tinker.APIConnectionError | tinker.InternalServerError)
+
+    def is_auth_failure(self, ex: Exception) -> bool:
+        """Whether the server refused the key."""
+        return isinstance(ex, tinker.AuthenticationError)
+
+
+@modelapi(name="tinker")
+def _tinker_provider() -> type[ModelAPI]:
+    return TinkerAPI
+
+
+def connected_model(connection: Connection, config: GenerateConfig) -> Model:
+    """Make a model of the provider over a connection that is there already."""
+    make: Callable[..., ModelAPI] = _tinker_provider
+    api = make(connection.source.name, config=config, connection=connection)
+    return Model(api, config)
+
+
+def _with(source: Source, given: dict[str, Any]) -> Source:
+    return replace(source, **{name: value for name, value in given.items() if value is not None})
+
+
+def _refused(config: GenerateConfig) -> list[str]:
+    """Return the options that are set and cannot be honoured; unknown ones are among them."""
+    return [
+        name
+        for name, value in config
+        if value not in (None, False) and name not in HONOURED | OF_INSPECT
+    ]
+
+
+def _refusal(names: Sequence[str]) -> str:
+    return f"the provider tinker cannot honour {', '.join(names)}: leave out what is not supported."
+
+
+def _of_rollouts(config: GenerateConfig) -> GenerateConfig:
+    """Return the options that renderer and parser honour; the sampler has the others."""
+    return GenerateConfig(
+        stop_seqs=config.stop_seqs,
+        max_tokens=config.max_tokens,
+        reasoning_effort=config.reasoning_effort,
+    )
+
+
+def _sampling(
+    config: GenerateConfig, connection: Connection, length: int, stop: list[str] | list[int]
+) -> tinker.SamplingParams:
+    source = connection.source
+    room = config.max_tokens or source.max_tokens
+    if connection.window is not None:
+        room = min(room, connection.window - length)
+    return tinker.SamplingParams(
+        max_tokens=room,
+        seed=config.seed,
+        stop=stop,
+        temperature=source.temperature if config.temperature is None else config.temperature,
+        top_k=-1 if config.top_k is None else config.top_k,
+        top_p=1.0 if config.top_p is None else config.top_p,
+    )
+
+
+def _alternatives(config: GenerateConfig) -> int:
+    """Return how many alternatives a call asks for at each token of its prompt."""
+    count = config.prompt_logprobs or 0
+    return count if count > 1 else 0
+
+
+def _usage(outputs: Sequence[ModelOutput], sampled: tinker.SampleResponse) -> ModelUsage:
+    """Count the prompt once, as far as the server had not read it, and every reply."""
+    usages = [output.usage or ModelUsage() for output in outputs]
+    cached, said = sampled.prompt_cache_hit_tokens, sum(usage.output_tokens for usage in usages)
+    return ModelUsage(
+        input_tokens=usages[0].input_tokens - cached,
+        input_tokens_cache_read=cached,
+        output_tokens=said,
+        total_tokens=usages[0].input_tokens + said,
+    )
+
+
+def _call(
+    prompt: tinker.ModelInput, params: tinker.SamplingParams, sampled: tinker.SampleResponse
+) -> ModelCall:
+    """Record the exact tokens, for logs with ``--log-model-api``."""
+    return ModelCall.create(
+        {
+            "prompt": [_recorded(chunk) for chunk in prompt.chunks],
+            "sampling_params": params.model_dump(),
+        },
+        {
+            "sequences": [
+                {"tokens": list(each.tokens), "stop_reason": each.stop_reason}
+                for each in sampled.sequences
+            ]
+        },
+    )
+
+
+def _recorded(chunk: tinker.ModelInputChunk) -> list[int] | str:
+    if isinstance(chunk, tinker.EncodedTextChunk):
+        return list(chunk.tokens)
+    return f"{chunk.type} of {chunk.length} tokens"
+
+
+class _Words:
+    """Adds to choices the log-probabilities that a call asks for."""
+
+    def __init__(self, context: DatasetRenderer, config: GenerateConfig) -> None:
+        self._tokenizer = context.tokenizer
+        self._config = config
+
+    def add(
+        self,
+        choice: ChatCompletionChoice,
+        sequence: tinker.SampledSequence,
+        prompt: tinker.ModelInput,
+        sampled: tinker.SampleResponse,
+    ) -> ChatCompletionChoice:
+        if self._config.logprobs or self._config.top_logprobs:
+            tops = sequence.topk_logprobs if self._config.top_logprobs else None
+            choice.logprobs = self._logprobs(
+                "logprobs",
+                list(sequence.tokens),
+                sequence.logprobs,
+                tops,
+                self._config.top_logprobs,
+            )
+        if (count := self._config.prompt_logprobs) is not None:
+            read: list[int | None] = []
+            for chunk in prompt.chunks:
+                if isinstance(chunk, tinker.EncodedTextChunk):
+                    read += chunk.tokens
+                else:
+                    read += [None] * chunk.length
+            tops = sampled.topk_prompt_logprobs if count > 1 else None
+            choice.prompt_logprobs = self._logprobs(
+                "prompt_logprobs", read, sampled.prompt_logprobs, tops, _alternatives(self._config)
+            )
+        return choice
+
+    def _logprobs(
+        self,
+        name: str,
+        tokens: Sequence[int | None],
+        values: Sequence[float | None] | None,
+        tops: Sequence[Sequence[tuple[int, float]] | None] | None,
+        count: int | None,
+    ) -> Logprobs:
+        """Return the log-probabilities of tokens, without those that have none: a prompt's first.
+
+        Raises:
+            ConfigError: The server has not sent them.
+        """
+        if values is None or (count and tops is None):
+            raise ConfigError(
+                f"the server does not honour {name if values is None else 'top_' + name}"
+            )
+        content = []
+        for place, (token, value) in enumerate(zip(tokens, values, strict=True)):
+            if token is None or value is None:
+                continue
+            others = (tops[place] if tops is not None else None) or ()
+            content.append(
+                Logprob(
+                    **self._word(token, value),
+                    top_logprobs=[TopLogprob(**self._word(*each)) for each in others] or None,
+                )
+            )
+        return Logprobs(content=content)
+
+    def _word(self, token: int, value: float) -> dict[str, Any]:
+        text = str(self._tokenizer.decode([token]))
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
