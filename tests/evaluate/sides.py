@@ -23,7 +23,7 @@ from inspect_tinker_plugin.evaluate import provider
 from inspect_tinker_plugin.evaluate.provider import connected_model
 from inspect_tinker_plugin.evaluate.source import Connection, Source
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.rewards import Reward
+from inspect_tinker_plugin.rewards import Reward, resolve_reward
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.cases import ParityCase
@@ -184,7 +184,9 @@ async def roll_out(
         async def no_reward(result: EpisodeResult) -> Reward:
             return Reward(0.0, {})
 
-        env = InspectEnv(episode, tokens, RewardRules(no_reward, ErrorPolicy.of("raise")))
+        env = InspectEnv(
+            episode, tokens, RewardRules(resolve_reward(no_reward), ErrorPolicy.of("raise"))
+        )
 
         async def run() -> None:
             try:

@@ -162,7 +162,7 @@ async def test_a_reply_is_cut_where_tokens_end(window: int | None, reason: str) 
         assert asked["params"].max_tokens == room
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "best_of": 2,
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
