@@ -19,7 +19,7 @@ NAME = "inspect_tinker_plugin"
 INTERNALS = "inspect_internals"
 
 TINKER = ("tinker", "tinker_cookbook")
-TINKER_FOLDERS = ("rl", "tokens", "train")
+TINKER_FOLDERS = ("evaluate", "rl", "tokens", "train")
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "

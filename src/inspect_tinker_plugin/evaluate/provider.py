@@ -37,6 +37,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.evaluate.source import Connection, Source, connect, find_source
 from inspect_tinker_plugin.rl.models import require_renderer
+from inspect_tinker_plugin.tokens.dataset_renderer import SAMPLER_OPTIONS
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens, OverWindowError
 
 HONOURED = frozenset(
@@ -297,12 +298,9 @@ def _refusal(names: Sequence[str]) -> str:
 
 
 def _of_rollouts(config: GenerateConfig) -> GenerateConfig:
-    """Return the options that renderer and parser honour; the sampler has the others."""
-    return GenerateConfig(
-        stop_seqs=config.stop_seqs,
-        max_tokens=config.max_tokens,
-        reasoning_effort=config.reasoning_effort,
-    )
+    """Return the options without those that the sampler has honoured."""
+    sampled = {*SAMPLER_OPTIONS, "num_choices", "prompt_logprobs"} - {"reasoning_effort"}
+    return config.model_copy(update=dict.fromkeys(sampled & set(GenerateConfig.model_fields)))
 
 
 def _sampling(
