@@ -359,7 +359,7 @@ def _call(
 def _recorded(chunk: tinker.ModelInputChunk) -> list[int] | str:
     if isinstance(chunk, tinker.EncodedTextChunk):
         return list(chunk.tokens)
-    return f"{chunk.type} of {chunk.length} tokens"
+    return f"{chunk.type}, length {chunk.length}"
 
 
 class _Words:
