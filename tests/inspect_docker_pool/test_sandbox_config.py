@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,18 @@ from inspect_docker_pool.errors import SandboxConfigError
 
 
 @pytest.fixture
-def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def plugin() -> None:
+    """Docker's plugin that reads compose files; it needs no engine."""
+    program = shutil.which("docker")
+    if (
+        program is None
+        or subprocess.run([program, "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("the program 'docker' is not there, or has no plugin 'compose'")
+
+
+@pytest.fixture
+def compose(plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
 
     def write(service: dict[str, Any] | None = None, **top: Any) -> str:
@@ -143,6 +156,7 @@ def test_top_level_keys_are_refused_by_name(compose: Any, tmp_path: Path, top: s
         parse_config(compose(**{top: given}))
 
 
+@pytest.mark.usefixtures("plugin")
 def test_a_file_is_read_as_compose_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +205,7 @@ def test_a_network_that_hardening_takes_away_is_told_once(
     assert config.hardening.network == ("" if "networks" in service else "none")
 
 
+@pytest.mark.usefixtures("plugin")
 def test_several_services_name_the_plain_provider(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text("services: {default: {image: a}, db: {image: b}}")
@@ -198,6 +213,7 @@ def test_several_services_name_the_plain_provider(tmp_path: Path) -> None:
         parse_config(str(path))
 
 
+@pytest.mark.usefixtures("plugin")
 def test_the_only_service_keeps_its_name(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text("services: {agent: {image: a, x-default: true}}")
@@ -265,6 +281,7 @@ def test_a_model_overrides_its_file_and_survives_a_log(compose: Any) -> None:
     assert SandboxEnvironmentSpec.model_validate(spec.model_dump()).config == model
 
 
+@pytest.mark.usefixtures("plugin")
 def test_a_compose_object_is_understood() -> None:
     config = parse_config(
         ComposeConfig.model_validate(
@@ -337,7 +354,6 @@ def test_commands_that_only_keep_a_container_up(
 
 
 def test_importing_the_provider_does_not_import_the_sdk() -> None:
-    import subprocess
     import sys
 
     program = "import sys, inspect_docker_pool.environment; print('docker' in sys.modules)"
