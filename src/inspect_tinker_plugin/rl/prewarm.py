@@ -83,6 +83,7 @@ class _Worker:
         self._asked = asked
         self._made: set[int] = set()
         """Batches whose images were made."""
+        self._useful = False
         self._warmed: list[SandboxAhead] = []
 
     def run(self) -> None:
@@ -95,22 +96,21 @@ class _Worker:
             ahead.expect(0)
 
     def _prepare_after(self, asked: int) -> bool:
-        """Prepare the batches after the given one; return whether any needed that."""
+        """Prepare the batches after the given one; return whether any has ever needed that."""
         depth = max(1, IMAGES_AHEAD // self._batches.size)
-        useful = bool(self._made)
         for batch in range(asked + 1, min(asked + 1 + depth, self._batches.count)):
             if batch in self._made:
                 continue
             if not self._asked.empty():
                 return True  # another batch was asked for meanwhile
             needs = asyncio.run(self._find_needs(self._batches.samples_of(batch)))
-            useful = useful or bool(needs)
+            self._useful = self._useful or bool(needs)
             # Each sandbox of the first batch is started once its image is there.
             counts = self._count(needs) if asked < 0 and batch == 0 else {}
             if not self._make_images(dict.fromkeys(ahead for ahead, _ in needs), counts):
                 return True  # the others have to wait for the next batch
             self._made.add(batch)
-        return useful
+        return self._useful
 
     async def _find_needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
         """Return what the sandboxes of samples take, and whether a group shares its set-up."""
