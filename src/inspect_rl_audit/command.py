@@ -213,6 +213,8 @@ def _options(
         runner_options={key: value for key, value in runner.items() if value is not None},
         episode_options={
             "model_roles": dataset.model_roles,
+            "score_sandbox": dataset.score_sandbox,
+            "score_files": dataset.score_files,
             "max_sandboxes": dataset.max_sandboxes,
             "max_subprocesses": dataset.max_subprocesses,
         },

@@ -158,6 +158,7 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
         "gold": options.gold,
         "runner": {key: name_value(value) for key, value in options.runner_options.items()},
         "roles": name_value(options.episode_options.get("model_roles")),
+        "scored_in": [options.episode_options.get(k) for k in ("score_sandbox", "score_files")],
         "version": __version__,
     }
 

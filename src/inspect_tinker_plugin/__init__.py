@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         InspectRLError,
         SandboxError,
     )
+    from inspect_tinker_plugin.episode.clean import clean_sandbox
     from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
     from inspect_tinker_plugin.options import EpisodeOptions
     from inspect_tinker_plugin.plugins.hookspecs import hookimpl
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "contracts.episodes": ("EpisodeResult", "TurnRequest"),
     "contracts.errors": ("Cause", "ConfigError", "EpisodeError", "InspectRLError", "SandboxError"),
+    "episode.clean": ("clean_sandbox",),
     "episode.runner": ("Episode", "EpisodeRunner"),
     "options": ("EpisodeOptions",),
     "plugins.hookspecs": ("hookimpl",),
@@ -72,6 +74,7 @@ __all__ = [
     "TurnRequest",
     "as_rl_dataset",
     "as_rl_mixture",
+    "clean_sandbox",
     "freeze_memory",
     "hookimpl",
 ]

@@ -387,6 +387,14 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "metavar": "LOGS",
         "callback": _parse_several,
     },
+    "score_sandbox": {"type": click.Choice(["same", "fresh"])},
+    "score_files": {
+        "flag": "--score-file",
+        "multiple": True,
+        "default": (),
+        "metavar": "PATTERN",
+        "callback": _parse_several,
+    },
     "solver": {"metavar": "NAME"},
     "sandbox": {"metavar": "TYPE[:CONFIG]", "callback": _parse_sandbox},
     "model_roles": {

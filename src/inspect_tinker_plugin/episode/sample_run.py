@@ -31,6 +31,7 @@ from inspect_tinker_plugin.contracts.policy import POLICY_MODEL
 from inspect_tinker_plugin.contracts.sandboxes import SANDBOX_SERVICES, Recorder
 from inspect_tinker_plugin.episode import fast_paths
 from inspect_tinker_plugin.episode.boundaries import Stamp
+from inspect_tinker_plugin.episode.clean import scoring_sandbox
 from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.model import (
     enclose_model,
@@ -177,7 +178,8 @@ class SampleRun:
                 self._mailbox.close()
                 self._entering(EpisodeState.STOPPING)
             self._phase = Cause.SCORER
-            await self._scoring.run()
+            async with scoring_sandbox(self._record):
+                await self._scoring.run()
         except asyncio.CancelledError:
             self._cancelled_in = self._phase
             raise

@@ -392,6 +392,7 @@ async def sample_sandboxes(
     *,
     metrics: Metrics,
     doing: Callable[[str], None],
+    beyond_bound: bool = False,
 ) -> AsyncIterator[SampleSandboxes]:
     """Start the sandboxes of a sample, with its files and set-up script, and release them.
 
@@ -406,13 +407,16 @@ async def sample_sandboxes(
         sample: The sample, with its files and set-up script.
         metrics: Receives ``sandbox/acquire_s``.
         doing: Called with a description of what is waited for.
+        beyond_bound: Wait for no place among ``max_sandboxes``.
     """
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
     doing(f"preparing sandbox {spec.type!r}")
     await prepare_provider(provider, spec, sample, task.run_dir)
     bound = task.options.max_sandboxes
-    if bound is None:
+    if beyond_bound:
+        bound = None
+    elif bound is None:
         bound = provider.default_concurrency()
     places = sandbox_places(spec.type)
     doing(

@@ -84,6 +84,7 @@ class PreparedTask:
         limits: The limits of every sample.
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
+        score_files: Files that are scored in a clean sandbox; ``None`` to score where it worked.
         reads_events: Whether an episode has read its own transcript.
         first_calls: Whether its episodes end at their first model call, and load no providers.
     """
@@ -121,6 +122,7 @@ class PreparedTask:
         check_side_roles(self.side_models, self.model_roles)
         self._role_book = RoleBook(self.model_roles, task=self.name)
         self.score_on_error = options.score_on_error or bool(task.score_on_error)
+        self.score_files = _files_to_score(task, options)
         if self.limits.cost is not None:
             _require_prices(task.name, self.model_roles)
         _name_what_is_an_evals(task)
@@ -174,6 +176,18 @@ class PreparedTask:
         return (
             spec if spec is None or self._sandbox_mapping is None else self._sandbox_mapping(spec)
         )
+
+
+def _files_to_score(task: Task, options: EpisodeOptions) -> Sequence[str] | None:
+    """Return the files to copy into a clean sandbox, by the options or the task's metadata."""
+    of_task = task.metadata or {}
+    where = options.score_sandbox or of_task.get("score_sandbox") or "same"
+    if where not in ("same", "fresh"):
+        raise ConfigError(f"score_sandbox must be 'same' or 'fresh', got {where!r}")
+    files = options.score_files or of_task.get("score_files") or ()
+    if isinstance(files, str) or not all(isinstance(each, str) and each for each in files):
+        raise ConfigError(f"score_files is a list of paths and patterns, got {files!r}")
+    return tuple(files) if where == "fresh" else None
 
 
 @functools.cache

@@ -79,6 +79,19 @@ class EpisodeOptions:
         "Score the state of an episode whose solver raised an error, for its log and metrics.",
         *RUNNING,
     )
+    score_sandbox: str | None = option(
+        None,
+        "Where scorers work: `same` (where the policy did) or `fresh` (a clean sandbox with the "
+        "sample's files and set-up, and `score_files` of the policy's).",
+        "audit",
+        *RUNNING,
+    )
+    score_files: Sequence[str] | None = option(
+        None,
+        "Files that a fresh sandbox takes over from the policy's: paths and patterns.",
+        "audit",
+        *RUNNING,
+    )
     max_sandboxes: int | None = option(
         None,
         "Maximum sandboxes in parallel (per provider and process).",

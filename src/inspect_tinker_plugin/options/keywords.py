@@ -38,6 +38,8 @@ class DatasetKeywords(TypedDict, total=False):
     working_limit: int | None
     cost_limit: float | None
     score_on_error: bool
+    score_sandbox: str | None
+    score_files: Sequence[str] | None
     max_sandboxes: int | None
     max_subprocesses: int | None
     stop_timeout: float

@@ -113,6 +113,8 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     working_limit: int | None = _option("working_limit")
     cost_limit: float | None = _option("cost_limit")
     score_on_error: bool = _option("score_on_error")
+    score_sandbox: str | None = _option("score_sandbox")
+    score_files: list[str] | None = _option("score_files")
     max_sandboxes: int | None = _option("max_sandboxes")
     max_subprocesses: int | None = _option("max_subprocesses")
     stop_timeout: float = _option("stop_timeout")
