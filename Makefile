@@ -61,7 +61,7 @@ FETCH_IMAGE := docker image inspect $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || \
 
 DEMO_TRAINING := --log-dir out/demo-training
 
-demo: $(STAMP) ## export a task, roll out an agent, train a tiny model (offline, no key)
+demo: $(STAMP) ## export a task, roll out an agent, train a tiny model and evaluate it (offline, no key)
 	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
 	@$(BIN)/inspect rl export example_tasks/word_problems.py --output out/demo --overwrite
 	@echo
@@ -72,6 +72,11 @@ demo: $(STAMP) ## export a task, roll out an agent, train a tiny model (offline,
 	@rm -rf out/demo-training
 	@echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"
 	@$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)
+	@for model in tinker/out/demo-training@0 tinker/out/demo-training; do \
+		echo; echo "\$$ inspect eval example_tasks/toy.py@letters --model $$model"; \
+		$(BIN)/inspect eval example_tasks/toy.py@letters --model $$model --limit 16 \
+			--log-dir out/demo-evals --display plain || exit 1; \
+	done
 
 demo-agent: $(STAMP) ## teach an untrained tiny model to use a tool (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_boxes out/demo-agent

@@ -93,6 +93,8 @@ def test_the_last_weights_are_tested_when_an_interruption_left_that_out(tmp_path
     assert result.try_it is not None
     assert "--model tinker://c" in result.try_it
     assert result.try_it.endswith(f"--local {tmp_path}")
+    assert result.evaluate_it is not None
+    assert result.evaluate_it.endswith(f"--model tinker/{tmp_path}")
 
 
 def test_there_is_no_last_checkpoint_before_the_first(tmp_path: Path) -> None:

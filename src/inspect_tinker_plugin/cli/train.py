@@ -307,6 +307,7 @@ def _train(request: TrainRequest) -> None:
     click.echo(f"report: {result.report}")
     if result.try_it is not None:
         click.echo(f"checkpoint: {result.checkpoint}\ntry it: {result.try_it}")
+        click.echo(f"evaluate it: {result.evaluate_it}")
 
 
 def _new_folder(task: str) -> Path:

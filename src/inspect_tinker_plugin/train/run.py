@@ -25,6 +25,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
+from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
 from inspect_tinker_plugin.train.data import test_last_weights
@@ -74,6 +75,9 @@ class TrainResult:
     try_it: str | None = None
     """A command that samples from them."""
 
+    evaluate_it: str | None = None
+    """A command that evaluates them."""
+
 
 @stopped_like_ctrl_c()
 def train(request: TrainRequest) -> TrainResult:
@@ -107,7 +111,8 @@ def train(request: TrainRequest) -> TrainResult:
             _train(run)
     weights = last_weights(log_dir)
     try_it = None if weights is None else _rollout_command(request, run.config, weights)
-    return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it)
+    evaluate_it = None if weights is None else _evaluation_command(request, run.config)
+    return TrainResult(log_dir, log_dir / REPORT, read_steps(log_dir), weights, try_it, evaluate_it)
 
 
 @contextmanager
@@ -283,9 +288,7 @@ def _within_window(config: Any, *, local: bool) -> Any:
 def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     """Write the command that rolls out a group with some weights."""
     first = config.dataset_builder.mixed_tasks()[0]
-    words = ["inspect", "rl", "rollout", str(first.task)]
-    for name, value in (first.task_args or {}).items():
-        words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+    words = ["inspect", "rl", "rollout", *_task_words(first)]
     words += ["--model", weights, "--tokenizer", config.model_name]
     words += ["--renderer", config.renderer_name, "--max-tokens", str(config.max_tokens)]
     if request.local:
@@ -293,6 +296,20 @@ def _rollout_command(request: TrainRequest, config: Any, weights: str) -> str:
     elif request.base_url is not None:
         words += ["--base-url", request.base_url]
     return shlex.join(words)
+
+
+def _evaluation_command(request: TrainRequest, config: Any) -> str:
+    """Write the command that evaluates the run's last weights."""
+    first = config.dataset_builder.mixed_tasks()[0]
+    model = f"tinker/{request.log_dir}"
+    return shlex.join(["inspect", "eval", *_task_words(first), "--model", model])
+
+
+def _task_words(task: MixedTask) -> list[str]:
+    words = [str(task.task)]
+    for name, value in (task.task_args or {}).items():
+        words += ["-T", f"{name}={json.dumps(value) if not isinstance(value, str) else value}"]
+    return words
 
 
 def _start_server(request: TrainRequest, config: Any, stack: ExitStack) -> LocalServer:
