@@ -19,7 +19,7 @@ from tests.rl.tasks import sums
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.logs import writer
-from inspect_tinker_plugin.logs.run import Attempt, LogRun
+from inspect_tinker_plugin.logs.staging import Attempt, LogRun
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset, as_rl_dataset
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 

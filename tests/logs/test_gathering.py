@@ -37,7 +37,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
 from inspect_tinker_plugin.logs.rollout import figures as figures_of
-from inspect_tinker_plugin.logs.run import STAGING, runs_in
+from inspect_tinker_plugin.logs.staging import STAGING, runs_in
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
 

@@ -48,7 +48,7 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolInfo
 from tests.logs.rollouts import apart
 
-from inspect_tinker_plugin.logs.parts import read_part, write_log, write_part
+from inspect_tinker_plugin.logs.staging import read_part, write_log, write_part
 
 LONG = "a long text that becomes an attachment " * 20
 HOSTILE = {

@@ -60,7 +60,6 @@ __all__ = [
     "capture_task_input_media",
     "create_eval_sample",
     "current_sample",
-    "enter_scoring_context",
     "enter_task_context",
     "error_record",
     "forget_tools",
@@ -111,24 +110,6 @@ def sample_usage() -> dict[str, dict[str, ModelUsage] | None]:
         "model_usage": dict(sample_model_usage()) or None,
         "role_usage": dict(sample_role_usage()) or None,
     }
-
-
-def enter_scoring_context(
-    model: Model,
-    model_roles: dict[str, Model | list[Model]],
-    state: TaskState,
-    events: Sequence[Event],
-) -> Transcript:
-    """Bind what a scorer of a logged sample reads to the current context, as `inspect score` does.
-
-    Returns:
-        The transcript, which holds the sample's events.
-    """
-    init_task_context(model, model_roles)
-    init_subtask_store(state.store)
-    recorded = Transcript([*events], log_model_api=False)
-    init_transcript(recorded)
-    return recorded
 
 
 _CONTEXT_PARAMETERS = inspect.signature(init_task_context).parameters

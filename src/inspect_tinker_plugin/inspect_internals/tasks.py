@@ -29,10 +29,7 @@ from inspect_ai._util.registry import (
 )
 from inspect_ai.model import Model
 from inspect_ai.model._model import _model_roles, active_model, active_model_context_var
-from inspect_ai.model._model_config import (
-    model_roles_config_to_model_roles,
-    model_roles_to_model_roles_config,
-)
+from inspect_ai.model._model_config import model_roles_to_model_roles_config
 from inspect_ai.scorer._metric import to_metric_specs
 from inspect_ai.scorer._scorer import as_scorer_spec, unique_scorer_name
 from inspect_ai.solver._solver import SolverSpec
@@ -48,7 +45,6 @@ __all__ = [
     "init_dotenv",
     "load_file_tasks",
     "load_task_spec",
-    "model_roles_config_to_model_roles",
     "parse_decorators",
     "registry_find",
     "registry_lookup",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.logs.header import eval_spec
 from inspect_tinker_plugin.logs.rollout import Rollout, RolloutStatus, figures, trajectory_groups
-from inspect_tinker_plugin.logs.run import GroupSlot, LogRun
+from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun
 from inspect_tinker_plugin.logs.writer import (
     assemble_pending,
     close_run,

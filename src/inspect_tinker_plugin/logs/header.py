@@ -33,7 +33,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.logs.rollout import figures, free_name, note
-from inspect_tinker_plugin.logs.run import Attempt
+from inspect_tinker_plugin.logs.staging import Attempt
 from inspect_tinker_plugin.rewards import UnscoredError
 from inspect_tinker_plugin.rewards.scores import score_reward
 

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalSampleSummary, EvalSpec, list_eval_logs
+from inspect_ai.log import (
+    EvalSampleSummary,
+    EvalSpec,
+    list_eval_logs,
+    read_eval_log,
+    read_eval_log_sample_summaries,
+)
 from inspect_ai.scorer import SampleScore, Score
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.hooks import GroupOutcome
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.contracts.rewards import UnscoredError
-from inspect_tinker_plugin.inspect_internals.log_files import read_header, read_summaries
 from inspect_tinker_plugin.rewards.scores import score_reward
 
 
@@ -121,23 +126,21 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     names: set[str] = set()
     for path in paths:
         try:
-            log = _log(path, read_header(path).eval)
+            log = _describe(path, read_eval_log(path, header_only=True).eval)
             # Of a sample that was run again, the last summary is true.
-            samples = {}
-            for summary in read_summaries(path, _USED):
-                entry = _entry(summary, len(index.logs), log, score)
-                samples[str(summary.id), summary.epoch] = summary.completed, summary.uuid, entry
-                names.update(summary.scores or ())
+            summaries = {(str(s.id), s.epoch): s for s in read_eval_log_sample_summaries(path)}
         except Exception as error:  # whatever the reason, the other logs can be read
             index.unreadable[path] = " ".join(f"it cannot be read: {error}".split())
             continue
-        index.logs.append(log)
-        for completed, uuid, entry in samples.values():
-            if not completed or (uuid is not None and uuid in seen):
+        for summary in summaries.values():
+            names.update(summary.scores or ())
+            if not summary.completed or (summary.uuid is not None and summary.uuid in seen):
                 continue  # a log of a retry holds the samples of the log before it
-            if uuid is not None:
-                seen.add(uuid)
+            if summary.uuid is not None:
+                seen.add(summary.uuid)
+            entry = _entry(summary, len(index.logs), log, score)
             groups.setdefault((log.task, repr(entry.id)), []).append(entry)
+        index.logs.append(log)
     if score is not None and not any(_locate(score, names)):
         raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
     place = 0
@@ -147,11 +150,7 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
     return index
 
 
-_USED = ("id", "epoch", "scores", "error", "limit", "uuid", "completed")
-"""Fields of summaries that are read."""
-
-
-def _log(path: str, spec: EvalSpec) -> Log:
+def _describe(path: str, spec: EvalSpec) -> Log:
     headline = spec.headline_metric
     ours = spec.model.startswith(f"{POLICY_PROVIDER}/")
     return Log(

@@ -1,8 +1,4 @@
-"""Computes the rewards of logged rollouts again, into new logs.
-
-A reward is computed of the logged scores. Only where these are not enough (a judge had failed, or
-had given no number) are the scorers concerned run again, without a sandbox.
-"""
+"""Computes the rewards of logged rollouts again, into new logs."""
 
 from __future__ import annotations
 
@@ -12,23 +8,16 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from inspect_ai.log import EvalLog, read_eval_log, write_eval_log
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
-from inspect_tinker_plugin.logs.regrading import (
-    Failed,
-    Regrading,
-    Scorers,
-    expected_scores,
-    own_scores,
-    regrade,
-)
+from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores, own_scores
 from inspect_tinker_plugin.rewards import (
     ResolvedGroupReward,
     ResolvedReward,
@@ -67,19 +56,19 @@ class Rescoring:
     """Replace what the folder holds under the same names."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rescored:
     """What was done."""
 
-    logs: list[Path]
+    logs: list[Path] = field(default_factory=list)
     """The new logs, including those of an earlier call."""
-    earlier: int
+    earlier: int = 0
     """How many of them an earlier call had made."""
-    computed: int
+    computed: int = 0
     """Rewards that were computed."""
-    scored: int
+    scored: int = 0
     """Rollouts whose scorers were run again."""
-    failures: list[Failed]
+    failures: list[Failed] = field(default_factory=list)
 
 
 async def rescore(
@@ -102,53 +91,48 @@ async def rescore(
     Raises:
         ConfigError: An expression, a log or the folder cannot be used; nothing was written.
     """
-    sources = _sources(logs, how)
-    headers = [await asyncio.to_thread(_header, source) for source in sources]
-    plans = [_plan(header, how) for header in headers]
+    sources = _check_sources(logs, how)
+    headers = [await asyncio.to_thread(_read_header, source) for source in sources]
+    rewards = [_resolve_rewards(header, how) for header in headers]
     try:
         how.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {how.output}: {error.strerror}") from error
-    total = sum(map(_size, headers))
-    made: list[Path] = []
-    earlier = computed = scored = passed = 0
-    failures: list[Failed] = []
+    sizes = [(header.results.logged_samples or 0) if header.results else 0 for header in headers]
+    total, passed = sum(sizes), 0
+    done = Rescored()
 
     def advance(count: int) -> None:
         nonlocal passed
         passed += count
-        on_progress(passed, max(total, passed), len(failures))
+        on_progress(passed, max(total, passed), len(done.failures))
 
-    for source, header, (reward, group_reward) in zip(sources, headers, plans, strict=True):
+    for source, size, (reward, group_reward) in zip(sources, sizes, rewards, strict=True):
         target = how.output / source.name
-        about = _about(source, reward, group_reward, how)
-        made.append(target)
+        about = {
+            "from": source.name,
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "reward": reward.name,
+            "group_reward": None if group_reward is None else group_reward.name,
+            "failed_only": how.failed,
+        }
+        done.logs.append(target)
         if await asyncio.to_thread(_is_done, target, about, how.overwrite):
-            earlier += 1
-            advance(_size(header))
+            done.earlier += 1
+            advance(size)
             continue
         log = await asyncio.to_thread(read_eval_log, str(source))
-        work = Regrading(
-            log=log,
-            reward=reward,
-            group_reward=group_reward,
-            failed_only=how.failed,
-            scorers=cache(partial(Scorers.of, log, how.roles)),
-            done=advance,
-        )
-        await regrade(work)
+        work = LogRewards(log, reward, group_reward, how.failed, how.roles)
+        await work.compute(advance)
         _renew_header(work, about)
         await asyncio.to_thread(_write, log, target)
-        computed, scored = computed + work.computed, scored + work.scored
-        failures += work.failures
-    return Rescored(made, earlier, computed, scored, failures)
+        done.computed += work.computed
+        done.scored += work.scored
+        done.failures += work.failures
+    return done
 
 
-def _size(header: EvalLog) -> int:
-    return (header.results.logged_samples or 0) if header.results else 0
-
-
-def _renew_header(work: Regrading, about: Mapping[str, Any]) -> None:
+def _renew_header(work: LogRewards, about: Mapping[str, Any]) -> None:
     log, samples = work.log, work.log.samples or []
     for record in samples:
         record.scores = own_scores(log, record) or None
@@ -159,17 +143,14 @@ def _renew_header(work: Regrading, about: Mapping[str, Any]) -> None:
     log.eval.headline_metric = log.results.headline
     log.eval.metadata = {
         **(log.eval.metadata or {}),
-        "reward_expression": work.reward.name,
-        "group_reward_expression": None if work.group_reward is None else work.group_reward.name,
+        "reward_expression": about["reward"],
+        "group_reward_expression": about["group_reward"],
         "errors": count_errors(samples),
         RESCORED: {**about, "failed": len(work.failures)},
     }
 
 
-# files
-
-
-def _sources(logs: Sequence[str], how: Rescoring) -> list[Path]:
+def _check_sources(logs: Sequence[str], how: Rescoring) -> list[Path]:
     sources = [Path(log.removeprefix("file://")) for log in logs]
     names: dict[str, Path] = {}
     for log, source in zip(logs, sources, strict=True):
@@ -186,12 +167,11 @@ def _sources(logs: Sequence[str], how: Rescoring) -> list[Path]:
     return sources
 
 
-def _header(source: Path) -> EvalLog:
+def _read_header(source: Path) -> EvalLog:
     try:
         header = read_eval_log(str(source), header_only=True)
     except Exception as error:  # a damaged file raises whatever its format does
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{source} cannot be read: {reason}") from error
+        raise ConfigError(f"{source} cannot be read: {internals.in_one_line(error)}") from error
     ours = header.eval.model.startswith(f"{POLICY_PROVIDER}/")
     if not ours or "reward_expression" not in (header.eval.metadata or {}):
         raise ConfigError(
@@ -201,13 +181,14 @@ def _header(source: Path) -> EvalLog:
     return header
 
 
-def _plan(header: EvalLog, how: Rescoring) -> tuple[ResolvedReward, ResolvedGroupReward | None]:
+def _resolve_rewards(
+    header: EvalLog, how: Rescoring
+) -> tuple[ResolvedReward, ResolvedGroupReward | None]:
     logged = header.eval.metadata or {}
     name = Path(header.location).name
     expression = how.reward or logged["reward_expression"]
-    reward: ResolvedReward = _resolved(resolve_reward, expression, how.reward, name, "reward")
-    expected = list(expected_scores(header))
-    if expected:
+    reward: ResolvedReward = _resolve(resolve_reward, expression, how.reward, name, "reward")
+    if expected := list(expected_scores(header)):
         names = list(dict.fromkeys([*expected, *_logged_scores(header)]))
         require_scores(
             "reward", expression, reward.aggregator, names, whose=f"score of {name} has; there is"
@@ -215,21 +196,10 @@ def _plan(header: EvalLog, how: Rescoring) -> tuple[ResolvedReward, ResolvedGrou
     of_group = how.group_reward or logged.get("group_reward_expression")
     if how.no_group_reward or of_group is None:
         return reward, None
-    return reward, _resolved(resolve_group_reward, of_group, how.group_reward, name, "group-reward")
+    return reward, _resolve(resolve_group_reward, of_group, how.group_reward, name, "group-reward")
 
 
-def _logged_scores(header: EvalLog) -> list[str]:
-    """Return the names of the scores that a header has beside the reward and counts."""
-    scores = header.results.scores if header.results else []
-    reward = header.eval.headline_metric
-    return [
-        score.scorer
-        for score in scores
-        if score.scored_samples is not None and (reward is None or score.scorer != reward.scorer)
-    ]
-
-
-def _resolved(
+def _resolve(
     resolve: Callable[[str], Any], expression: str, given: str | None, log: str, option: str
 ) -> Any:
     try:
@@ -242,17 +212,15 @@ def _resolved(
         ) from error
 
 
-def _about(
-    source: Path, reward: ResolvedReward, group_reward: ResolvedGroupReward | None, how: Rescoring
-) -> dict[str, Any]:
-    """Say what a new log is made of; another call with the same does not make it again."""
-    return {
-        "from": source.name,
-        "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
-        "reward": reward.name,
-        "group_reward": None if group_reward is None else group_reward.name,
-        "failed_only": how.failed,
-    }
+def _logged_scores(header: EvalLog) -> list[str]:
+    """Return the names of the scores that a header has beside the reward and counts."""
+    scores = header.results.scores if header.results else []
+    reward = header.eval.headline_metric
+    return [
+        score.scorer
+        for score in scores
+        if score.scored_samples is not None and (reward is None or score.scorer != reward.scorer)
+    ]
 
 
 def _is_done(target: Path, about: Mapping[str, Any], overwrite: bool) -> bool:

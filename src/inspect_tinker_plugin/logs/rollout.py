@@ -16,7 +16,7 @@ from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.contracts.wording import spelt_out
-from inspect_tinker_plugin.logs.run import GroupSlot
+from inspect_tinker_plugin.logs.staging import GroupSlot
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup

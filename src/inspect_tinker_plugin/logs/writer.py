@@ -17,14 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from inspect_ai.log import EvalLog, EvalSample, EvalSpec
+from inspect_ai.log import EvalLog, EvalSample, EvalSpec, read_eval_log
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.inspect_internals.log_files import Header, read_header
 from inspect_tinker_plugin.logs.header import batch_log
-from inspect_tinker_plugin.logs.parts import StoredSample, read_part, write_log, write_part
 from inspect_tinker_plugin.logs.rollout import Rollout, eval_sample
-from inspect_tinker_plugin.logs.run import Attempt, GroupSlot, LogRun, runs_in
+from inspect_tinker_plugin.logs.staging import (
+    Attempt,
+    GroupSlot,
+    LogRun,
+    StoredSample,
+    read_part,
+    runs_in,
+    write_log,
+    write_part,
+)
 
 logger = getLogger(__name__)
 
@@ -289,13 +296,13 @@ def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path
             path.unlink(missing_ok=True)
 
 
-def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, Header]]:
+def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, EvalLog]]:
     """Yield the headers of logs that the same training began before, of steps that are known."""
     about = spec.metadata or {}
     begun = datetime.fromisoformat(spec.created)
     for path in run.log_dir.glob(names):
         try:
-            other = read_header(str(path))
+            other = read_eval_log(str(path), header_only=True)
         except Exception as error:  # a damaged log is somebody else's to look at
             logger.warning("the log %s cannot be read: %s", path, error)
             continue

@@ -17,11 +17,10 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from inspect_ai.log import EvalSampleSummary, read_eval_log_sample_summaries
+from inspect_ai.log import EvalSampleSummary, read_eval_log, read_eval_log_sample_summaries
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.inspect_internals.log_files import read_header
 from inspect_tinker_plugin.logs.rollout import figures
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.rl.task_handle import TRAINING_ID
@@ -303,7 +302,7 @@ def _read_logs(log_dir: Path, folder: str) -> list[_Log]:
     found = []
     for path in sorted((log_dir / folder).glob("*.eval")):
         try:
-            header = read_header(str(path)).eval
+            header = read_eval_log(str(path), header_only=True).eval
             samples = read_eval_log_sample_summaries(str(path))
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)

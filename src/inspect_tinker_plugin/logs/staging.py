@@ -11,6 +11,16 @@
 
 Parts appear by an atomic rename under a lock that the kernel drops with its process, so
 groups may run in any process, and processes may be killed.
+
+A record is condensed by Inspect and turned into JSON once, when its group ends. Each has two lines
+in the part of its group::
+
+    {"sample": {...}, "messages": 2, "crc": 305419896}    the small fields, which are read again
+    "messages": [...], "events": [...], ...               the rest, which a log takes as it is
+
+Inspect's recorder needs objects, so that a record would be written, read, condensed and written
+again: of a rollout of 1, 8 or 32 turns 2.5, 2.4 or 4.4 times the CPU of this. The entries of a log
+are those that the recorder makes; ``tests/logs/test_parts.py`` compares them.
 """
 
 from __future__ import annotations
@@ -19,18 +29,34 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 from filelock import FileLock, Timeout
+from inspect_ai.log import EvalLog, EvalSample, EvalSampleSummary, condense_sample
+from pydantic import PrivateAttr
+from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.contracts.wording import all_spelt_out
 
 STAGING = ".rollouts"
 _LOCK_TIMEOUT_S = 300.0
 _TRIES = 10
 _VISIT = re.compile(r"(?:batch-(\d+)|group-\d+-\d+)\.(\d+)")
 _PART = re.compile(r"(\d+)-of-(\d+)\.part")
+
+_LARGE = frozenset({"events", "events_data", "attachments", "messages", "store"})
+_CHANGED = ("epoch", "metadata", "scores")
+"""What the log of a batch adds to the records of its groups."""
+
+_VERSION = 2
+"""The version of the log format whose entries are written here."""
 
 
 @dataclass(frozen=True)
@@ -215,3 +241,115 @@ def runs_in(log_dir: Path) -> list[LogRun]:
     staging = log_dir / STAGING
     names = sorted(path.name for path in staging.iterdir()) if staging.is_dir() else []
     return [LogRun(log_dir, name) for name in names if (staging / name).is_dir()]
+
+
+class StoredSample(EvalSample):
+    """A record without its large fields, which are in the log all the same.
+
+    Only ``epoch``, ``metadata`` and ``scores`` may be changed.
+    """
+
+    _small: dict[str, Any] = PrivateAttr()
+    _rest: bytes = PrivateAttr()
+    _message_count: int = PrivateAttr()
+
+    def summary(self) -> EvalSampleSummary:
+        """Summarise as Inspect does."""
+        summary = super().summary()
+        summary.message_count = self._message_count
+        return summary
+
+    def to_json(self) -> bytes:
+        """Return the record as it is in a log, with all of its fields."""
+        changed = {name: getattr(self, name) for name in _CHANGED}
+        known = {name: value for name, value in changed.items() if value is not None}
+        return b"%b,%b}" % (_json({**self._small, **known})[:-1], self._rest)
+
+
+def write_part(path: Path, records: Sequence[EvalSample]) -> None:
+    """Write the records of a group.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    path.write_bytes(b"".join(_lines(record) for record in records))
+
+
+def _lines(record: EvalSample) -> bytes:
+    try:
+        record = condense_sample(record)
+    except PydanticSerializationError:  # half surrogate pairs in messages to the model
+        record = condense_sample(EvalSample.model_validate(all_spelt_out(_jsonable(record))))
+    fields = _jsonable(record)
+    small = {name: value for name, value in fields.items() if name not in _LARGE}
+    large = {name: value for name, value in fields.items() if name in _LARGE}
+    if any(score.get("answer") for score in small.get("scores", {}).values()):
+        large["output"] = small.pop("output")  # it is read again for want of an answer
+    rest = _json(large)[1:-1]
+    about = {"sample": small, "messages": len(fields["messages"]), "crc": crc32(rest)}
+    return b"%b\n%b\n" % (_json(about), rest)
+
+
+def read_part(path: Path) -> list[StoredSample]:
+    """Read the records of a group, to be written to a log.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged.
+    """
+    lines = path.read_bytes().split(b"\n")
+    if lines.pop() or len(lines) % 2:
+        raise ValueError("its last record is not complete")
+    return [_read_record(*two) for two in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def _read_record(line: bytes, rest: bytes) -> StoredSample:
+    about = from_json(line)
+    if not isinstance(about, dict) or about.get("crc") != crc32(rest):
+        raise ValueError("a record is damaged")
+    small = about["sample"]
+    sample = StoredSample.model_validate(dict(small))
+    sample._small, sample._rest, sample._message_count = small, rest, about["messages"]
+    return sample
+
+
+def write_log(header: EvalLog, samples: Sequence[StoredSample], path: Path) -> None:
+    """Write the log of a batch, safely on disk when this returns.
+
+    Args:
+        header: All of the log but its samples.
+        samples: Its samples.
+        path: The file, which must not exist.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    start = {"version": _VERSION, "eval": header.eval, "plan": header.plan}
+    summaries = _json_safe([sample.summary() for sample in samples])
+    with path.open("xb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as log:
+            log.writestr("_journal/start.json", _json_safe(start))
+            for sample in samples:
+                log.writestr(f"samples/{sample.id}_epoch_{sample.epoch}.json", sample.to_json())
+            log.writestr("_journal/summaries/1.json", summaries)
+            log.writestr("summaries.json", summaries)
+            whole = header.model_copy(update={"version": _VERSION})
+            log.writestr("header.json", _json_safe(whole))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _jsonable(value: EvalSample) -> Any:
+    return to_jsonable_python(value, exclude_none=True, fallback=lambda _: None)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    """Return JSON values as JSON; what is not valid text is written as Inspect does."""
+    try:
+        return to_json(fields, exclude_none=True, fallback=lambda _: None)
+    except PydanticSerializationError:
+        return _json_safe(fields)
+
+
+def _json_safe(value: Any) -> bytes:
+    return internals.to_json_safe(value, indent=None)
