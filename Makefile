@@ -135,7 +135,7 @@ test-agents: agent-programs ## run agent programs in sandboxes and compare them 
 	$(BIN)/python -m pytest -q -s -m agents
 
 parity: $(STAMP) ## print the parity table: episodes against evals, case by case
-	$(BIN)/python -W ignore -m inspect_tinker_plugin.testing tests/parity/corpus
+	$(BIN)/python -m pytest -v tests/parity/test_corpus.py
 
 # All that are supported (half an hour), or VERSIONS="inspect-ai=0.3.280 tinker-cookbook=newest".
 VERSIONS ?=

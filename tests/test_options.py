@@ -16,7 +16,7 @@ from tests.rl.policies import renderer
 from tests.tasks.test_samples import task
 
 from inspect_tinker_plugin import InspectRLDatasetBuilder, as_rl_dataset
-from inspect_tinker_plugin.cli.main import COMMANDS, rl
+from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.options import (
     DatasetKeywords,
@@ -84,7 +84,7 @@ def flags(command: str) -> dict[str, click.Option]:
     return {str(each.name): each for each in made.params if isinstance(each, click.Option)}
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plugins"}))
+@pytest.mark.parametrize("command", sorted(set(rl.commands) - {"plugins"}))
 def test_commands_have_the_options_that_apply_to_them(command: str) -> None:
     of_command = flags(command)
     for option in OPTIONS.values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from inspect_tinker_plugin.cli.bench import bench
+from inspect_tinker_plugin.cli.compare import bench
 
 FOLDER = Path(__file__).parents[2] / "example_tasks"
 LOG_SEARCH = f"{FOLDER / 'log_search.py'}@log_search"

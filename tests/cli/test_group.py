@@ -10,18 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from inspect_tinker_plugin.cli.main import COMMANDS, rl
+from inspect_tinker_plugin.cli.main import rl
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_line_in_the_groups_help_is_the_commands_own(name: str) -> None:
-    command = rl.get_command(click.Context(rl), name)
-    assert command is not None
-    assert command.name == name
-    first_line = (command.help or "").strip().splitlines()[0]
-    assert COMMANDS[name][1] == first_line
 
 
 def test_the_reference_is_in_step() -> None:

@@ -31,6 +31,7 @@ from inspect_ai.scorer import Score, Scorer, Target, match, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.util import collect, span, store, subtask
 from openai import AsyncOpenAI
+from tests.parity.cases import load_corpus
 from tests.rl.policies import Words, renderer
 from tests.tools.runs import add
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -41,8 +42,7 @@ from inspect_tinker_plugin.episode.fast_paths import SLOW
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import scripted_model, submit
-from inspect_tinker_plugin.testing.cases import load_corpus
-from inspect_tinker_plugin.testing.sides import run_rollout_side
+from inspect_tinker_plugin.testing.sides import run_rollout
 from inspect_tinker_plugin.testing.traces import compare_traces
 
 CORPUS = {case.id: case for case in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")}
@@ -70,10 +70,9 @@ def slow_paths() -> Iterator[None]:
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 async def test_an_episode_is_the_same_with_fast_paths_and_without(name: str) -> None:
     case = CORPUS[name]
-    common: dict[str, Any] = {"options": case.options, "ordered": case.ordered}
-    fast = await run_rollout_side(case.task, case.script, **common)
+    fast = await run_rollout(case.task, case.script, case.how)
     with slow_paths():
-        slow = await run_rollout_side(case.task, case.script, **common)
+        slow = await run_rollout(case.task, case.script, case.how)
     assert not [str(each) for each in compare_traces(slow, fast, same_tokens=True)]
 
 

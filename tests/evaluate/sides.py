@@ -13,6 +13,7 @@ import tinker
 from inspect_ai import eval_async
 from inspect_ai.log import read_eval_log_async
 from inspect_ai.model import GenerateConfig, ModelOutput
+from inspect_tinker_plugin.testing.cases import ParityCase
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -26,7 +27,6 @@ from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rewards import Reward, resolve_reward
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.testing.cases import ParityCase
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy
 from inspect_tinker_plugin.testing.replies import Player, ScriptExhausted, recording
 from inspect_tinker_plugin.testing.sides import (

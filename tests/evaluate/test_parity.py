@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from tests.evaluate.sides import evaluate, roll_out
 
 from inspect_tinker_plugin.evaluate.source import Source, connect
-from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.policy import load_renderer
 from inspect_tinker_plugin.testing.traces import compare_traces
 from tinker_local import LocalServer

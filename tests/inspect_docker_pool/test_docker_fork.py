@@ -14,13 +14,13 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from tests.parity.cases import ParityCase, load_corpus
 from tests.parity.logged import logged
 
 from inspect_docker_pool import DockerPoolConfig, process_metrics, snapshot
 from inspect_docker_pool.manager import PoolManager, close_all
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.sides import make_task, run_episode, run_eval
 from inspect_tinker_plugin.testing.traces import compare_traces, differences
 
@@ -331,11 +331,11 @@ async def test_an_episode_from_a_snapshot_is_one_that_set_itself_up(
     case: ParityCase, manager: PoolManager, tmp_path: Path
 ) -> None:
     task = _of_the_pool(case, tmp_path)
-    expected = await run_eval(task, case.script, options=case.options, ordered=case.ordered)
+    expected = await run_eval(task, case.script, case.how)
     sets_up = any(sample.files or sample.setup for sample in make_task(task).dataset)
     before = forks()
     for _ in range(3):
-        found = await run_episode(task, case.script, options=case.options, ordered=case.ordered)
+        found = await run_episode(task, case.script, case.how)
         assert not [str(each) for each in compare_traces(expected, found)]
         assert not case.expect.faults(found)
         assert expected.log is not None

@@ -14,14 +14,14 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelAPI, get_model
 from inspect_ai.scorer import includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from tests.parity.cases import Expect, load_corpus
 from tests.rl.tasks import look
 
 from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing import Turn, call, check_parity, check_parity_async, say
-from inspect_tinker_plugin.testing.cases import Expect, load_corpus
 from inspect_tinker_plugin.testing.replies import ScriptedAPI
-from inspect_tinker_plugin.testing.sides import ParityError, run_episode, run_eval
+from inspect_tinker_plugin.testing.sides import Conditions, ParityError, run_episode, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, compare_traces, differences
 
 SCRIPT: list[Turn] = [say("Look.", call("look", at="a"), call("look", at="b")), "seen"]
@@ -191,7 +191,7 @@ async def test_an_unmet_expectation_is_a_fault_of_the_case() -> None:
 
 async def test_an_option_without_a_counterpart_is_refused() -> None:
     with pytest.raises(ParityError, match="turn_limit"):
-        await run_eval(looking, SCRIPT, options=EpisodeOptions(max_turns=1))
+        await run_eval(looking, SCRIPT, Conditions(options=EpisodeOptions(max_turns=1)))
 
 
 def test_scripted_models_can_do_what_the_policy_can() -> None:
@@ -235,7 +235,7 @@ def test_a_folder_without_cases_is_refused(tmp_path: Any) -> None:
 
 def test_two_cases_with_one_id_are_refused(tmp_path: Any) -> None:
     module = """
-from inspect_tinker_plugin.testing.cases import Expect, case
+from tests.parity.cases import Expect, case
 
 @case(script=[], expect=Expect(turns=0))
 def same(): ...

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 import tinker
 from inspect_ai.log import EvalSample
+from tests.parity.cases import ParityCase, check_case, eval_trace, load_corpus
 from tests.parity.logged import logged
 from tests.rl.policies import plain
 from tinker_cookbook.completers import TokenCompleter
@@ -20,14 +21,7 @@ from tinker_cookbook.rl.types import Trajectory
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, sampled
 from inspect_tinker_plugin.logs.rollout import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
-from inspect_tinker_plugin.testing.parity import (
-    ParityReport,
-    Side,
-    check_case,
-    describe,
-    eval_trace,
-)
+from inspect_tinker_plugin.testing.parity import ParityReport, Side, describe
 from inspect_tinker_plugin.testing.traces import Trace, differences
 from inspect_tinker_plugin.tokens.datums import arrange
 

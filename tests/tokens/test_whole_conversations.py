@@ -16,7 +16,7 @@ from tinker_cookbook.renderers import Renderer
 
 from inspect_tinker_plugin.testing import Script, call, say, submit
 from inspect_tinker_plugin.testing.policy import reply_tokens
-from inspect_tinker_plugin.testing.sides import run_eval, run_rollout_side
+from inspect_tinker_plugin.testing.sides import Conditions, run_eval, run_rollout
 from inspect_tinker_plugin.testing.traces import compare_traces
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
@@ -35,7 +35,7 @@ def task() -> Task:
 async def test_a_scripted_episode_is_as_in_an_eval() -> None:
     script: Script = [say("I look.", call("bash", cmd="ls")), "Hm.", submit("x")]
     expected = await run_eval(task, script)
-    found = await run_rollout_side(task, script, renderer=whole())
+    found = await run_rollout(task, script, Conditions(renderer=whole()))
     assert not compare_traces(expected, found, same_tokens=False)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.parity.cases import ParityCase, load_corpus
 from tests.tools.runs import scope
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
@@ -22,7 +23,6 @@ from inspect_tinker_plugin.contracts.hooks import (
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks, Observers
 from inspect_tinker_plugin.testing import sides
-from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from inspect_tinker_plugin.testing.traces import compare_traces
 from inspect_tinker_plugin.tools import InspectExecutor
 
@@ -87,15 +87,14 @@ async def hooked(runner: EpisodeRunner, sample: Any, player: Any, spoiler: Spoil
 async def test_an_executor_and_an_observer_keep_parity(
     case: ParityCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"options": case.options, "ordered": case.ordered}
-    expected = await sides.run_eval(case.task, case.script, **options)
+    expected = await sides.run_eval(case.task, case.script, case.how)
     spoiler, play = Spoiler(), sides.play
 
     async def play_hooked(runner: Any, sample: Any, player: Any) -> Any:
         return await hooked(runner, sample, player, spoiler)
 
     monkeypatch.setattr(sides, "play", play_hooked)
-    found = await sides.run_episode(case.task, case.script, **options)
+    found = await sides.run_episode(case.task, case.script, case.how)
     monkeypatch.setattr(sides, "play", play)
     assert not compare_traces(expected, found)
     assert spoiler.seen == ["start", *["turn"] * len(found.requests), "end"]

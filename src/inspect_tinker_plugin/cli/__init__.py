@@ -5,7 +5,6 @@ A plugin adds commands by the hook ``inspect_rl_commands``.
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.cli.display import clean_text, print_to, table_console
 from inspect_tinker_plugin.cli.group_rollout import roll_groups
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
@@ -20,9 +19,12 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    clean_text,
+    print_to,
     progress_bar,
     quiet_stdout,
     reported,
+    table_console,
 )
 
 __all__ = [

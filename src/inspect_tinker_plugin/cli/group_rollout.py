@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class RolloutReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON-serialisable data."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields["messages"] = [m.model_dump(mode="json", exclude_none=True) for m in self.messages]
-        return fields
+        messages = [m.model_dump(mode="json", exclude_none=True) for m in self.messages]
+        return {**asdict(replace(self, messages=())), "messages": messages}
 
 
 def report_rollout(
@@ -125,17 +124,6 @@ def report_rollout(
     )
 
 
-def _with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:
-    """Subtract the mean reward of the group, as group-relative training does."""
-    rewards = [report.reward for report in reports if report.reward is not None]
-    return [
-        report
-        if report.reward is None
-        else replace(report, advantage=report.reward - sum(rewards) / len(rewards))
-        for report in reports
-    ]
-
-
 PolicyFor = Callable[["InspectEnv", "Sample", int], "TokenCompleter"]
 """Makes the policy of one rollout, from its env, its sample and its position in the group."""
 
@@ -147,6 +135,8 @@ async def roll_groups(
     groups: list[list[RolloutReport]] | None = None,
 ) -> list[list[RolloutReport]]:
     """Roll out groups one after the other; the rollouts of a group run together.
+
+    They are rolled out as the cookbook does, but for a rollout that fails: the others continue.
 
     Args:
         builders: The groups.
@@ -170,17 +160,23 @@ async def _roll_group(
     done: Callable[[bool], object],
     groups: list[list[RolloutReport]],
 ) -> None:
+    from tinker_cookbook.rl.rollout_runner import run_rollout
+
     envs: Sequence[Any] = await builder.make_envs()
     results: dict[int, Trajectory | Exception] = {}
     group_rewards: dict[int, float] = {}
+
+    async def roll(position: int, policy: TokenCompleter) -> None:
+        try:
+            results[position] = await run_rollout(policy, envs[position])
+        except Exception as error:
+            # The boundary of one rollout: its failure is reported beside the others.
+            results[position] = error
+        done(isinstance(results[position], Exception))
+
     try:
         policies = [policy_for(env, builder.sample, i) for i, env in enumerate(envs)]
-        await asyncio.gather(
-            *(
-                _roll(env, policy, i, results, done)
-                for i, (env, policy) in enumerate(zip(envs, policies, strict=True))
-            )
-        )
+        await asyncio.gather(*(roll(i, policy) for i, policy in enumerate(policies)))
         finished = {i: r for i, r in sorted(results.items()) if not isinstance(r, Exception)}
         rewards = await builder.compute_group_rewards(
             list(finished.values()), [envs[i] for i in finished]
@@ -203,26 +199,19 @@ async def _roll_group(
         await builder.cleanup()
 
 
-async def _roll(
-    env: InspectEnv,
-    policy: TokenCompleter,
-    position: int,
-    results: dict[int, Trajectory | Exception],
-    done: Callable[[bool], object],
-) -> None:
-    """Roll out one env; its result goes into ``results``, unless it is cancelled."""
-    from tinker_cookbook.rl.rollout_runner import run_rollout
-
-    try:
-        results[position] = await run_rollout(policy, env)
-    except Exception as error:
-        # The boundary of one rollout: its failure is reported beside the others.
-        results[position] = error
-    done(isinstance(results[position], Exception))
+def _with_advantages(reports: Sequence[RolloutReport]) -> list[RolloutReport]:
+    """Subtract the mean reward of the group, as group-relative training does."""
+    rewards = [report.reward for report in reports if report.reward is not None]
+    return [
+        report
+        if report.reward is None
+        else replace(report, advantage=report.reward - sum(rewards) / len(rewards))
+        for report in reports
+    ]
 
 
 def scripted_policy(
-    env: InspectEnv, renderer: Renderer, script: Script, *, max_tokens: int
+    env: InspectEnv, renderer: Renderer, script: Script, *, max_tokens: int | None = None
 ) -> TokenCompleter:
     """Make the policy that follows a script in one env's episode."""
     from inspect_tinker_plugin.testing import ScriptedPolicy

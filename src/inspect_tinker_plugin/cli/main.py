@@ -6,100 +6,50 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from inspect_tinker_plugin.cli.reporting import (
-    EXIT_INTERRUPTED,
-    EXIT_PARTIAL,
-    quiet_stdout,
-    reported,
-)
+from inspect_tinker_plugin.cli.compare import bench, check
+from inspect_tinker_plugin.cli.export import export_command, rescore_command
+from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
+from inspect_tinker_plugin.cli.rollout import rollout
+from inspect_tinker_plugin.cli.train import train_command
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
     from inspect_tinker_plugin.plugins.manager import Plugin, Plugins
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": (
-        "inspect_tinker_plugin.cli.bench:bench",
-        "Measure what episodes of TASK cost, beside `inspect eval` of the same samples.",
-    ),
-    "check": (
-        "inspect_tinker_plugin.cli.check:check",
-        "Run samples of TASK under `inspect eval` and as RL episodes, and compare them.",
-    ),
-    "export": (
-        "inspect_tinker_plugin.cli.export:export_command",
-        "Write the prompts and answers of TASK, or the conversations of LOGS, as a dataset.",
-    ),
-    "plugins": (
-        "inspect_tinker_plugin.cli.main:plugins_command",
-        "List installed plugins with the hooks that they implement and the names that they give.",
-    ),
-    "rescore": (
-        "inspect_tinker_plugin.cli.export:rescore_command",
-        "Compute the rewards of logged rollouts again, into new logs.",
-    ),
-    "rollout": (
-        "inspect_tinker_plugin.cli.rollout:rollout",
-        "Roll out groups of episodes of TASK, and show conversations with their rewards.",
-    ),
-    "train": (
-        "inspect_tinker_plugin.cli.train:train_command",
-        "Train a model on TASK by reinforcement learning, or on several tasks at once.",
-    ),
-}
-"""Name of each command of this package, with its module and its line in the group's help.
 
-The line is repeated here so that ``inspect rl --help`` imports no command.
-"""
-
-
-class LateGroup(click.Group):
-    """A group that imports a command when it is called."""
+class CommandGroup(click.Group):
+    """A group with the commands of this package and those of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the names of all commands, with those of plugins."""
-        return sorted({*COMMANDS, *plugin_commands()})
+        """List the names of all commands."""
+        return sorted({*self.commands, *plugin_commands()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        if cmd_name not in COMMANDS:
-            return plugin_commands().get(cmd_name)
-        from inspect_tinker_plugin.contracts.errors import VersionError
-
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        try:
-            command = getattr(import_module(module), attribute)
-        except VersionError as error:
-            raise click.ClickException(str(error)) from error
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            sys.exit(EXIT_INTERRUPTED)
-        assert isinstance(command, click.Command)
-        return command
+        """Return a command of this package or of a plugin."""
+        return self.commands.get(cmd_name) or plugin_commands().get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command; if it does not exist, suggest the closest one."""
-        name = args[0] if args else "-"
-        if name not in COMMANDS and not name.startswith("-"):
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
             known = self.list_commands(ctx)
-            if name not in known:
-                hint = suggestion(name, known, most=len(COMMANDS) + 2)
-                ctx.fail(f"No such command {name!r}.{hint}{_broken_plugins()}")
+            hint = suggestion(name, known, most=len(known))
+            ctx.fail(f"No such command {name!r}.{hint}{_broken_plugins()}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from :data:`COMMANDS`, and of those that plugins add."""
-        lines = {name: line for name, (_, line) in COMMANDS.items()}
-        lines |= {name: each.get_short_help_str(90) for name, each in plugin_commands().items()}
+        """Write the list of commands, each with the whole first sentence of its help."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(lines.items()))
+            formatter.write_dl(
+                [(name, each.get_short_help_str(90)) for name, each in commands.items() if each]
+            )
 
 
 def plugin_commands() -> Mapping[str, click.Command]:
@@ -108,7 +58,7 @@ def plugin_commands() -> Mapping[str, click.Command]:
 
     catalogue = default_plugins().catalogue(COMMANDS_HOOK)
     commands = dict(catalogue.entries)
-    for name in sorted(commands.keys() & COMMANDS.keys()):
+    for name in sorted(commands.keys() & rl.commands.keys()):
         origin = catalogue.origins.get(name)
         click.echo(f"{origin} gives the command {name!r}, which is built in", err=True)
         del commands[name]
@@ -181,7 +131,7 @@ def _short(hook: str) -> str:
     return hook.removeprefix("inspect_rl_").replace("_", " ")
 
 
-@click.group(cls=LateGroup)
+@click.group(cls=CommandGroup)
 @click.version_option(
     package_name="inspect-tinker-plugin", message="inspect-tinker-plugin %(version)s"
 )
@@ -201,6 +151,11 @@ def _read_dotenv() -> None:
     except VersionError as error:
         raise click.ClickException(str(error)) from error
     init_dotenv()
+
+
+for _command in (bench, check, export_command, rescore_command, rollout, train_command):
+    rl.add_command(_command)
+rl.add_command(plugins_command)
 
 
 def main(program: str = "inspect-rl") -> None:

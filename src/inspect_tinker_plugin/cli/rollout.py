@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from inspect_tinker_plugin.cli.group_rollout import PolicyFor, roll_groups, scripted_policy
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
@@ -22,9 +23,13 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
+    print_to,
     progress_bar,
     quiet_stdout,
     reported,
+    show_conversation,
+    show_group,
+    table_console,
 )
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
 
-    from inspect_tinker_plugin.cli.group_rollout import PolicyFor, RolloutReport
+    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.testing import Script
@@ -86,22 +91,25 @@ def rollout(**choices: Any) -> None:
     tokenizer that is shipped with the package. Exit codes: 0 all rollouts ended with a
     reward, 1 none did, 2 wrong usage, 3 some failed.
     """
-    _check(choices)
-    renderer = _renderer(choices)
+    _check_choices(choices)
+    renderer = _make_renderer(choices)
     with ExitStack() as stack:
         server = None
         if choices["local"] is not None:
-            server = stack.enter_context(_local_server(choices))
+            from tinker_local import SERVER_FOLDER, LocalServer
+
+            click.echo("starting the local Tinker API server (about 20 s)", err=True)
+            state = choices["local"] / SERVER_FOLDER
+            server = stack.enter_context(LocalServer(choices["tokenizer"], state_dir=state))
+            stack.enter_context(server.exported())
             choices["base_url"] = server.url
-        _rollout(choices, renderer, server)
+        _roll_out(choices, renderer, server)
 
 
-def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | None) -> None:
-    from inspect_tinker_plugin.cli.group_rollout import roll_groups
-
-    policy_for = _policies(choices, renderer)
+def _roll_out(choices: dict[str, Any], renderer: Renderer, server: LocalServer | None) -> None:
+    policy_for = _make_policies(choices, renderer)
     with quiet_stdout():
-        dataset = _dataset(choices, renderer)
+        dataset = _make_dataset(choices, renderer)
         batches = range(len(dataset))
         builders = [builder for batch in batches for builder in dataset.get_batch(batch)]
     wanted = len(builders) * dataset.options.group_size
@@ -135,18 +143,7 @@ def _rollout(choices: dict[str, Any], renderer: Renderer, server: LocalServer | 
         sys.exit(EXIT_ERROR if failed == total else EXIT_PARTIAL)
 
 
-@contextmanager
-def _local_server(choices: dict[str, Any]) -> Iterator[LocalServer]:
-    """Start the server of a local run."""
-    from tinker_local import SERVER_FOLDER, LocalServer
-
-    click.echo("starting the local Tinker API server (about 20 s)", err=True)
-    state = choices["local"] / SERVER_FOLDER
-    with LocalServer(choices["tokenizer"], state_dir=state) as server, server.exported():
-        yield server
-
-
-def _check(choices: dict[str, Any]) -> None:
+def _check_choices(choices: dict[str, Any]) -> None:
     """Refuse options that contradict each other, before anything is loaded."""
     model, policy = choices["model"], choices["policy"]
     if policy == "tinker" and model is None:
@@ -185,7 +182,7 @@ def _read_run(choices: dict[str, Any]) -> None:
     check_reply_length(model, choices["max_tokens"])
 
 
-def _renderer(choices: dict[str, Any]) -> Renderer:
+def _make_renderer(choices: dict[str, Any]) -> Renderer:
     """Make the named renderer, the model's own, or the scripted policy's."""
     from inspect_tinker_plugin.rl.models import make_renderer
     from inspect_tinker_plugin.testing.policy import tokenizer_path
@@ -198,8 +195,7 @@ def _renderer(choices: dict[str, Any]) -> Renderer:
     return make_renderer(choices["renderer"], model=model, tokenizer=tokenizer, option="--renderer")
 
 
-def _policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
-    from inspect_tinker_plugin.cli.group_rollout import scripted_policy
+def _make_policies(choices: dict[str, Any], renderer: Renderer) -> PolicyFor:
     from inspect_tinker_plugin.testing.replies import answer_with, read_script, target_of
 
     if choices["model"] is not None:
@@ -237,7 +233,7 @@ def _context_window(choices: dict[str, Any]) -> int | None:
     return context_window(choices["model"], base_url=choices["base_url"])
 
 
-def _dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
+def _make_dataset(choices: dict[str, Any], renderer: Renderer) -> InspectRLDataset:
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
@@ -269,13 +265,6 @@ def _finish_logs(log_dir: str | Path | None) -> click.ClickException | None:
 
 
 def _show(groups: Sequence[Sequence[RolloutReport]], choices: dict[str, Any]) -> None:
-    from inspect_tinker_plugin.cli.display import (
-        print_to,
-        show_conversation,
-        show_group,
-        table_console,
-    )
-
     if choices["as_json"]:
         for report in (report for group in groups for report in group):
             click.echo(json.dumps(report.as_json(), ensure_ascii=False))
@@ -284,5 +273,5 @@ def _show(groups: Sequence[Sequence[RolloutReport]], choices: dict[str, Any]) ->
     for group in groups:
         for report in group[:left]:
             print_to(console, show_conversation(report, full=choices["full"]))
-        print_to(console, show_group(group, width=console.width, shown=left))
+        print_to(console, show_group(group, shown=left))
         left -= min(left, len(group))

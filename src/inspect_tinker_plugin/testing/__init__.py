@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
 from inspect_tinker_plugin.testing.policy import (
     ScriptedPolicy,
@@ -22,14 +21,12 @@ from inspect_tinker_plugin.testing.replies import (
 from inspect_tinker_plugin.testing.replies import ScriptTurn as Turn
 
 __all__ = [
-    "Expect",
     "ParityReport",
     "Script",
     "ScriptTurn",
     "ScriptedPolicy",
     "Turn",
     "call",
-    "case",
     "check_parity",
     "check_parity_async",
     "load_renderer",

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing.cases import ParityCase
 from inspect_tinker_plugin.testing.replies import Script
 from inspect_tinker_plugin.testing.sides import (
-    NO_OVERRIDES,
-    TIMEOUT,
-    Overrides,
+    PLAIN,
+    Conditions,
     ParityError,
-    StuckError,
     TaskSource,
     make_task,
     run_episode,
     run_eval,
+    run_rollout,
 )
 from inspect_tinker_plugin.testing.traces import Difference, Trace, compare_traces
 
 Side: TypeAlias = Literal["messages", "tokens"]
 """How an episode is played: with messages, or as a rollout through renderer and tokens."""
+
+RUN_SIDE = {"messages": run_episode, "tokens": run_rollout}
 
 Verdict: TypeAlias = Literal["agrees", "differs", "both failed", "inconclusive"]
 """What a run showed. Sides that fail alike, or a script that does not fit, show little."""
@@ -39,7 +39,7 @@ class ParityReport:
     """The outcome for one sample."""
 
     name: str
-    """Id of the case, or of the sample."""
+    """Name of the sample."""
     differences: Sequence[Difference]
     """Where the sides disagree."""
     faults: Sequence[str] = ()
@@ -92,12 +92,9 @@ async def check_parity_async(
     *,
     script: Script,
     samples: int | Iterable[int | Sample] = 1,
-    options: EpisodeOptions | None = None,
-    ordered: bool = True,
+    how: Conditions = PLAIN,
     side: Side = "messages",
-    overrides: Overrides = NO_OVERRIDES,
     allow_errors: bool = False,
-    timeout: float | None = TIMEOUT,
     ignore: Sequence[str] = (),
 ) -> list[ParityReport]:
     """Run samples of a task on both sides with the same scripted replies and compare.
@@ -106,114 +103,101 @@ async def check_parity_async(
         task: A task, or a function that makes one (needed when the task keeps state).
         script: What the model says, see :mod:`inspect_tinker_plugin.testing.replies`.
         samples: How many samples from the first, or samples and positions in the dataset.
-        options: How episodes are run; passed to ``eval`` as well.
-        ordered: ``False`` for solvers that call the model from several coroutines at once.
+        how: How each sample is run.
         side: How the episode is played; ``tokens`` takes Qwen3's renderer over the shipped
             tokenizer.
-        overrides: Replacements for parts of the task, on both sides.
         allow_errors: Let samples agree that fail in the same way on both sides.
-        timeout: Seconds that one run of a sample may take.
         ignore: Paths whose values are not compared, such as ``store.started``; ``*`` is anything.
 
     Returns:
         One report per sample.
-
-    Raises:
-        StuckError: A run did not end when it was cancelled.
     """
     count = len(make_task(task).dataset)
-    chosen = range(min(samples, count)) if isinstance(samples, int) else list(samples)
     reports = []
-    for sample in chosen:
-        common: dict[str, Any] = {
-            "sample": sample,
-            "options": options,
-            "ordered": ordered,
-            "overrides": overrides,
-            "timeout": timeout,
-        }
-        expected = await _attempt(run_eval(task, script, **common))
-        found = await _attempt(_play(side, task, script, **common))
-        reports.append(
-            _report(
-                f"sample {_id_of(sample, expected)}",
-                expected,
-                found,
-                same_tokens=side == "messages",
-                allow_errors=allow_errors,
-                ignore=ignore,
-            )
-        )
+    for sample in range(min(samples, count)) if isinstance(samples, int) else samples:
+        of_sample = replace(how, sample=sample)
+        expected = await _attempt(run_eval(task, script, of_sample))
+        found = await _attempt(RUN_SIDE[side](task, script, of_sample))
+        if isinstance(expected, Trace) and isinstance(found, Trace):
+            report = compare_runs(expected, found, side=side, ignore=ignore)
+            if not allow_errors:
+                report = replace(report, both_failed=_failed_alike(expected, found))
+        else:
+            report = _compare_outcomes(expected, found)
+        name = sample + 1 if isinstance(sample, int) else sample.id
+        if isinstance(expected, Trace) and expected.log is not None:
+            name = expected.log.id
+        reports.append(replace(report, name=f"sample {name}"))
     return reports
-
-
-def _id_of(sample: int | Sample, run: Trace | Exception) -> int | str | None:
-    if isinstance(run, Trace) and run.log is not None:
-        return run.log.id
-    return sample + 1 if isinstance(sample, int) else sample.id
 
 
 async def _attempt(side: Awaitable[Trace]) -> Trace | Exception:
     """Run a side; an exception that keeps it from running or ending is part of the comparison."""
     try:
         return await side
-    except StuckError:
-        raise
     except Exception as error:
         return error
 
 
-def _report(
-    name: str,
-    expected: Trace | Exception,
-    found: Trace | Exception,
-    *,
-    same_tokens: bool,
-    allow_errors: bool,
-    ignore: Sequence[str],
+def compare_runs(
+    expected: Trace, found: Trace, *, side: Side, ignore: Sequence[str] = ()
 ) -> ParityReport:
-    if isinstance(found, Trace) and found.grader is not None:
+    """Compare an eval's run with an episode's.
+
+    Args:
+        expected: The eval's run.
+        found: The episode's run.
+        side: How the episode was played.
+        ignore: Paths that are left out.
+    """
+    if found.grader is not None:
         return ParityReport(
-            name=name,
+            name="",
             differences=[],
             missing_grader=found.grader,
-            eval_side=expected if isinstance(expected, Trace) else None,
-            episode_side=found,
-        )
-    if isinstance(expected, Trace) and isinstance(found, Trace):
-        failed = None if allow_errors else _failed_alike(expected, found)
-        return ParityReport(
-            name=name,
-            differences=compare_traces(expected, found, same_tokens=same_tokens, ignore=ignore),
-            faults=expected.script_faults or (found.script_faults if found.ran_out else ()),
-            both_failed=failed,
             eval_side=expected,
             episode_side=found,
         )
-    outcomes = {"eval": _outcome(expected), "episode": _outcome(found)}
-    faults = [
-        f"{side} {outcome}"
-        for (side, outcome), run in zip(outcomes.items(), (expected, found), strict=True)
-        if isinstance(run, ParityError)
-    ]
-    both = isinstance(expected, Exception) and isinstance(found, Exception)
-    differ = not faults and not both
+    same_tokens = side == "messages"
     return ParityReport(
-        name=name,
-        differences=[Difference("run", *outcomes.values())] if differ else [],
-        faults=[] if differ else faults,
-        both_failed=_said_once(expected, found) if both and not faults else None,
-        eval_side=expected if isinstance(expected, Trace) else None,
-        episode_side=found if isinstance(found, Trace) else None,
+        name="",
+        differences=compare_traces(expected, found, same_tokens=same_tokens, ignore=ignore),
+        faults=expected.script_faults or (found.script_faults if found.ran_out else ()),
+        eval_side=expected,
+        episode_side=found,
     )
 
 
-def _outcome(run: Trace | Exception) -> str:
+def _compare_outcomes(expected: Trace | Exception, found: Trace | Exception) -> ParityReport:
+    """Describe sides of which at least one did not run."""
+    runs = {"eval": expected, "episode": found}
+    outcomes = {side: _describe_outcome(run) for side, run in runs.items()}
+    errors = {side: _in_words(run) for side, run in runs.items() if isinstance(run, Exception)}
+    report = ParityReport(
+        name="",
+        differences=[],
+        eval_side=expected if isinstance(expected, Trace) else None,
+        episode_side=found if isinstance(found, Trace) else None,
+    )
+    if any(isinstance(run, ParityError) for run in runs.values()):
+        return replace(report, faults=[f"{side} {outcomes[side]}" for side in errors])
+    if len(errors) < len(runs):
+        return replace(report, differences=[Difference("run", *outcomes.values())])
+    alike = len(set(errors.values())) == 1
+    each = [error if alike else f"{side} {error}" for side, error in errors.items()]
+    return replace(report, both_failed="; ".join(dict.fromkeys(each)))
+
+
+def _describe_outcome(run: Trace | Exception) -> str:
     if isinstance(run, ParityError):
         return f"did not run to its end: {run}"
     if isinstance(run, Exception):
         return f"cannot run: {_in_words(run)}"
     return f"ran, in {counted(len(run.requests), 'turn')}"
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {internals.in_one_line(error)}"
 
 
 def _failed_alike(expected: Trace, found: Trace) -> str | None:
@@ -222,15 +206,6 @@ def _failed_alike(expected: Trace, found: Trace) -> str | None:
     kind, message = expected.error["type"], expected.error["message"]
     # most exceptions are logged as Python shows them, which names the type again
     return message if message.startswith(f"{kind}(") else f"{kind}: {message}"
-
-
-def _said_once(expected: Trace | Exception, found: Trace | Exception) -> str:
-    texts = [_in_words(run) for run in (expected, found) if isinstance(run, Exception)]
-    return texts[0] if texts[0] == texts[-1] else f"eval {texts[0]}; episode {texts[-1]}"
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {internals.in_one_line(error)}"
 
 
 def check_parity(
@@ -246,65 +221,14 @@ def check_parity(
     Raises:
         AssertionError: Lists the differences by sample.
     """
+    how = Conditions(options=options or EpisodeOptions())
     reports = asyncio.run(
-        check_parity_async(
-            task, script=script, samples=samples, options=options, allow_errors=allow_errors
-        )
+        check_parity_async(task, script=script, samples=samples, how=how, allow_errors=allow_errors)
     )
     bad = [report for report in reports if not report.agrees]
     if bad:
         raise AssertionError("\n".join(line for report in bad for line in describe(report)))
     return reports
-
-
-async def check_case(
-    case: ParityCase, *, side: Side = "messages", expected: Trace | None = None
-) -> ParityReport:
-    """Run one case of a corpus on both sides.
-
-    Args:
-        case: The case.
-        side: How the episode is played.
-        expected: The case's trace under ``inspect_ai.eval``, if already known.
-    """
-    if expected is None:
-        expected = await eval_trace(case)
-    found = await _play(
-        side,
-        case.task,
-        case.script,
-        options=case.options,
-        ordered=case.ordered,
-        renderer=case.renderer,
-    )
-    return ParityReport(
-        name=case.id,
-        differences=compare_traces(expected, found, same_tokens=side == "messages"),
-        faults=case.expect.faults(expected),
-        eval_side=expected,
-        episode_side=found,
-    )
-
-
-async def eval_trace(case: ParityCase) -> Trace:
-    """Return the trace of a case under ``inspect_ai.eval``."""
-    return await run_eval(case.task, case.script, options=case.options, ordered=case.ordered)
-
-
-async def _play(
-    side: Side,
-    source: TaskSource,
-    script: Script,
-    *,
-    renderer: str = "qwen3_instruct",
-    **common: Any,
-) -> Trace:
-    if side == "messages":
-        return await run_episode(source, script, **common)
-    from inspect_tinker_plugin.testing.policy import load_renderer
-    from inspect_tinker_plugin.testing.sides import run_rollout_side
-
-    return await run_rollout_side(source, script, renderer=load_renderer(renderer), **common)
 
 
 def describe(report: ParityReport, *, failure: bool = True) -> list[str]:

@@ -5,17 +5,16 @@ The shipped tokenizer and renderers over it make real tokens.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
-from inspect_tinker_plugin.testing.replies import Script, ScriptExhausted, ScriptTurn, say
+from inspect_tinker_plugin.testing.replies import Script, resolve_reply
 
 if TYPE_CHECKING:
     import tinker
@@ -76,7 +75,6 @@ class ScriptedPolicy:
         self.renderer = renderer
         self.script = script
         self.calls = 0
-        self.exhausted = False
         self._request = request
         self._max_tokens = max_tokens
         self._turns: dict[tuple[int, ...], int] = {}
@@ -101,7 +99,7 @@ class ScriptedPolicy:
         )
         turn = self.calls if self._request is not None else self._turn_of(prompt)
         self.calls += 1
-        output = await self._reply(turn, prompt)
+        output = await resolve_reply(self.script, turn, lambda: self._call(turn, prompt))
         tokens = reply_tokens(self.renderer, output)
         cut = output.stop_reason == "max_tokens"
         room = min((n for n in (max_tokens, self._max_tokens) if n is not None), default=None)
@@ -122,16 +120,6 @@ class ScriptedPolicy:
                 return self._turns[prompt[:length]]
         return 0
 
-    async def _reply(self, turn: int, prompt: Sequence[int]) -> ModelOutput:
-        reply: Any = self.script if callable(self.script) else self._at(self.script, turn)
-        while callable(reply):
-            reply = reply(self._call(turn, prompt))
-        if inspect.isawaitable(reply):
-            reply = await reply
-        if isinstance(reply, Exception):
-            raise reply
-        return say(reply) if isinstance(reply, str) else reply
-
     def _call(self, turn: int, prompt: Sequence[int]) -> TurnRequest:
         if self._request is not None:
             return self._request()
@@ -143,16 +131,6 @@ class ScriptedPolicy:
             tool_choice="auto",
             config=GenerateConfig(),
         )
-
-    def _at(self, script: Any, turn: int) -> ScriptTurn:
-        if turn >= len(script):
-            self.exhausted = True
-            raise ScriptExhausted(
-                f"the script has {len(script)} replies, but turn {turn} was asked for; add one, "
-                "or let the episode end earlier (max_turns)"
-            )
-        reply: ScriptTurn = script[turn]
-        return reply
 
 
 def reply_tokens(renderer: Renderer, output: ModelOutput) -> list[int]:

@@ -42,15 +42,14 @@ from inspect_tinker_plugin.episode.model import PolicyAPI
 SCRIPTED = "scripted"
 """Name of the model in every scripted output."""
 
-ScriptTurn: TypeAlias = (
-    str
-    | ModelOutput
-    | Exception
-    | Callable[[TurnRequest], "str | ModelOutput | Exception | Awaitable[ModelOutput | str]"]
-)
+Answer: TypeAlias = Callable[
+    [TurnRequest], str | ModelOutput | Exception | Awaitable[ModelOutput | str]
+]
+
+ScriptTurn: TypeAlias = str | ModelOutput | Exception | Answer
 """One reply: text, a whole output, an error to raise, or a function of the request."""
 
-Script: TypeAlias = Sequence[ScriptTurn] | Callable[[TurnRequest], "str | ModelOutput | Exception"]
+Script: TypeAlias = Sequence[ScriptTurn] | Answer
 """Replies in order, or one function that answers every request."""
 
 MOST_REFUSALS = 20
@@ -104,6 +103,30 @@ def submit(answer: str, text: str = "") -> ModelOutput:
     return say(text, call("submit", answer=answer))
 
 
+async def resolve_reply(
+    script: Script, turn: int, request: Callable[[], TurnRequest]
+) -> ModelOutput:
+    """Return what a script says in a turn, whose request its functions get.
+
+    Raises:
+        ScriptExhausted: There is no reply left.
+        Exception: The script says that this call fails.
+    """
+    if not callable(script) and turn >= len(script):
+        raise ScriptExhausted(
+            f"the script has {len(script)} replies, but turn {turn} was asked for; add one, or let "
+            "the episode end earlier (max_turns)"
+        )
+    reply: Any = script if callable(script) else script[turn]
+    while callable(reply):
+        reply = reply(request())
+    if inspect.isawaitable(reply):
+        reply = await reply
+    if isinstance(reply, Exception):
+        raise reply
+    return say(reply) if isinstance(reply, str) else reply
+
+
 @dataclass
 class Player:
     """Plays a script once: answers requests in the order in which they arrive."""
@@ -111,10 +134,8 @@ class Player:
     script: Script
     name: str = "policy"
     requests: list[TurnRequest] = field(default_factory=list)
-    exhausted: bool = False
-    overrun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the solver goes on asking although the script ran out long ago."""
     refusals: int = 0
+    """Requests for which there was no reply."""
 
     @property
     def unused(self) -> int:
@@ -122,54 +143,30 @@ class Player:
         return 0 if callable(self.script) else max(0, len(self.script) - len(self.requests))
 
     async def answer(self, request: TurnRequest) -> ModelOutput:
-        """Return the reply to a request.
+        """Return the reply to a request, with ids of calls and usage.
 
         Raises:
-            ScriptExhausted: There is no reply left.
+            ScriptExhausted: There is no reply left; a solver that ignores this waits for ever.
             Exception: The script says that this call fails.
         """
         turn = len(self.requests)
         self.requests.append(request)
-        reply: Any = self._reply(turn)
-        while callable(reply):
-            reply = reply(request)
-        if inspect.isawaitable(reply):
-            reply = await reply
-        if isinstance(reply, ScriptExhausted):
-            await self._refuse()
-        if isinstance(reply, Exception):
-            raise reply
-        return _played(reply, f"{self.name}_{turn}", request)
-
-    async def _refuse(self) -> None:
-        """Record that there is no reply; a solver that ignores this for ever is made to wait."""
-        self.exhausted = True
-        self.refusals += 1
-        if self.refusals > MOST_REFUSALS:
-            self.overrun.set()
-            await asyncio.get_running_loop().create_future()
-
-    def _reply(self, turn: int) -> ScriptTurn:
-        if callable(self.script):
-            return self.script
-        if turn >= len(self.script):
-            return ScriptExhausted(
-                f"the script has {len(self.script)} replies, but turn {turn} was asked for"
-            )
-        return self.script[turn]
-
-
-def _played(reply: str | ModelOutput, prefix: str, request: TurnRequest) -> ModelOutput:
-    """Return a copy of a reply with call ids and usage filled in."""
-    output = say(reply) if isinstance(reply, str) else reply.model_copy(deep=True)
-    for choice in output.choices:
-        choice.message.id = None
-        choice.message = ChatMessageAssistant.model_validate(choice.message.model_dump())
-        for index, tool_call in enumerate(choice.message.tool_calls or []):
-            tool_call.id = tool_call.id or f"{prefix}_{index}"
-    if output.usage is None:
-        output.usage = _usage(output, request)
-    return output
+        try:
+            output = await resolve_reply(self.script, turn, lambda: request)
+        except ScriptExhausted:
+            self.refusals += 1
+            if self.refusals > MOST_REFUSALS:
+                await asyncio.get_running_loop().create_future()
+            raise
+        output = output.model_copy(deep=True)
+        for choice in output.choices:
+            choice.message.id = None
+            choice.message = ChatMessageAssistant.model_validate(choice.message.model_dump())
+            for index, tool_call in enumerate(choice.message.tool_calls or []):
+                tool_call.id = tool_call.id or f"{self.name}_{turn}_{index}"
+        if output.usage is None:
+            output.usage = _usage(output, request)
+        return output
 
 
 def _usage(output: ModelOutput, request: TurnRequest) -> ModelUsage:
@@ -212,7 +209,7 @@ def answer_with(target: str) -> Script:
     """Answer every turn with one answer, through the ``submit`` tool where it is offered."""
 
     def answer(request: TurnRequest) -> ModelOutput:
-        if any(tool.name == "submit" for tool in request.tools):
+        if any(_is_submit(tool) for tool in request.tools):
             return submit(target)
         return say(f"ANSWER: {target}")
 
@@ -323,28 +320,25 @@ class ScriptedAPI(ModelAPI):
         config: GenerateConfig,
     ) -> ModelOutput:
         """Return the script's next reply; the request is kept in ``player.requests``."""
-        if self.player is None:
+        player = self.player
+        if player is None:
             running = internals.active_model()  # which `get_model(str(state.model))` has named
-            if (
-                running is None
-                or not isinstance(running.api, ScriptedAPI)
-                or not running.api.player
-            ):
-                raise RuntimeError("create scripted models with scripted_model(script)")
-            return await running.api.generate(input, tools, tool_choice, config)
+            player = getattr(running and running.api, "player", None)
+        if player is None:
+            raise RuntimeError("create scripted models with scripted_model(script)")
         kept = self.keep_requests
         request = TurnRequest(
-            index=len(self.player.requests),
+            index=len(player.requests),
             messages=[m.model_copy(deep=True) for m in input] if kept else list(input),
             tools=list(tools),
             tool_choice=tool_choice,
             config=config,
         )
         try:
-            return await self.player.answer(request)
+            return await player.answer(request)
         finally:
             if not kept:
-                self.player.requests.clear()
+                player.requests.clear()
 
     count_text_tokens = PolicyAPI.count_text_tokens
 

@@ -11,7 +11,7 @@ import copy
 import os
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from inspect_ai import Task, eval_async
@@ -40,8 +40,7 @@ from inspect_tinker_plugin.testing.replies import (
 from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_result
 
 if TYPE_CHECKING:
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import ModelOutput
+    from inspect_ai.model import Model, ModelOutput
     from tinker_cookbook.renderers import Renderer
 
 TaskSource: TypeAlias = Task | Callable[[], Task]
@@ -60,22 +59,33 @@ class ParityError(RuntimeError):
     """A side could not be run to its end, so there is nothing to compare."""
 
 
-class StuckError(ParityError):
-    """A run did not even end when it was cancelled; it still runs and keeps its resources."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Overrides:
-    """Replacements for parts of the task on both sides, as the options of ``eval``."""
+class Conditions:
+    """How one sample is run; the same on every side."""
+
+    sample: int | Sample = 0
+    """The sample, or its position in the task's dataset."""
+
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
+    """How an episode is run; given to ``eval`` as its arguments."""
+
+    ordered: bool = True
+    """Whether the model calls come in a fixed order; not so for several coroutines at once."""
 
     solver: Callable[[], Solver] | None = None
-    """Makes the solver, once per run: solvers may keep state."""
+    """Makes the solver that replaces the task's, once per run: solvers may keep state."""
 
     sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
-    """A type that Inspect knows, or the name of a plugin's sandbox provider."""
+    """Replaces the task's sandbox: a type that Inspect knows, or a plugin's provider."""
+
+    renderer: str | Renderer = "qwen3_instruct"
+    """Renderer of a rollout, or the name of one over the shipped tokenizer."""
+
+    timeout: float | None = TIMEOUT
+    """Seconds that one run may take."""
 
 
-NO_OVERRIDES = Overrides()
+PLAIN = Conditions()
 
 
 def make_task(source: TaskSource) -> Task:
@@ -114,66 +124,45 @@ def with_mapped_sandboxes(task: Task, mapping: ProviderMapping) -> Task:
     return mapped
 
 
-def make_runner(
-    task: Task, options: EpisodeOptions | None, overrides: Overrides, *, keep_log: bool
-) -> EpisodeRunner:
-    """Make the runner of a side's episode."""
-    sandbox = choose_sandbox(overrides.sandbox)
+def _make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner:
+    sandbox = choose_sandbox(how.sandbox)
     return EpisodeRunner(
         task,
-        options=options or EpisodeOptions(),
-        solver=None if overrides.solver is None else overrides.solver(),
+        options=how.options,
+        solver=None if how.solver is None else how.solver(),
         sandbox=sandbox.for_inspect,
         sandbox_mapping=sandbox.mapping,
         keep_log=keep_log,
     )
 
 
-async def run_eval(
-    source: TaskSource,
-    script: Script,
-    *,
-    sample: int | Sample = 0,
-    options: EpisodeOptions | None = None,
-    ordered: bool = True,
-    overrides: Overrides = NO_OVERRIDES,
-    timeout: float | None = TIMEOUT,
-) -> Trace:
+async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
     """Run one sample, for one epoch, through ``inspect_ai.eval``; its log is written and read back.
 
     Args:
         source: The task.
         script: What the model says.
-        sample: The sample, or its position in the task's dataset.
-        options: The same options that the episode gets, as ``eval`` arguments.
-        ordered: Whether the model calls come in a fixed order.
-        overrides: Replacements for parts of the task.
-        timeout: Seconds that it may take.
+        how: What is run, and how.
 
     Raises:
         ParityError: The eval ended before the sample was run, or did not end.
     """
-    options = options or EpisodeOptions()
-    if options.max_turns is not None:
+    if how.options.max_turns is not None:
         raise ParityError(
             "max_turns has no counterpart in an eval (its turn limit makes one call more and "
             "drops the answer): compare with Task(turn_limit=...) instead"
         )
-    policy_script = scripted_model(script, name="policy")
-    api = policy_script.api
-    assert isinstance(api, ScriptedAPI)
-    assert api.player is not None
+    model = scripted_model(script, name="policy")
+    assert isinstance(model.api, ScriptedAPI)
+    assert model.api.player is not None
     with recording() as others:
-        task = one_sample_task(source, sample)
-        log = await bounded(
-            _eval(task, policy_script, options, overrides), api.player, timeout=timeout
-        )
+        log = await bounded(_eval(one_sample_task(source, how.sample), model, how), how.timeout)
     if not log.samples:
         reason = f"status {log.status}"
         if log.error is not None:
             reason = internals.without_markup(log.error.message)
         raise ParityError(f"inspect_ai.eval ran no sample of task {log.eval.task!r}: {reason}")
-    return trace_of_log(log.samples[0], policy=api.player, others=others, ordered=ordered)
+    return trace_of_log(log.samples[0], policy=model.api.player, others=others, ordered=how.ordered)
 
 
 def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
@@ -189,91 +178,62 @@ def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
     }
 
 
-async def _eval(task: Task, model: Any, options: EpisodeOptions, overrides: Overrides) -> EvalLog:
+async def _eval(task: Task, model: Model, how: Conditions) -> EvalLog:
     os.environ.setdefault("INSPECT_DISPLAY", "none")
     display_type()
-    sandbox = choose_sandbox(overrides.sandbox)
+    sandbox = choose_sandbox(how.sandbox)
     if sandbox.mapping is not None:
         task = with_mapped_sandboxes(task, sandbox.mapping)
     with tempfile.TemporaryDirectory(prefix="parity-") as log_dir:
         [written] = await eval_async(
             task,
             model=model,
-            solver=None if overrides.solver is None else overrides.solver(),
+            solver=None if how.solver is None else how.solver(),
             sandbox=sandbox.for_inspect,
             epochs=1,
             log_dir=log_dir,
             log_realtime=False,
             fail_on_error=False,
-            **eval_arguments(options),
+            **eval_arguments(how.options),
         )
         return await read_eval_log_async(written.location, resolve_attachments="full")
 
 
-async def run_episode(
-    source: TaskSource,
-    script: Script,
-    *,
-    sample: int | Sample = 0,
-    options: EpisodeOptions | None = None,
-    ordered: bool = True,
-    overrides: Overrides = NO_OVERRIDES,
-    timeout: float | None = TIMEOUT,
-) -> Trace:
+async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
     """Run one sample as an episode, its model calls answered with messages (no tokens).
 
     Args:
         source: The task.
         script: What the policy says.
-        sample: The sample, or its position in the task's dataset.
-        options: How the episode is run.
-        ordered: Whether the model calls come in a fixed order.
-        overrides: Replacements for parts of the task.
-        timeout: Seconds that it may take.
+        how: What is run, and how.
 
     Raises:
         ParityError: The episode did not end.
     """
     with recording() as others:
-        task = one_sample_task(source, sample)
-        runner = make_runner(task, options, overrides, keep_log=True)
+        task = one_sample_task(source, how.sample)
+        runner = _make_runner(task, how, keep_log=True)
         player = Player(script)
-        work = play(runner, task.dataset[0], player)
-        result = await bounded(work, player, timeout=timeout)
-        return trace_of_result(result, policy=player, others=others, ordered=ordered)
+        result = await bounded(play(runner, task.dataset[0], player), how.timeout)
+        return trace_of_result(result, policy=player, others=others, ordered=how.ordered)
 
 
-async def bounded(work: Coroutine[Any, Any, T], player: Player, *, timeout: float | None) -> T:
-    """Wait for a run; cancel it if it takes too long or goes on asking when its script ran out.
+async def bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    """Wait for a run, which is cancelled if it takes too long.
 
     Raises:
         ParityError: It was cancelled for that.
-        StuckError: It continued although it was cancelled.
     """
     run = asyncio.ensure_future(work)
-    overrun = asyncio.ensure_future(player.overrun.wait())
     try:
-        await asyncio.wait({run, overrun}, timeout=timeout, return_when="FIRST_COMPLETED")
+        await asyncio.wait({run}, timeout=timeout)
         if run.done():
             return run.result()
-        problem = (
-            f"the solver asked {player.refusals} more times after its script had run out, and "
-            "would have gone on: it swallows every exception"
-            if player.overrun.is_set()
-            else f"it did not end within {timeout:g} seconds"
-        )
-        run.cancel()
-        await asyncio.wait({run}, timeout=GRACE)
-        if not run.done():
-            raise StuckError(f"{problem}, nor when it was cancelled")
-        raise ParityError(problem)
-    except asyncio.CancelledError:
-        # its sandboxes are removed before whoever cancelled this goes on
-        run.cancel()
-        await asyncio.wait({run}, timeout=GRACE)
-        raise
+        raise ParityError(f"it did not end within {timeout:g} seconds")
     finally:
-        overrun.cancel()
+        # its sandboxes are removed before anything else is run
+        run.cancel()
+        await asyncio.wait({run}, timeout=GRACE)
 
 
 async def play(runner: EpisodeRunner, sample: Sample, player: Player) -> EpisodeResult:
@@ -295,17 +255,7 @@ async def play(runner: EpisodeRunner, sample: Sample, player: Player) -> Episode
         await episode.close()
 
 
-async def run_rollout_side(
-    source: TaskSource,
-    script: Script,
-    *,
-    sample: int | Sample = 0,
-    options: EpisodeOptions | None = None,
-    ordered: bool = True,
-    renderer: Renderer | None = None,
-    overrides: Overrides = NO_OVERRIDES,
-    timeout: float | None = TIMEOUT,
-) -> Trace:
+async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
     """Run one sample through the env and the cookbook's rollout runner, with the script in tokens.
 
     No log is kept, as in most training: the fast paths that this allows are compared with.
@@ -313,32 +263,28 @@ async def run_rollout_side(
     Args:
         source: The task.
         script: What the policy says.
-        sample: The sample, or its position in the task's dataset.
-        options: How the episode is run.
-        ordered: Whether the model calls come in a fixed order.
-        renderer: The renderer; Qwen3's over the shipped tokenizer by default.
-        overrides: What replaces parts of the task.
-        timeout: Seconds that it may take.
+        how: What is run, and how.
 
     Raises:
         ParityError: The episode did not end.
     """
-    renderer = renderer or load_renderer()
     with recording() as others:
-        task = one_sample_task(source, sample)
-        runner = make_runner(task, options, overrides, keep_log=False)
+        task = one_sample_task(source, how.sample)
+        runner = _make_runner(task, how, keep_log=False)
         player = Player(script)
         episode = runner.episode(task.dataset[0])
-        work = _roll(episode, player, renderer)
-        result = await bounded(work, player, timeout=timeout)
+        renderer = how.renderer
+        if isinstance(renderer, str):
+            renderer = load_renderer(renderer)
+        result = await bounded(_roll(episode, player, renderer), how.timeout)
         return trace_of_result(
-            result, policy=player, others=others, ordered=ordered, events=episode.events
+            result, policy=player, others=others, ordered=how.ordered, events=episode.events
         )
 
 
 async def _roll(episode: Episode, player: Player, renderer: Renderer) -> EpisodeResult:
     from tinker_cookbook.completers import TokenCompleter
-    from tinker_cookbook.rl.rollout_runner import run_rollout
+    from tinker_cookbook.rl import rollout_runner
 
     from inspect_tinker_plugin.contracts.errors import ErrorPolicy
     from inspect_tinker_plugin.rewards import Reward, resolve_reward
@@ -346,12 +292,14 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
+    asked: list[TurnRequest] = []
+
     class RecordingTokens(EpisodeTokens):
         """Records each request as it is rendered, before the solver changes it."""
 
         def prompt(self, request: TurnRequest) -> Any:
             seen = [message.model_copy(deep=True) for message in request.messages]
-            player.requests.append(replace(request, messages=seen))
+            asked.append(replace(request, messages=seen))
             return super().prompt(request)
 
         def parse(self, tokens: Any, *, stop_reason: Any, request: TurnRequest) -> ModelOutput:
@@ -364,14 +312,14 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
     async def no_reward(result: EpisodeResult) -> Reward:
         return Reward(0.0, {})
 
-    policy = ScriptedPolicy(renderer, player.script, request=lambda: player.requests[-1])
+    policy = ScriptedPolicy(renderer, player.answer, request=lambda: asked[-1])
     tokens = RecordingTokens(
         DatasetRenderer(renderer), task=episode.prepared.name, sample_id=episode.sample.id
     )
     outcomes = RewardRules(resolve_reward(no_reward), ErrorPolicy.of("raise"))
     env = InspectEnv(episode, tokens, outcomes)
     try:
-        await run_rollout(cast(TokenCompleter, policy), env)
+        await rollout_runner.run_rollout(cast(TokenCompleter, policy), env)
     except EpisodeError:
         if env.ending is None:
             raise
@@ -379,7 +327,6 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
         # the part so far can still be compared; the report says that the script ran out
         await env.settle()
     finally:
-        player.exhausted = policy.exhausted
         await env.close()
     assert env.ending is not None
     return env.ending.result

@@ -241,8 +241,8 @@ def script_faults(players: Mapping[str, Player]) -> list[str]:
     """Return what is wrong with scripts that were played: too short, or too long."""
     faults = []
     for name, player in players.items():
-        if player.exhausted:
-            played = len(player.requests) - max(1, player.refusals)
+        if player.refusals:
+            played = len(player.requests) - player.refusals
             faults.append(f"the script of {name!r} ran out after {counted(played, 'turn')}")
         if player.unused:
             faults.append(f"the script of {name!r} has {player.unused} unused replies")
@@ -260,7 +260,7 @@ def _of_players(
             for name, player in others.items()
         },
         "script_faults": script_faults({"policy": policy, **others}),
-        "ran_out": any(player.exhausted for player in (policy, *others.values())),
+        "ran_out": any(player.refusals for player in (policy, *others.values())),
     }
 
 

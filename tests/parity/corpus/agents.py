@@ -24,9 +24,9 @@ from inspect_ai.scorer import Score, includes
 from inspect_ai.solver import Generate, Solver, TaskState, basic_agent, solver, system_message
 from inspect_ai.tool import Tool, tool
 from inspect_ai.util import collect, message_limit
+from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import call, say, scripted_model, submit
 
 

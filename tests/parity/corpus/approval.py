@@ -10,8 +10,8 @@ from inspect_ai.model import ChatMessage
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, ToolCall, ToolCallView, tool
+from tests.parity.cases import Expect, case
 
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import call, say, submit
 
 

@@ -8,9 +8,9 @@ from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.scorer import choice
 from inspect_ai.solver import multiple_choice
+from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.testing.cases import Expect, case
 
 
 def question(target: str | list[str] = "B") -> Sample:

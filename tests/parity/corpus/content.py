@@ -22,8 +22,8 @@ from inspect_ai.scorer import exact, includes
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, ToolResult, tool
 from tests.folders import made_folder
+from tests.parity.cases import Expect, case
 
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import call, say
 
 NO_IMAGES = "the renderer of a text model carries no images"

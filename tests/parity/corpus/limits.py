@@ -11,9 +11,9 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, tool
 from inspect_ai.util import LimitExceededError, message_limit, sample_limits, store, token_limit
+from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import call, say
 
 ONE_DOLLAR_A_TOKEN = ModelCost(input=1e6, output=1e6, input_cache_write=0.0, input_cache_read=0.0)

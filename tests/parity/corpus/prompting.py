@@ -15,8 +15,7 @@ from inspect_ai.solver import (
     system_message,
     user_message,
 )
-
-from inspect_tinker_plugin.testing.cases import Expect, case
+from tests.parity.cases import Expect, case
 
 SUM = Sample(input="What is 2 + 2?", target="4", metadata={"unit": "apples"})
 

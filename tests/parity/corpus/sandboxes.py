@@ -18,8 +18,8 @@ from inspect_ai.util import (
     store,
 )
 from tests.folders import made_folder
+from tests.parity.cases import Expect, case
 
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import ScriptTurn, call, say, submit
 
 IMAGE = "inspect-rl-test/python:1"

@@ -26,10 +26,10 @@ from inspect_ai.scorer import (
 )
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import LimitExceededError, store
+from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.inspect_internals import TerminateSampleError
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import scripted_model
 
 

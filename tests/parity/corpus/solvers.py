@@ -19,9 +19,9 @@ from inspect_ai.solver import (
     system_message,
 )
 from inspect_ai.util import store
+from tests.parity.cases import Expect, case
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import scripted_model
 
 

@@ -10,8 +10,7 @@ from inspect_ai.scorer import Score, Scorer, Target, accuracy, exact, includes, 
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import StoreModel, store, store_as
 from pydantic import Field
-
-from inspect_tinker_plugin.testing.cases import Expect, case
+from tests.parity.cases import Expect, case
 
 
 class Visits(StoreModel):

@@ -27,8 +27,8 @@ from inspect_ai.tool import (
 )
 from inspect_ai.util import store
 from pydantic import BaseModel
+from tests.parity.cases import Expect, case
 
-from inspect_tinker_plugin.testing.cases import Expect, case
 from inspect_tinker_plugin.testing.replies import call, say, unparsed_call
 
 MCP_SERVER = Path(__file__).resolve().parents[1] / "mcp_server.py"

@@ -1,9 +1,11 @@
-"""``inspect rl bench``: compares the cost of a task's episodes with an eval of the same samples."""
+"""``inspect rl check`` and ``bench``: episodes of a task beside an eval of the same samples.
+
+The first compares what happens in them, the second what they cost.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import math
 import os
@@ -11,25 +13,29 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     load_task,
+    solver_maker,
     task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, quiet_stdout, reported
+from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
+from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
 
 if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
+    from inspect_ai.model import ModelOutput
     from tinker_cookbook.completers import TokenCompleter
 
     from inspect_tinker_plugin.cli.group_rollout import RolloutReport
@@ -39,10 +45,171 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
-    from inspect_tinker_plugin.testing import Script
+    from inspect_tinker_plugin.testing import ParityReport, Script
+
+SIDES = ("messages", "tokens")
+SAMPLES = 3
+"""Number of samples that are checked by default."""
+
+
+@click.command("check")
+@task_options
+@click.option(
+    "--side",
+    type=click.Choice(SIDES),
+    multiple=True,
+    default=SIDES,
+    show_default=True,
+    help="How the policy answers: with messages, or through renderer and tokens.",
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSON lines of replies, as for `inspect rl rollout`. Without one the policy thinks, "
+    "then answers with the sample's target, and calls no tool but submit.",
+)
+@dataset_options("check")
+@click.option(
+    "--timeout",
+    type=click.IntRange(1),
+    default=600,
+    show_default=True,
+    help="Seconds that one run of a sample may take before it is given up.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATH",
+    help="A place that is not compared, as a difference names it (store.seconds; * is anything).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run instead.")
+@reported
+def check(**choices: Any) -> None:
+    """Run samples of TASK under `inspect eval` and as RL episodes, and compare them.
+
+    Both sides get the same scripted replies, and one epoch of the same sample; the first three
+    unless --limit or --sample-id says otherwise. The comparison covers what the model saw and which
+    tools it was offered at every turn, tool results, final messages, scores, the limit, the
+    error, the store; not times of the clock, nor the policy's name. Exit codes: 0 they agree; 1
+    they differ, or a run shows nothing because both sides failed, the script ran out, the solver
+    did not end or the policy would be the grader; 2 wrong usage.
+    """
+    runs: list[Run] = []
+    interrupted = False
+    try:
+        with quiet_stdout() as results:
+            asyncio.run(_print_runs(choices, runs, results))
+    except KeyboardInterrupt:
+        interrupted = True
+    agreed = sum(run.report.agrees for run in runs)
+    if not choices["as_json"]:
+        click.echo(f"{counted(len(runs), 'run')}, {agreed} agree")
+    if interrupted:
+        sys.exit(EXIT_INTERRUPTED)
+    if agreed < len(runs):
+        sys.exit(EXIT_ERROR)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One sample on one side, compared with its eval."""
+
+    task: str
+    sample_id: int | str | None
+    side: str
+    report: ParityReport
+
+
+async def _print_runs(choices: dict[str, Any], runs: list[Run], results: TextIO) -> None:
+    """Print each run as soon as it has ended, and add it to ``runs``."""
+    async for run in _check(choices):
+        runs.append(run)
+        as_json = choices["as_json"]
+        lines = [json.dumps(_as_json(run), ensure_ascii=False)] if as_json else _describe(run)
+        for line in lines:
+            click.echo(line, file=results)
+
+
+async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
+    from inspect_tinker_plugin.options import DatasetOptions
+    from inspect_tinker_plugin.tasks.samples import select_samples
+    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+    from inspect_tinker_plugin.testing import check_parity_async
+    from inspect_tinker_plugin.testing.replies import default_script, read_script
+    from inspect_tinker_plugin.testing.sides import Conditions
+
+    make_solver = solver_maker(choices)
+    chosen = dataset_choices("check", choices)
+    if chosen["sample_id"] is None and chosen["limit"] is None:
+        chosen["limit"] = SAMPLES
+    options = DatasetOptions(**chosen)
+    choose_sandbox(options.sandbox)  # raises for an unknown name
+    episodes = read_script(choices["script"]) if choices["script"] else []
+    resolved = load_task(choices)
+    # a new task for each run, if a task can be made: tasks may keep state
+    source: Task | Callable[[], Task] = resolved.ref.resolve if resolved.ref else resolved.task
+    for position, sample in enumerate(select_samples(resolved.task, options.selection)):
+        script = episodes[position % len(episodes)] if episodes else default_script(sample)
+        for side in choices["side"]:
+            [report] = await check_parity_async(
+                source,
+                script=script,
+                samples=[sample],
+                how=Conditions(
+                    options=options,
+                    solver=make_solver,
+                    sandbox=options.sandbox,
+                    timeout=choices["timeout"],
+                ),
+                side=side,
+                ignore=choices["ignore"],
+            )
+            yield Run(resolved.task.name, sample.id, side, report)
+
+
+def _describe(run: Run) -> Iterator[str]:
+    from inspect_tinker_plugin.testing.parity import describe
+
+    report = run.report
+    if report.missing_grader is not None:
+        yield (
+            f"{report.name}, {run.side}: cannot be compared: the policy would be the grader; "
+            f"--model-role {report.missing_grader}=PROVIDER/MODEL"
+        )
+        return
+    failed = "" if report.both_failed is None else f": {report.both_failed}"
+    yield f"{report.name}, {run.side}: {report.verdict}{failed} ({counted(report.turns, 'turn')})"
+    yield from describe(report, failure=False)[1:]
+    if report.uncalled_tools:
+        names = ", ".join(report.uncalled_tools)
+        yield f"  tools never called, so not compared: {names} (--script FILE can call them)"
+
+
+def _as_json(run: Run) -> dict[str, Any]:
+    from inspect_tinker_plugin.testing.traces import ABSENT
+
+    report = run.report
+    return {
+        "task": run.task,
+        "sample_id": run.sample_id,
+        "side": run.side,
+        "verdict": report.verdict,
+        "agrees": report.agrees,
+        "turns": report.turns,
+        "both_failed": report.both_failed,
+        "missing_grader": report.missing_grader,
+        "faults": list(report.faults),
+        # ABSENT is a value that one side does not have; null is a value
+        "differences": [
+            {name: value for name, value in asdict(each).items() if value is not ABSENT}
+            for each in report.differences
+        ],
+        "uncalled_tools": report.uncalled_tools,
+    }
+
 
 TURNS = "inspect_rl_bench:turns"
-SAMPLE = "inspect_rl_bench:sample"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +343,6 @@ class _Plan:
 
 
 async def _episodes(plan: _Plan) -> SideCost:
-    from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
     from inspect_tinker_plugin.rl.dataset import build_dataset
     from inspect_tinker_plugin.testing import load_renderer
@@ -227,10 +393,10 @@ async def _eval(plan: _Plan) -> SideCost:
     options = plan.options
     task = plan.resolved.ref.resolve() if plan.resolved.ref else plan.resolved.task
     sandbox = choose_sandbox(options.sandbox)
-    task = _remembering(with_samples(task, plan.samples))
+    task = with_samples(task, plan.samples)
     if sandbox.mapping is not None:
         task = with_mapped_sandboxes(task, sandbox.mapping)
-    model = scripted_model(_for_many(plan.scripts), keep_requests=False)
+    model = scripted_model(_play_many(plan.scripts), keep_requests=False)
     with tempfile.TemporaryDirectory(prefix="bench-") as log_dir:
         cpu, wall = time.process_time(), time.perf_counter()
         [log] = await eval_async(
@@ -251,42 +417,20 @@ async def _eval(plan: _Plan) -> SideCost:
     return SideCost(side="inspect eval", episodes=episodes, cpu_s=cpu, wall_s=wall)
 
 
-def _remembering(task: Task) -> Task:
-    """Make each sample of a task note its id, so that its model knows which script to follow."""
-    from inspect_ai.solver import Generate, Solver, TaskState, solver
-    from inspect_ai.util import store
-
-    @solver
-    def remember() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            store().set(SAMPLE, state.sample_id)
-            return state
-
-        return solve
-
-    setup: Any = task.setup if isinstance(task.setup, list) else [task.setup]
-    remembering = copy.copy(task)
-    remembering.setup = [remember(), *(each for each in setup if each is not None)]
-    return remembering
-
-
-def _for_many(scripts: Mapping[int | str | None, Script]) -> Script:
+def _play_many(scripts: Mapping[int | str | None, Script]) -> Script:
     """Return a script for a model that many samples ask at once; stores count the turns."""
+    from inspect_ai.event import SampleInitEvent
+    from inspect_ai.log import transcript
     from inspect_ai.util import store
 
-    from inspect_tinker_plugin.testing.replies import ScriptExhausted
+    from inspect_tinker_plugin.testing.replies import resolve_reply
 
-    def reply(request: TurnRequest) -> Any:
-        script = scripts[store().get(SAMPLE)]
+    async def reply(request: TurnRequest) -> ModelOutput:
+        started = (event for event in transcript().events if isinstance(event, SampleInitEvent))
         turn = store().get(TURNS, 0)
         store().set(TURNS, turn + 1)
-        if callable(script):
-            return script(replace(request, index=turn))
-        if turn >= len(script):
-            return ScriptExhausted(
-                f"the script has {len(script)} replies, but turn {turn} was asked for"
-            )
-        return script[turn]
+        script = scripts[next(started).sample.id]
+        return await resolve_reply(script, turn, lambda: replace(request, index=turn))
 
     return reply
 
@@ -300,8 +444,6 @@ def _parts(reports: list[RolloutReport]) -> dict[str, float]:
 
 
 def _require_no_failures(errors: list[str]) -> None:
-    from inspect_tinker_plugin.contracts.errors import InspectRLError
-
     if errors:
         raise InspectRLError(
             f"{counted(len(errors), 'run')} failed, so nothing was measured: {errors[0]}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
 
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.testing.replies import Script
+from inspect_tinker_plugin.testing import Script
+from inspect_tinker_plugin.testing.parity import RUN_SIDE, ParityReport, Side, compare_runs
+from inspect_tinker_plugin.testing.sides import Conditions, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, differences
 
 
@@ -98,35 +100,37 @@ class ParityCase:
     tokens: str | None = None
     """Why the case cannot be played through tokens, or ``None`` when it can."""
 
+    @property
+    def how(self) -> Conditions:
+        """How it is run."""
+        return Conditions(options=self.options, ordered=self.ordered, renderer=self.renderer)
+
+
+async def eval_trace(case: ParityCase) -> Trace:
+    """Return the trace of a case under ``inspect_ai.eval``."""
+    return await run_eval(case.task, case.script, case.how)
+
+
+async def check_case(case: ParityCase, *, side: Side, expected: Trace) -> ParityReport:
+    """Run one case as an episode, and compare it with its trace under ``inspect_ai.eval``."""
+    found = await RUN_SIDE[side](case.task, case.script, case.how)
+    report = compare_runs(expected, found, side=side)
+    return replace(report, name=case.id, faults=case.expect.faults(expected))
+
 
 def case(
-    *,
-    script: Script,
-    expect: Expect,
-    options: EpisodeOptions | None = None,
-    ordered: bool = True,
-    docker: bool = False,
-    renderer: str = "qwen3_instruct",
-    tokens: str | None = None,
+    **fields: Any,
 ) -> Callable[[Callable[[], Task]], Callable[[], Task]]:
-    """Register a function that makes a task as a case; its name becomes the case's id."""
+    """Register a function that makes a task as a case; its name becomes the case's id.
+
+    Args:
+        fields: The other fields of the case.
+    """
 
     def register(task: Callable[[], Task]) -> Callable[[], Task]:
         module = task.__module__.rsplit(".", 1)[-1]
-        _registered.append(
-            ParityCase(
-                id=task.__name__.replace("_", "-"),
-                theme=module,
-                task=task,
-                script=script,
-                expect=expect,
-                options=options or EpisodeOptions(),
-                ordered=ordered,
-                docker=docker,
-                renderer=renderer,
-                tokens=tokens,
-            )
-        )
+        name = task.__name__.replace("_", "-")
+        _registered.append(ParityCase(id=name, theme=module, task=task, **fields))
         return task
 
     return register
