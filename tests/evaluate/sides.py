@@ -13,7 +13,7 @@ import tinker
 from inspect_ai import eval_async
 from inspect_ai.log import read_eval_log_async
 from inspect_ai.model import GenerateConfig, ModelOutput
-from inspect_tinker_plugin.testing.cases import ParityCase
+from tests.parity.cases import ParityCase
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -30,7 +30,7 @@ from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy
 from inspect_tinker_plugin.testing.replies import Player, ScriptExhausted, recording
 from inspect_tinker_plugin.testing.sides import (
-    NO_OVERRIDES,
+    Conditions,
     bounded,
     eval_arguments,
     make_runner,
@@ -147,9 +147,9 @@ async def evaluate(
                 fail_on_error=False,
                 **eval_arguments(options),
             )
-            [written] = await bounded(work, played.player, timeout=300)
+            [written] = await bounded(work, timeout=300)
             log = await read_eval_log_async(written.location, resolve_attachments="full")
-    played.player.exhausted = sampler.policy.exhausted
+    played.player.refusals = int(sampler.policy.exhausted)
     assert log.samples, log.error
     played.trace = trace_of_log(
         log.samples[0], policy=played.player, others=others, ordered=case.ordered
@@ -171,7 +171,7 @@ async def roll_out(
     sampler = Sampler(played, renderer, client)
     with recording() as others:
         task = one_sample_task(case.task, 0)
-        runner = make_runner(task, options, NO_OVERRIDES, keep_log=True)
+        runner = make_runner(task, Conditions(options=options), keep_log=True)
         episode = runner.episode(task.dataset[0])
         runner.prepared.count_tokens = DatasetRenderer(renderer).count_tokens
         tokens = recording_tokens(played.player, scripted=client is None)(
@@ -199,8 +199,8 @@ async def roll_out(
             finally:
                 await env.close()
 
-        await bounded(run(), played.player, timeout=300)
-        played.player.exhausted = sampler.policy.exhausted
+        await bounded(run(), timeout=300)
+        played.player.refusals = int(sampler.policy.exhausted)
         assert env.ending is not None
         played.trace = trace_of_result(
             env.ending.result, policy=played.player, others=others, ordered=case.ordered

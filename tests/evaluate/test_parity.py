@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_tinker_plugin.testing.cases import ParityCase, load_corpus
 from tests.evaluate.sides import evaluate, roll_out
+from tests.parity.cases import ParityCase, load_corpus
 
 from inspect_tinker_plugin.evaluate.source import Source, connect
 from inspect_tinker_plugin.testing.policy import load_renderer

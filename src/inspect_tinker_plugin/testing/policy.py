@@ -14,7 +14,7 @@ from inspect_ai.model import ChatMessageUser, GenerateConfig, ModelOutput
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
-from inspect_tinker_plugin.testing.replies import Script, resolve_reply
+from inspect_tinker_plugin.testing.replies import Script, ScriptExhausted, resolve_reply
 
 if TYPE_CHECKING:
     import tinker
@@ -75,6 +75,7 @@ class ScriptedPolicy:
         self.renderer = renderer
         self.script = script
         self.calls = 0
+        self.exhausted = False
         self._request = request
         self._max_tokens = max_tokens
         self._turns: dict[tuple[int, ...], int] = {}
@@ -99,7 +100,11 @@ class ScriptedPolicy:
         )
         turn = self.calls if self._request is not None else self._turn_of(prompt)
         self.calls += 1
-        output = await resolve_reply(self.script, turn, lambda: self._call(turn, prompt))
+        try:
+            output = await resolve_reply(self.script, turn, lambda: self._call(turn, prompt))
+        except ScriptExhausted:
+            self.exhausted = True
+            raise
         tokens = reply_tokens(self.renderer, output)
         cut = output.stop_reason == "max_tokens"
         room = min((n for n in (max_tokens, self._max_tokens) if n is not None), default=None)

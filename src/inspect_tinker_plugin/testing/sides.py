@@ -124,7 +124,8 @@ def with_mapped_sandboxes(task: Task, mapping: ProviderMapping) -> Task:
     return mapped
 
 
-def _make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner:
+def make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner:
+    """Make the runner of a side's episode."""
     sandbox = choose_sandbox(how.sandbox)
     return EpisodeRunner(
         task,
@@ -212,7 +213,7 @@ async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAI
     """
     with recording() as others:
         task = one_sample_task(source, how.sample)
-        runner = _make_runner(task, how, keep_log=True)
+        runner = make_runner(task, how, keep_log=True)
         player = Player(script)
         result = await bounded(play(runner, task.dataset[0], player), how.timeout)
         return trace_of_result(result, policy=player, others=others, ordered=how.ordered)
@@ -270,7 +271,7 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
     """
     with recording() as others:
         task = one_sample_task(source, how.sample)
-        runner = _make_runner(task, how, keep_log=False)
+        runner = make_runner(task, how, keep_log=False)
         player = Player(script)
         episode = runner.episode(task.dataset[0])
         renderer = how.renderer
