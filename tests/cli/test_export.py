@@ -155,7 +155,7 @@ def test_a_sample_that_fails_is_named_and_the_exit_code_says_so() -> None:
         (["tasks.py@sums", "--limit", "0"], 2, "leaves no sample"),
         (["tasks.py@sums", "--limit", "7-9"], 1, "limit 7-9 leaves no sample"),
         (["tasks.py@sums", "--sample-id", "9"], 1, "no sample has the id 9"),
-        (["tasks.py@sums", "--sample-id", "1", "--limit", "1"], 1, "sample ids go neither with"),
+        (["tasks.py@sums", "--sample-id", "1", "--limit", "1"], 1, "exclude each other"),
         (["tasks.py@sums", "--sample-shuffle", "x"], 2, "expected a seed"),
         (["tasks.py@sums", "--solver", "nobody"], 1, "solver 'nobody' could not be created"),
         (["tasks.py@sums", "-S", "a=1"], 2, "-S needs --solver"),

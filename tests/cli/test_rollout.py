@@ -176,7 +176,6 @@ def test_a_group_reward_and_a_tool_executor_are_chosen_by_name() -> None:
         ([LOG_SEARCH, "--script", "none.jsonl", "--model", "m"], "does not go with --model"),
         ([LOG_SEARCH, "--script", "none.jsonl"], "the script none.jsonl cannot be read"),
         ([LOG_SEARCH, "--renderer", "qwen99"], "no renderer qwen99"),
-        ([LOG_SEARCH, "--renderer", "role_colon"], "tool"),
         ([LOG_SEARCH, "--reward", "nonsense"], "nonsense"),
         ([LOG_SEARCH, "--group-reward", "nonsense"], "nonsense"),
         ([LOG_SEARCH, "--tool-executor", "nonsense"], "nonsense"),
