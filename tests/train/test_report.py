@@ -208,7 +208,7 @@ def test_mixed_tasks_have_their_own_logs_and_lines(tmp_path: Path) -> None:
     assert [step.figures["rollouts/graded"] for step in history.steps] == [2, 2]
     page = page_of(tmp_path)
     assert "<h1>sums, names</h1>" in page
-    assert "Reward by task" in page
+    assert "step 1: sums 0.25" in page
     links = Links()
     links.feed(page)
     assert len(links.found) == 4
