@@ -21,7 +21,7 @@ from inspect_ai.model import ChatMessage
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity
 from inspect_tinker_plugin.plugins import counted
-from inspect_tinker_plugin.train import plan_lines
+from inspect_tinker_plugin.train import plan_rows, plan_title
 
 PAGE = "audit.html"
 
@@ -222,8 +222,7 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
         lines = signal_lines(signal, str(summary["folder"]))
         parts.append(_card("Signal of a real model", "Its attempts at samples.", _pre(lines)))
     if plan := summary.get("cost"):
-        note = "One pass over the task; a real model's replies are longer than a script's."
-        parts.append(_card("Cost", note, _pre(plan_lines(plan))))
+        parts.append(_cost_table(plan))
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return _PAGE.format(title=escape(f"{name}: audit"), style=style, body="\n".join(parts))
 
@@ -312,6 +311,20 @@ def _policy_table(summary: Mapping[str, Any]) -> str:
     head = "<tr><th>policy</th><th>episodes</th><th>failed</th><th>mean reward</th><th></th></tr>"
     body = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
     return _card("What every policy earned", note, body)
+
+
+def _cost_table(plan: Mapping[str, Any]) -> str:
+    note = (
+        f"One pass over the task: {plan_title(plan)}. A real model's replies are longer than a "
+        "script's."
+    )
+    rows = "".join(
+        f"<tr><td>{escape(label)}</td><td>{one}</td><td>{whole}</td></tr>"
+        for label, one, whole in plan_rows(plan)
+    )
+    head = "<tr><th></th><th>per episode</th><th>in all</th></tr>"
+    body = f'<table class="cost"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    return _card("Cost", note, body)
 
 
 def _number(value: float | None) -> str:

@@ -106,7 +106,9 @@ def recording_tokens(player: Player, *, scripted: bool) -> type[EpisodeTokens]:
     class Recording(EpisodeTokens):
         def prompt(self, request: TurnRequest) -> Any:
             seen = [message.model_copy(deep=True) for message in request.messages]
-            player.requests.append(replace(request, messages=seen))
+            # A rollout's request has the sampler's options, which an eval's sampler has honoured.
+            config = provider.without_sampler_options(request.config)
+            player.requests.append(replace(request, messages=seen, config=config))
             return super().prompt(request)
 
         def parse(self, tokens: Any, *, stop_reason: Any, request: TurnRequest) -> ModelOutput:

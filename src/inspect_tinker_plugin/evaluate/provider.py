@@ -154,7 +154,7 @@ class TinkerAPI(ModelAPI):
                 messages=input,
                 tools=tools,
                 tool_choice=tool_choice,
-                config=_of_rollouts(config),
+                config=without_sampler_options(config),
                 dialect=dialect,
             )
             for _ in range(config.num_choices or 1)
@@ -297,7 +297,7 @@ def _refusal(names: Sequence[str]) -> str:
     return f"the provider tinker cannot honour {', '.join(names)}: leave out what is not supported."
 
 
-def _of_rollouts(config: GenerateConfig) -> GenerateConfig:
+def without_sampler_options(config: GenerateConfig) -> GenerateConfig:
     """Return the options without those that the sampler has honoured."""
     sampled = {*SAMPLER_OPTIONS, "num_choices", "prompt_logprobs"} - {"reasoning_effort"}
     return config.model_copy(update=dict.fromkeys(sampled & set(GenerateConfig.model_fields)))

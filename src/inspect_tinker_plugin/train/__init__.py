@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.train.plan import EpisodeCost, plan_lines, plan_of, read_prices
+from inspect_tinker_plugin.train.plan import (
+    EpisodeCost,
+    plan_lines,
+    plan_of,
+    plan_rows,
+    plan_title,
+    read_prices,
+)
 
-__all__ = ["EpisodeCost", "plan_lines", "plan_of", "read_prices"]
+__all__ = ["EpisodeCost", "plan_lines", "plan_of", "plan_rows", "plan_title", "read_prices"]

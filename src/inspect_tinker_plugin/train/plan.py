@@ -116,20 +116,26 @@ def plan_of(
     return plan
 
 
-def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """Return a plan as lines of text."""
+def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the figures of a plan: what each is, per episode, and in all."""
     one, whole = plan["per_episode"], plan["in_all"]
+    rows = [(label, f"{one[name]:,.1f}", f"{whole[name]:,.0f}") for name, label in _SHOWN.items()]
+    if "money_in_all" in plan:
+        rows.append(("money", f"{plan['money_per_episode']:,.4f}", f"{plan['money_in_all']:,.2f}"))
+    return rows
+
+
+def plan_title(plan: Mapping[str, Any]) -> str:
+    """Return how many episodes a plan has, and how their tokens were found."""
     kind = "counted" if plan["exact"] else "estimated from characters"
-    lines = [
+    return (
         f"{counted(plan['samples'], 'sample')} x {plan['group_size']} x "
         f"{counted(plan['epochs'], 'epoch')} = {counted(plan['episodes'], 'episode')} "
-        f"(tokens {kind})",
-        f"{'':<18}{'per episode':>14}{'in all':>16}",
-    ]
-    for name, label in _SHOWN.items():
-        lines.append(f"{label:<18}{one[name]:>14,.1f}{whole[name]:>16,.0f}")
-    if "money_in_all" in plan:
-        lines.append(
-            f"{'money':<18}{plan['money_per_episode']:>14,.4f}{plan['money_in_all']:>16,.2f}"
-        )
-    return lines
+        f"(tokens {kind})"
+    )
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return a plan as lines of text."""
+    rows = [("", "per episode", "in all"), *plan_rows(plan)]
+    return [plan_title(plan), *(f"{label:<18}{one:>14}{whole:>16}" for label, one, whole in rows)]
