@@ -294,7 +294,7 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("name", "renderer", "why"),
     [
         ("tinker://m/weights/final", "qwen3", "there are no weights tinker://m/weights/final"),
-        ("{model}", "deepseekv3", "renderer 'deepseekv3' does not fit the tokenizer"),
+        ("{model}", "deepseekv3", "renderer 'deepseekv3' cannot be used with the tokenizer"),
     ],
 )
 async def test_a_server_without_the_model_is_named(

@@ -54,4 +54,4 @@ async def test_a_tool_call_passes_few_files() -> None:
         finally:
             sys.setprofile(None)
     await builder.cleanup()
-    assert len(passed) <= 20, sorted(passed)
+    assert len(passed) <= 22, sorted(passed)  # 20 alone; a warning or a lock passes one more

@@ -78,7 +78,7 @@ def test_a_dry_run_plays_the_samples_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--reward", "meen"], "unknown aggregator 'meen'"),
+        (["--reward", "meen"], "unknown reward 'meen'"),
         (["--reward", "score:acuracy"], "names the score 'acuracy', which no"),
         (["--group-reward", "rnak"], "rnak"),
         (["--sample-id", "nope"], "no sample has the id nope"),
