@@ -10,7 +10,7 @@ import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model
+from inspect_ai.model import ModelRole, get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, tool
@@ -242,6 +242,13 @@ BROKEN = one([use_tools(broken()), generate()])
         pytest.param(one(generate(), not_a_number()), "1", Cause.UNSCORED, None, id="score is NaN"),
         pytest.param(one(failing()), "1", Cause.SOLVER, None, id="solver raises"),
         pytest.param(one(generate(), model_graded_qa()), "1", Cause.JUDGE, JUDGE, id="no grader"),
+        pytest.param(
+            one(generate(), model_graded_qa(model_role=ModelRole("grader", required=True))),
+            "1",
+            Cause.JUDGE,
+            "'grader' is required",
+            id="no required grader",
+        ),
         pytest.param(one(generate(num_choices=2)), "1", Cause.POLICY, None, id="two choices"),
         pytest.param(BROKEN, tool_call("broken", '{"x":1}'), Cause.TOOL, None, id="tool raises"),
         pytest.param(

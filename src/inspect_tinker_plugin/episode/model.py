@@ -136,6 +136,10 @@ def scoring(name: str) -> Iterator[None]:
     role_token = _missing_role.set(None)
     try:
         yield
+    except internals.PrerequisiteError as error:
+        if _missing_role.get() is not None:  # Inspect refuses a role that is required
+            stamp(error, Cause.JUDGE)
+        raise
     finally:
         _missing_role.reset(role_token)
         _scoring.reset(scorer_token)
