@@ -309,8 +309,7 @@ def _policy_table(summary: Mapping[str, Any]) -> str:
         "for nothing."
     )
     head = "<tr><th>policy</th><th>episodes</th><th>failed</th><th>mean reward</th><th></th></tr>"
-    body = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-    return _card("What every policy earned", note, body)
+    return _card("What every policy earned", note, _table(head, rows))
 
 
 def _cost_table(plan: Mapping[str, Any]) -> str:
@@ -318,13 +317,17 @@ def _cost_table(plan: Mapping[str, Any]) -> str:
         f"One pass over the task: {plan_title(plan)}. A real model's replies are longer than a "
         "script's."
     )
-    rows = "".join(
+    rows = [
         f"<tr><td>{escape(label)}</td><td>{one}</td><td>{whole}</td></tr>"
         for label, one, whole in plan_rows(plan)
-    )
+    ]
     head = "<tr><th></th><th>per episode</th><th>in all</th></tr>"
-    body = f'<table class="cost"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-    return _card("Cost", note, body)
+    return _card("Cost", note, _table(head, rows, kind="cost"))
+
+
+def _table(head: str, rows: Sequence[str], *, kind: str = "") -> str:
+    start = f'<table class="{kind}">' if kind else "<table>"
+    return f"{start}<thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _number(value: float | None) -> str:

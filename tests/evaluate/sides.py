@@ -16,25 +16,21 @@ from inspect_ai.model import GenerateConfig, ModelOutput
 from tests.parity.cases import ParityCase
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.rl.rollout_runner import run_rollout
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
-from inspect_tinker_plugin.contracts.errors import EpisodeError, ErrorPolicy
+from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.evaluate import provider
 from inspect_tinker_plugin.evaluate.provider import connected_model
 from inspect_tinker_plugin.evaluate.source import Connection, Source
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.rewards import Reward, resolve_reward
-from inspect_tinker_plugin.rl.ending import RewardRules
-from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy
-from inspect_tinker_plugin.testing.replies import Player, ScriptExhausted, recording
+from inspect_tinker_plugin.testing.replies import Player, recording
 from inspect_tinker_plugin.testing.sides import (
     Conditions,
     bounded,
     eval_arguments,
     make_runner,
     one_sample_task,
+    roll_to_end,
 )
 from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_result
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
@@ -183,29 +179,11 @@ async def roll_out(
             context_window=window,
         )
 
-        async def no_reward(result: EpisodeResult) -> Reward:
-            return Reward(0.0, {})
-
-        env = InspectEnv(
-            episode, tokens, RewardRules(resolve_reward(no_reward), ErrorPolicy.of("raise"))
-        )
-
-        async def run() -> None:
-            try:
-                await run_rollout(Completer(sampler, max_tokens), env)
-            except EpisodeError:
-                if env.ending is None:
-                    raise
-            except ScriptExhausted:
-                await env.settle()
-            finally:
-                await env.close()
-
-        await bounded(run(), timeout=300)
+        policy = Completer(sampler, max_tokens)
+        result = await bounded(roll_to_end(episode, tokens, policy), timeout=300)
         played.player.refusals = int(sampler.policy.exhausted)
-        assert env.ending is not None
         played.trace = trace_of_result(
-            env.ending.result, policy=played.player, others=others, ordered=case.ordered
+            result, policy=played.player, others=others, ordered=case.ordered
         )
     return played
 

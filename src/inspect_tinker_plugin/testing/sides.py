@@ -41,7 +41,10 @@ from inspect_tinker_plugin.testing.traces import Trace, trace_of_log, trace_of_r
 
 if TYPE_CHECKING:
     from inspect_ai.model import Model, ModelOutput
+    from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
+
+    from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 
 TaskSource: TypeAlias = Task | Callable[[], Task]
 """A task, or what makes it: state that a task keeps must not leak between the sides."""
@@ -284,13 +287,6 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
 
 
 async def _roll(episode: Episode, player: Player, renderer: Renderer) -> EpisodeResult:
-    from tinker_cookbook.completers import TokenCompleter
-    from tinker_cookbook.rl import rollout_runner
-
-    from inspect_tinker_plugin.contracts.errors import ErrorPolicy
-    from inspect_tinker_plugin.rewards import Reward, resolve_reward
-    from inspect_tinker_plugin.rl.ending import RewardRules
-    from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens
 
     asked: list[TurnRequest] = []
@@ -310,22 +306,38 @@ async def _roll(episode: Episode, player: Player, renderer: Renderer) -> Episode
                 tokens, stop_reason=stop_reason, request=replace(request, config=config)
             )
 
-    async def no_reward(result: EpisodeResult) -> Reward:
-        return Reward(0.0, {})
-
     policy = ScriptedPolicy(renderer, player.answer, request=lambda: asked[-1])
     tokens = RecordingTokens(
         DatasetRenderer(renderer), task=episode.prepared.name, sample_id=episode.sample.id
     )
+    return await roll_to_end(episode, tokens, cast("TokenCompleter", policy))
+
+
+async def roll_to_end(
+    episode: Episode, tokens: EpisodeTokens, policy: TokenCompleter
+) -> EpisodeResult:
+    """Roll an episode out as the cookbook does, without a reward, and return its result.
+
+    The part before an error, or before a script ran out, can still be compared.
+    """
+    from tinker_cookbook.rl import rollout_runner
+
+    from inspect_tinker_plugin.contracts.errors import ErrorPolicy
+    from inspect_tinker_plugin.rewards import Reward, resolve_reward
+    from inspect_tinker_plugin.rl.ending import RewardRules
+    from inspect_tinker_plugin.rl.env import InspectEnv
+
+    async def no_reward(result: EpisodeResult) -> Reward:
+        return Reward(0.0, {})
+
     outcomes = RewardRules(resolve_reward(no_reward), ErrorPolicy.of("raise"))
     env = InspectEnv(episode, tokens, outcomes)
     try:
-        await rollout_runner.run_rollout(cast(TokenCompleter, policy), env)
+        await rollout_runner.run_rollout(policy, env)
     except EpisodeError:
         if env.ending is None:
             raise
     except ScriptExhausted:
-        # the part so far can still be compared; the report says that the script ran out
         await env.settle()
     finally:
         await env.close()
