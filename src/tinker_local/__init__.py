@@ -16,7 +16,6 @@ from tinker_local.settings import (
     LocalConfigError,
     LocalServerError,
     LocalSettings,
-    has_training_checkpoint,
     missing,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "TinyModel",
     "check_reply_length",
     "context_length",
-    "has_training_checkpoint",
     "imitate",
     "make_tiny_model",
     "missing",

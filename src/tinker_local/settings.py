@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import sys
 import sysconfig
 from dataclasses import asdict, dataclass
@@ -179,11 +178,3 @@ def checkpoint_file(checkpoints: Path, model_id: str, name: str, *, sampler: boo
 def is_training_checkpoint(path: Path) -> bool:
     """Whether a folder holds what a training goes on from."""
     return path.is_dir() and any(path.glob("checkpoint_*"))
-
-
-def has_training_checkpoint(state_dir: Path, path: str) -> bool:
-    """Whether the server of a folder still has a checkpoint, of path ``tinker://...``."""
-    named = re.fullmatch(r"tinker://([^/]+)/weights/([^/]+)", path)
-    return named is None or is_training_checkpoint(
-        checkpoint_file(state_dir / FOLDER, named[1], named[2], sampler=False)
-    )
