@@ -102,7 +102,7 @@ def test_a_failed_rollout_is_none_and_never_zero(tmp_path: Path) -> None:
     for each in reports(result):
         assert each["reward"] is None
         assert each["advantage"] is None
-        assert "[scorer]" in each["error"]
+        assert "[judge]" in each["error"]
         assert "grader" in each["error"]
 
 
@@ -150,7 +150,7 @@ def test_rollouts_are_shown_though_their_log_cannot_be_written(
 
 
 def test_a_stated_penalty_takes_the_place_of_a_failure() -> None:
-    summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "scorer=-0.5")
+    summary = (str(FOLDER / "article_summary.py"), "--group-size", "2", "--on-error", "judge=-0.5")
     result = run(*summary, "--json")
     assert result.exit_code == 0, result.output
     for each in reports(result):
@@ -193,6 +193,13 @@ def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
     assert result.exit_code in (1, 2)
     assert message in result.stderr.splitlines()[-1]
     assert result.stdout == ""
+
+
+def test_a_renderer_without_a_format_for_tools_is_named() -> None:
+    result = run(LOG_SEARCH, "--renderer", "role_colon")
+    assert result.exit_code == 1
+    assert "RoleColonRenderer has no format for tools" in " ".join(result.output.split())
+    assert result.stderr.splitlines()[-1].endswith("rollouts failed")
 
 
 def test_sampling_without_a_key_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

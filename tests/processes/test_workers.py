@@ -108,6 +108,27 @@ def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
     assert capfd.readouterr().err == ""
 
 
+class Heavy:
+    """A result that takes a while to be sent."""
+
+    def __init__(self, sending: Path) -> None:
+        self.sending = sending
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        self.sending.write_text("now")
+        time.sleep(1)
+        return int, ()
+
+
+def test_a_worker_that_is_told_to_end_while_it_sends_a_result_ends(tmp_path: Path) -> None:
+    with worker_pool(1) as pool:
+        pid = pool.submit(os.getpid).result(60)
+        pool.submit(Heavy, tmp_path / "sending")
+        wait_until_there(tmp_path / "sending")
+        os.kill(pid, signal.SIGTERM)
+        wait_until_gone(pid)
+
+
 def test_a_signal_to_all_processes_interrupts_workers_too(tmp_path: Path) -> None:
     """As a supervisor sends it to every process of a service."""
     started, cleaned = tmp_path / "started", tmp_path / "cleaned"

@@ -34,6 +34,9 @@ T = TypeVar("T")
 GRACE = 15.0
 """Seconds that a worker has to close its episodes before it is killed."""
 
+_AGAIN_SECONDS = 0.5
+"""Seconds after which a worker that a signal has not ended tries again."""
+
 ROLLOUTS = "inspect_tinker_plugin.rl.group"
 """What a worker loads that runs groups of rollouts."""
 
@@ -159,6 +162,7 @@ def _start_worker(loading: str) -> None:
     _signals.install()
     # An idle worker that exits by itself removes its containers first and must be given time.
     Finalize(None, signal.signal, args=(signal.SIGINT, signal.SIG_IGN), exitpriority=1000)
+    Finalize(None, signal.setitimer, args=(signal.ITIMER_REAL, 0.0), exitpriority=1000)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), name="watch-parent", daemon=True).start()
@@ -187,10 +191,13 @@ class _Signals(Stopped):
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self._waiting:
             super().__call__(number, frame)
-        elif self.by is None:
-            self.by = signal.Signals(number)
+        elif self.by is None or number == signal.SIGALRM:
+            self.by = self.by or signal.Signals(number)
             self.interrupted = True
-            sys.exit(128 + number)
+            # The pool takes what is raised while it sends a result for that result: exit again.
+            signal.signal(signal.SIGALRM, self)
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+            sys.exit(128 + self.by)
 
     def begin_waiting(self) -> None:
         self._waiting = True
