@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 
 from benchmarks import sides
 
+from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportProgress, export_task
+from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.processes.workers import freeze_memory
 from inspect_tinker_plugin.tasks.reference import resolve_task
 
@@ -74,18 +77,18 @@ async def through(bridge: Path) -> float:
 
 
 async def first_rows() -> float:
-    """Seconds of CPU until a part of the export is in its folder."""
+    """Seconds of CPU until rows are on the disk: in the journal, which an export continues from."""
     resolved = resolve_task(sides.one_turn_task(ROWS))
     freeze_memory()
     found: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out"
+        journal = Journal(output / WORK / "journal.jsonl")
         started = time.process_time()
 
         def look(progress: ExportProgress) -> None:
-            if not found and progress.done % 50 == 0 and any(output.rglob("*.parquet")):
+            if not found and any("row" in record for record, _ in islice(journal.read(), 3)):
                 found.append(time.process_time() - started)
 
         await export_task(resolved, output, on_progress=look)
-        found.append(time.process_time() - started)
     return found[0]

@@ -455,7 +455,7 @@ def test_rows_are_not_held_in_memory(tmp_path: Path, format: Any) -> None:
         tracemalloc.start()
         for number in range(count):
             folder.add_row("train", {**row, "answer": f"{number} {'and so on ' * 100}"})
-            folder.end_unit("")
+            folder.end_unit()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     tracemalloc.start()

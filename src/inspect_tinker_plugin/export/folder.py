@@ -5,18 +5,17 @@ end of each unit (a sample, or the logged runs of one). An export that continues
 that the journal has whole. At the end, the files are written from the journal through ``datasets``:
 ``train-00000-of-00003.parquet`` and so on, which ``datasets.load_dataset(folder)`` finds by itself,
 with ``README.md`` and ``export.json`` beside them. A finished export that is being replaced stays
-as it is until then. (``Dataset.from_generator`` cannot continue, and caches every row twice.)
+as it is until then.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,7 +25,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.files import Format, SplitFiles, write_card
+from inspect_tinker_plugin.export.files import Format, write_card, write_split
 from inspect_tinker_plugin.export.layouts import Row, Schema
 from inspect_tinker_plugin.processes import Journal
 
@@ -77,8 +76,7 @@ class ExportFolder:
         self._journal = Journal(self._work / "journal.jsonl")
         self._written = time.monotonic()
         self._open_rows: Counter[str] = Counter()
-        self._digest = hashlib.sha256()
-        """Of the digests of the units that an earlier run has done."""
+        self._data: str | None = None
 
     @classmethod
     def claim(
@@ -157,8 +155,9 @@ class ExportFolder:
             if "row" in record:
                 self._open_rows[record["split"]] += 1
                 rich = rich or self._schema.is_rich(record["row"])
-            elif "unit" in record:
-                self._digest.update(record["unit"].encode())
+            elif "data" in record:
+                self._data, end = record["data"], size
+            elif "failures" in record:
                 self._count_unit([Failure(**each) for each in record["failures"]])
                 self.left_out.update(record["left_out"])
                 self._rich, end = self._rich or rich, size
@@ -171,23 +170,19 @@ class ExportFolder:
         self.rows.update(self._open_rows)
         self._open_rows.clear()
 
-    def check_continuity(
-        self, units: int, digest_unit: Callable[[int], str], *, changed: str
-    ) -> None:
-        """Check that the units that are done are still the same.
+    def check_data(self, digest: str, *, changed: str) -> None:
+        """Check that an export that continues has the same data as when it began.
 
         Args:
-            units: How many units there are.
-            digest_unit: Hashes a unit, by its position.
-            changed: What to say if they have changed.
+            digest: Hash of what is exported, in its order.
+            changed: What to say if it has changed.
 
         Raises:
-            ExportError: They have.
+            ExportError: It has.
         """
-        now = hashlib.sha256()
-        for position in range(min(units, self.units)):
-            now.update(digest_unit(position).encode())
-        if now.digest() != self._digest.digest():
+        if self._data is None:
+            self._journal.write({"data": digest})
+        elif self._data != digest:
             raise ExportError(
                 f"{self.path} holds an unfinished export, but {changed}. Use --overwrite to "
                 "start again."
@@ -204,15 +199,11 @@ class ExportFolder:
         self._hold({"split": split, "row": row})
 
     def end_unit(
-        self,
-        digest: str,
-        failures: Sequence[Failure] = (),
-        left_out: Mapping[str, int] | None = None,
+        self, failures: Sequence[Failure] = (), left_out: Mapping[str, int] | None = None
     ) -> None:
         """End the current unit: from now on an export that continues has it.
 
         Args:
-            digest: Hash of the unit; an export continues only with the same.
             failures: What of it failed.
             left_out: How many of its samples were left out after they were read, by reason.
 
@@ -221,13 +212,8 @@ class ExportFolder:
         """
         self.left_out.update(left_out or {})
         self._count_unit(failures)
-        self._hold(
-            {
-                "unit": digest,
-                "failures": [asdict(each) for each in failures],
-                "left_out": dict(left_out or {}),
-            }
-        )
+        failed = [asdict(each) for each in failures]
+        self._hold({"failures": failed, "left_out": dict(left_out or {})})
 
     def _hold(self, record: Mapping[str, Any]) -> None:
         held = self._journal.hold(record)
@@ -290,34 +276,17 @@ class ExportFolder:
 
     def _write_files(self) -> dict[str, Path]:
         """Write the rows into files; returns these by their names in the finished export."""
-        for old in self._work.glob("file-*"):
-            old.unlink()
-        splits = {
-            split: SplitFiles(
-                self._work / f"file-{split}",
-                format=self._format,
-                schema=self._schema,
-                rich=self._rich,
-            )
-            for split in self.rows
-        }
-        start = done = 0
-        for record, end in self._journal.read():
-            done += "unit" in record
-            if "row" in record:
-                splits[record["split"]].add(record["row"], end - start)
-            start = end
-        if done != self.units:
-            raise ExportError(
-                f"{self._journal.path} was damaged while the export ran; run the same command "
-                "again to continue."
-            )
         names: dict[str, Path] = {}
-        for split, files in splits.items():
-            files.close()
-            total = len(files.paths)
-            for number, path in enumerate(files.paths):
-                names[f"{split}-{number:05d}-of-{total:05d}.{self._format}"] = path
+        features = self._schema.features(rich=self._rich)
+        for split, count in self.rows.items():
+            paths, written = write_split(self._journal, split, features, self._format)
+            if written != count:
+                raise ExportError(
+                    f"{self._journal.path} was damaged while the export ran; run the same "
+                    "command again to continue."
+                )
+            for number, path in enumerate(paths):
+                names[f"{split}-{number:05d}-of-{len(paths):05d}.{self._format}"] = path
         return names
 
     def abandon(self) -> None:

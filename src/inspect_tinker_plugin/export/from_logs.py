@@ -21,7 +21,7 @@ from inspect_tinker_plugin.export.conversations import (
     to_text,
 )
 from inspect_tinker_plugin.export.files import Format
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure, check_target
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import (
     Layout,
     Row,
@@ -34,7 +34,7 @@ from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
-VERSION = 2
+VERSION = 3
 """Version of what is written; raised when an older beginning can no longer be continued."""
 
 HELD_RUNS = 16
@@ -108,7 +108,6 @@ async def export_logs(
         ExportError: The folder cannot be written or continued, or there are no rows.
     """
     options = options or LogExportOptions()
-    check_target(output, overwrite=options.overwrite)
     schema = log_schema(options.choice.form, options.layout)
     paths = find_logs(sources)
     index = await asyncio.to_thread(index_logs, paths, score=options.choice.score)
@@ -158,11 +157,7 @@ class _LogExport:
 
     async def run(self, on_progress: Callable[[ExportProgress], None]) -> LogExportReport:
         folder = self._folder
-        folder.check_continuity(
-            len(self._groups),
-            lambda position: self._digest(self._groups[position]),
-            changed="the logs have changed since",
-        )
+        folder.check_data(self._digest(), changed="the logs have changed since")
         continued = done = sum(len(group) for group in self._groups[: folder.units])
         total = sum(map(len, self._groups))
         on_progress(ExportProgress(done, total, len(folder.failures)))
@@ -187,7 +182,7 @@ class _LogExport:
         make = self._pairs if self._choice.form == "preference" else self._spoken
         for split, row in make(group, failures):
             self._folder.add_row(split, row)
-        self._folder.end_unit(self._digest(group), failures, self._left_out)
+        self._folder.end_unit(failures, self._left_out)
         self._reader.forget(group)
 
     def _spoken(self, group: Sequence[Entry], failures: list[Failure]) -> Iterator[tuple[str, Row]]:
@@ -325,12 +320,12 @@ class _LogExport:
             further["info"] = to_text({"metadata": run.metadata})
         return further
 
-    def _digest(self, group: Sequence[Entry]) -> str:
+    def _digest(self) -> str:
         digest = hashlib.sha256()
-        for entry in group:
+        for entry in (entry for group in self._groups for entry in group):
             name = self._index.logs[entry.log].path
             digest.update(repr((name, entry.id, entry.epoch, entry.reward)).encode())
-        return digest.hexdigest()[:16]
+        return digest.hexdigest()
 
     def _finish(self, continued: int) -> LogExportReport:
         unreadable = [Failure(*each) for each in self._index.unreadable.items()]

@@ -61,18 +61,11 @@ class Schema:
     """Whether each message says in ``trainable`` if it is to be trained on."""
 
     def features(self, *, rich: bool) -> Features:
-        """Return the types that ``datasets`` reads.
+        """Return the types of the columns for ``datasets``.
 
         Raises:
             ConfigError: The installed ``datasets`` is too old for one of them.
         """
-        return self._features(_json_value() if "json" in self.columns.values() else None, rich)
-
-    def written(self, *, rich: bool) -> Features:
-        """Return the types that rows have before they are cast: JSON is text."""
-        return self._features(_value("text"), rich)
-
-    def _features(self, json: Any, rich: bool) -> Features:
         from datasets import Features, List
 
         messages = List(self._message(rich=rich))
@@ -82,7 +75,7 @@ class Schema:
                 kind: {name: _value(of) for name, of in struct.items()}
                 for kind, struct in _STRUCTS.items()
             },
-            "json": json,
+            "json": _json_value() if "json" in self.columns.values() else None,
             "messages": messages,
             "comparison": dict.fromkeys(_COMPARED_PARTS, messages),
         }

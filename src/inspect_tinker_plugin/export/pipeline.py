@@ -26,7 +26,7 @@ from inspect_tinker_plugin.contracts.episodes import SolverLike
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.export.files import FORMATS, Format
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure, check_target
+from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
 from inspect_tinker_plugin.options import EpisodeOptions, Selection
@@ -36,7 +36,7 @@ from inspect_tinker_plugin.tasks.samples import select_samples
 
 logger = getLogger(__name__)
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the folder's layout; raised when older folders can no longer be continued."""
 
 _ABOUT = """Prompts and answers of an Inspect task, written by `inspect rl export`. A prompt is what
@@ -142,7 +142,6 @@ async def export_task(
         ExportError: The folder cannot be written or continued, or every sample failed.
     """
     options = options or ExportOptions()
-    check_target(output, overwrite=options.overwrite)
     identity = _identity(resolved, options)
     folder = ExportFolder.claim(
         output,
@@ -161,9 +160,8 @@ async def export_task(
                 rows = WorkerRows(resolved, options)
             else:
                 rows = Rows(resolved.task, options)
-            folder.check_continuity(
-                len(samples),
-                lambda position: _digest(samples[position]),
+            folder.check_data(
+                _digest(samples),
                 changed="the task's samples have changed since "
                 "(other data, or an order without a seed)",
             )
@@ -191,12 +189,10 @@ async def _add_rows(
     try:
         async with aclosing(rows.of(samples, folder.units)) as results:
             async for result in results:
-                digest = _digest(samples[folder.units])
-                if isinstance(result, Failure):
-                    folder.end_unit(digest, [result])
-                else:
+                failures = [result] if isinstance(result, Failure) else []
+                if not isinstance(result, Failure):
                     folder.add_row(TRAIN, result)
-                    folder.end_unit(digest)
+                folder.end_unit(failures)
                 on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
     except WorkerError as error:
         raise ExportError(
@@ -218,12 +214,15 @@ def _finish(folder: ExportFolder, task: str, source: Mapping[str, Any]) -> list[
     return folder.finish(task, _ABOUT, source=source, counts=counts, failures=failures)
 
 
-def _digest(sample: Sample) -> str:
-    # messages have ids, which are new whenever a task is loaded
-    asked = sample.input
-    texts = asked if isinstance(asked, str) else [message.text for message in asked]
-    asks = [sample.id, texts, sample.target, sample.choices]
-    return hashlib.sha256(json.dumps(asks, default=str).encode()).hexdigest()[:16]
+def _digest(samples: Sequence[Sample]) -> str:
+    digest = hashlib.sha256()
+    for sample in samples:
+        # messages have ids, which are new whenever a task is loaded
+        asked = sample.input
+        texts = asked if isinstance(asked, str) else [message.text for message in asked]
+        asks = [sample.id, texts, sample.target, sample.choices]
+        digest.update(json.dumps(asks, default=str).encode())
+    return digest.hexdigest()
 
 
 def _seed(selection: Selection) -> int | None:
