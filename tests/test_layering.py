@@ -19,7 +19,7 @@ NAME = "inspect_tinker_plugin"
 INTERNALS = "inspect_internals"
 
 TINKER = ("tinker", "tinker_cookbook")
-TINKER_FOLDERS = ("evaluate", "rl", "tokens", "train")
+TINKER_FOLDERS = ("evaluate", "rl", "serve", "tokens", "train")
 
 # A test that needs a private name of Inspect says why, in a comment on the line.
 REASON = "# private: "
@@ -85,9 +85,9 @@ def complain(wrong: list[Import]) -> None:
 
 def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
     found = {each.name: each for each in imports_of(PACKAGE / "cli" / "group_rollout.py")}
-    assert found["tinker_cookbook.rl.rollout_runner.run_rollout"].late
+    assert found["inspect_tinker_plugin.rl.rollouts.roll_group"].late
     assert found["tinker_cookbook.completers.TokenCompleter"].typing_only
-    assert not found["inspect_ai.model.ChatMessage"].late
+    assert not found["dataclasses.replace"].late
 
 
 def test_episodes_know_nothing_of_tinker() -> None:

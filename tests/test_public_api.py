@@ -23,6 +23,7 @@ FACADES = [
     "inspect_tinker_plugin.processes",
     "inspect_tinker_plugin.rewards",
     "inspect_tinker_plugin.rl",
+    "inspect_tinker_plugin.serve",
     "inspect_tinker_plugin.tasks",
     "inspect_tinker_plugin.testing",
     "inspect_tinker_plugin.tools",

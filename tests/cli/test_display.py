@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from inspect_tinker_plugin.cli.compare import SideCost, as_text
-from inspect_tinker_plugin.cli.group_rollout import RolloutReport
 from inspect_tinker_plugin.cli.reporting import print_to, show_group, table_console
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.rl.rollouts import RolloutReport
 
 
 def report(number: int = 1, **fields: object) -> RolloutReport:

@@ -14,11 +14,11 @@ from inspect_ai.model import ModelOutput
 from tests.rl.policies import encode, renderer
 from tests.rl.tasks import arithmetic
 
-from inspect_tinker_plugin.cli.group_rollout import report_rollout
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.rollouts import MemberRollout, report_rollout
 from inspect_tinker_plugin.testing import tokenizer_path
 from inspect_tinker_plugin.testing.replies import read_script
 
@@ -274,7 +274,8 @@ async def test_a_rollout_that_failed_has_the_turns_that_it_had() -> None:
     assert env.request is not None
     env.tokens.parse(encode("1<|im_end|>"), stop_reason=None, request=env.request)
     await env.close()
-    report = report_rollout(env, 1, task="arithmetic", sample_id="s0")
+    member = MemberRollout(env, 1, TimeoutError("the sampler does not answer"))
+    report = report_rollout(member, task="arithmetic", sample_id="s0")
     assert (report.turns, report.output_tokens) == (1, len(encode("1<|im_end|>")))
     assert report.input_tokens > 0
     await builder.cleanup()

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from inspect_ai.model import ModelOutput
     from tinker_cookbook.completers import TokenCompleter
 
-    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
     from inspect_tinker_plugin.contracts.episodes import TurnRequest
     from inspect_tinker_plugin.options import DatasetOptions
     from inspect_tinker_plugin.rl.env import InspectEnv
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+    from inspect_tinker_plugin.rl.rollouts import RolloutReport
     from inspect_tinker_plugin.tasks.reference import ResolvedTask
     from inspect_tinker_plugin.tasks.samples import SelectedSamples
     from inspect_tinker_plugin.testing import ParityReport, Script

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from inspect_ai.model import ChatMessage
     from inspect_ai.tool import ToolCall
 
-    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
+    from inspect_tinker_plugin.rl.rollouts import RolloutReport
 
 OUR_PACKAGES = ("inspect_docker_pool", "inspect_rl_audit", "inspect_tinker_plugin", "tinker_local")
 """Packages whose errors are raised on purpose."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inspect_tinker_plugin.cli.group_rollout import PolicyFor, roll_groups, scripted_policy
+from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.completers import TokenCompleter
     from tinker_cookbook.renderers import Renderer
 
-    from inspect_tinker_plugin.cli.group_rollout import RolloutReport
     from inspect_tinker_plugin.rl.dataset import InspectRLDataset
     from inspect_tinker_plugin.rl.env import InspectEnv
+    from inspect_tinker_plugin.rl.rollouts import PolicyFor, RolloutReport
     from inspect_tinker_plugin.testing import Script
     from tinker_local import LocalServer
 

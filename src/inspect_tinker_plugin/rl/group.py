@@ -53,6 +53,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         step_known: Whether the trainer's step follows from the batch. It does not if another
             dataset takes groups out of batches.
         outcome: Where the group's rewards go, if a sampler learns from them.
+        size: Episodes of the group, if not ``group_size``.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         groups: int,
         step_known: bool = True,
         outcome: OutcomeFile | None = None,
+        size: int | None = None,
     ) -> None:
         self.handle = handle
         self.sample = sample
@@ -73,6 +75,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.groups = groups
         self.step_known = step_known
         self.outcome = outcome
+        self.size = handle.options.group_size if size is None else size
         self._envs: list[tuple[weakref.ref[asyncio.Task[Any]], InspectEnv]] = []
 
     async def make_envs(self) -> Sequence[Env]:
@@ -91,7 +94,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         made = len(self._made_by(task))
         limits = budgets(self.handle.options)
         envs = []
-        for member in range(self.handle.options.group_size):
+        for member in range(self.size):
             epoch = made + member + 1
             tokens = EpisodeTokens(
                 parts.context,

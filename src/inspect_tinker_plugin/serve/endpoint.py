@@ -1,0 +1,169 @@
+"""A model server as a sampler: prompts go out as token ids, and token ids come back.
+
+vLLM and SGLang answer ``/v1/completions`` and vLLM ``/inference/v1/generate`` with token ids and
+log-probabilities. A server that returns text only cannot be used: its text would have to be
+encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import aiohttp
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.serve.samplers import Prompt, Sampled, SamplerError
+
+Form = Literal["completions", "generate"]
+
+_PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
+
+SESSION_HEADER = "X-Session-ID"
+"""Header with the id of the episode, by which routers choose an engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where and how to sample."""
+
+    url: str
+    """Address of the server: ``http://host:8000/v1``."""
+
+    model: str = ""
+    """Name of the model or adapter."""
+
+    form: Form = "completions"
+    """``completions`` for ``/v1/completions``, ``generate`` for ``/inference/v1/generate``."""
+
+    api_key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_tokens: int = 1024
+    """Maximum tokens per turn."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters in the server's words: ``temperature``, ``top_p`` …"""
+
+    timeout: float = 3600.0
+    """Seconds that one turn may take."""
+
+    policy_version: int | str | None = None
+    """The weights' version, if the server does not say it (``weight_version`` in its metadata)."""
+
+    def __post_init__(self) -> None:
+        """Check the address.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"the sampler's address {self.url!r} is not http://... or https://..."
+            )
+
+    @property
+    def address(self) -> str:
+        """The address that turns are sent to."""
+        root = self.url.rstrip("/").removesuffix("/v1")
+        return f"{root}/{_PATHS[self.form]}"
+
+
+class EndpointSampler:
+    """Samples from a model server.
+
+    Args:
+        endpoint: The server.
+        session: Connections to share with others; its owner closes it.
+    """
+
+    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
+        self.endpoint = endpoint
+        self._session = session
+        self._headers = dict(endpoint.headers)
+        if endpoint.api_key is not None:
+            self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
+
+    async def __call__(self, prompt: Prompt) -> Sampled:
+        """Sample one reply.
+
+        Raises:
+            SamplerError: The server cannot be reached, refuses, or returns no token ids.
+        """
+        try:
+            async with self._session.post(
+                self.endpoint.address,
+                json=self._body(prompt),
+                headers={**self._headers, SESSION_HEADER: prompt.episode},
+                timeout=aiohttp.ClientTimeout(total=self.endpoint.timeout),
+            ) as response:
+                if response.status >= 400:
+                    text = (await response.text())[:500]
+                    raise SamplerError(f"{self.endpoint.address}: {response.status} {text}")
+                answer = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise SamplerError(f"{self.endpoint.address}: {reason}") from error
+        return self._read(answer, prompt)
+
+    def _body(self, prompt: Prompt) -> dict[str, Any]:
+        endpoint = self.endpoint
+        room = (n for n in (prompt.max_tokens, endpoint.max_tokens) if n is not None)
+        stop = list(prompt.stop)
+        by_token = stop and isinstance(stop[0], int)
+        params: dict[str, Any] = {
+            **endpoint.sampling,
+            "max_tokens": min(room),
+            "logprobs": 1,
+            "skip_special_tokens": False,
+            "stop_token_ids" if by_token else "stop": stop,
+        }
+        if not by_token:
+            params["include_stop_str_in_output"] = True
+        if endpoint.form == "generate":
+            return {
+                "model": endpoint.model,
+                "token_ids": list(prompt.tokens),
+                "sampling_params": params,
+            }
+        return {
+            "model": endpoint.model,
+            "prompt": list(prompt.tokens),
+            "return_token_ids": True,
+            **params,
+        }
+
+    def _read(self, answer: Any, prompt: Prompt) -> Sampled:
+        """Read a reply; nothing of it is decoded or encoded.
+
+        Raises:
+            SamplerError: It has no token ids, no log-probabilities, or is to another prompt.
+        """
+        try:
+            choice = answer["choices"][0]
+            tokens = [int(token) for token in choice["token_ids"]]
+            logprobs = _logprobs(choice["logprobs"])
+            finish = choice["finish_reason"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise SamplerError(
+                f"{self.endpoint.address} returned no token ids with log-probabilities (missing: "
+                f"{error}); vLLM and SGLang do, in recent releases"
+            ) from error
+        asked = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+        if asked is not None and asked != list(prompt.tokens):
+            raise SamplerError(f"{self.endpoint.address} has sampled for other prompt tokens")
+        if finish not in ("stop", "length"):
+            raise SamplerError(f"{self.endpoint.address} ended a reply with {finish!r}")
+        told = (answer.get("metadata") or {}).get("weight_version")
+        return Sampled(
+            tokens=tokens,
+            logprobs=logprobs,
+            stop_reason=finish,
+            policy_version=self.endpoint.policy_version if told is None else told,
+        )
+
+
+def _logprobs(given: Any) -> list[float]:
+    if "content" in given:  # of chat completions, and of `/inference/v1/generate`
+        return [float(entry["logprob"]) for entry in given["content"]]
+    return [float(value) for value in given["token_logprobs"]]

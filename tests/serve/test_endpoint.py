@@ -1,0 +1,74 @@
+"""Model servers that return token ids serve as samplers; others are refused, and said to be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.rl.policies import Words, renderer, tool_call
+from tests.rl.tasks import adding
+from tests.serve.engine import serving
+from tests.serve.lent import lend
+
+from inspect_tinker_plugin import ConfigError
+from inspect_tinker_plugin.serve import Endpoint, EndpointSampler, RolloutResult, RolloutService
+from inspect_tinker_plugin.serve.endpoint import Form
+
+LINES = [tool_call("add", '{"x": 0, "y": 1}'), "It is 1."]
+
+
+async def over_the_wire(form: Form, **fault: Any) -> RolloutResult:
+    service = RolloutService(adding(), renderer())
+    async with serving(Words(LINES), **fault) as url, aiohttp.ClientSession() as session:
+        return await service.run_episode(0, EndpointSampler(Endpoint(url=url, form=form), session))
+
+
+@pytest.mark.parametrize(("form", "version"), [("completions", "w7"), ("generate", None)])
+def test_a_model_server_samples_what_a_function_would(form: Form, version: str | None) -> None:
+    served = asyncio.run(over_the_wire(form))
+    service = RolloutService(adding(), renderer())
+    own = asyncio.run(service.run_episode(0, lend(Words(LINES))))
+    assert (served.reward, served.failure) == (own.reward, None)
+    for branch, other in zip(served.branches, own.branches, strict=True):
+        assert branch.tokens == other.tokens
+        assert branch.logprobs == other.logprobs
+        assert branch.mask == other.mask
+    assert [each.policy_version for each in served.branches[0].spans] == [version, version]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"token_ids": None}, "returned no token ids"),
+        ({"logprobs": None}, "returned no token ids"),
+        ({"prompt_token_ids": [1, 2]}, "for other prompt tokens"),
+        ({"finish_reason": "abort"}, "ended a reply with 'abort'"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_is_a_failure(
+    fault: dict[str, Any], message: str
+) -> None:
+    result = asyncio.run(over_the_wire("completions", **fault))
+    assert result.reward is None
+    assert result.failure is not None
+    assert result.failure.cause == "sampler"
+    assert message in result.failure.message
+
+
+def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
+    async def run() -> RolloutResult:
+        service = RolloutService(adding(), renderer())
+        async with aiohttp.ClientSession() as session:
+            nobody = Endpoint(url="http://127.0.0.1:9/v1")
+            return await service.run_episode(0, EndpointSampler(nobody, session))
+
+    result = asyncio.run(run())
+    assert result.failure is not None
+    assert "http://127.0.0.1:9/v1/completions" in result.failure.message
+
+
+def test_an_address_is_checked_first() -> None:
+    with pytest.raises(ConfigError, match="is not http"):
+        Endpoint(url="localhost:8000")
