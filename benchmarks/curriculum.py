@@ -86,8 +86,8 @@ def run(
     Returns:
         Training rollouts until then (``None`` if it was not), and the test reward before each step.
     """
-    from inspect_tinker_plugin.train.config import TrainRequest
     from inspect_tinker_plugin.train.history import read_steps
+    from inspect_tinker_plugin.train.request import TrainRequest
     from inspect_tinker_plugin.train.run import InterruptedRun, train
 
     request = TrainRequest(

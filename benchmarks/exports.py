@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks import sides
 
 from inspect_tinker_plugin.export.folder import WORK
-from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportProgress, export_task
+from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportProgress, export_task
 from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.processes.workers import freeze_memory
 from inspect_tinker_plugin.tasks.reference import resolve_task

@@ -88,8 +88,8 @@ def repeat_log(source: Path, folder: Path, times: int) -> None:
 
 def export(source: Path, form: str, output: Path) -> None:
     """Export, and print the rows and the peak of this process in MB."""
-    from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
-    from inspect_tinker_plugin.export.logged import Choice
+    from inspect_tinker_plugin.export.from_logs import export_logs
+    from inspect_tinker_plugin.export.options import Choice, LogExportOptions
 
     options = LogExportOptions(choice=Choice(form=form))  # type: ignore[arg-type]  # one of FORMS
     report = asyncio.run(export_logs([str(source)], output, options))
@@ -106,7 +106,7 @@ def measured(*work: str) -> str:
 
 
 def main(sizes: list[int]) -> bool:
-    from inspect_tinker_plugin.export.layouts import Form
+    from inspect_tinker_plugin.export.options import Form
 
     met = True
     with tempfile.TemporaryDirectory() as name:

@@ -22,8 +22,8 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import ScriptedPolicy, tokenizer_path
-from inspect_tinker_plugin.train.config import TrainRequest
 from inspect_tinker_plugin.train.progress import reward_curve
+from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import InterruptedRun, train
 from tinker_local import Imitation, imitate, make_tiny_model
 

@@ -31,6 +31,7 @@ def sums(count=3, words=("a",)):
 
 @task
 def lame():
+    print("a task that talks")
     return Task(dataset=samples(3), solver=[limp(), generate()])
 
 @task
@@ -130,11 +131,23 @@ def test_a_solver_that_never_asks_the_model_is_one_line() -> None:
 def test_a_sample_that_fails_is_named_and_the_exit_code_says_so() -> None:
     result = export("tasks.py@lame", "--output", "out")
     assert result.exit_code == 3
-    assert result.stderr == "sample 2: [solver] ValueError: no leg to stand on\n"
+    assert result.stderr.endswith("sample 2: [solver] ValueError: no leg to stand on\n")
     assert "Wrote 2 samples of lame to out: 1 parquet file; 1 could not be exported.\n" in (
         result.stdout
     )
     assert [row["id"] for row in rows()] == ["1", "3"]
+
+
+def test_the_result_can_be_had_for_other_programs() -> None:
+    result = export("tasks.py@lame", "--output", "out", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout) == {
+        "path": "out",
+        "files": ["train-00000-of-00001.parquet"],
+        "written": 2,
+        "failures": [{"id": "2", "reason": "[solver] ValueError: no leg to stand on"}],
+        "continued": 0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -78,23 +78,9 @@ def test_a_rollout_shows_the_groups_that_are_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_check_shows_the_runs_that_are_finished(tmp_path: Path) -> None:
-    done = interrupted(tmp_path, "check", "tasks.py", "--side", "messages")
-    assert done.returncode == 130, done.stderr
-    assert "sample quick, messages: agrees" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_bench_that_is_interrupted_says_so(tmp_path: Path) -> None:
-    done = interrupted(tmp_path, "bench", "tasks.py", "--limit", "2", "--json")
-    assert done.returncode == 130, done.stderr
-    assert json.loads(done.stdout) == []
-    assert "Interrupted after 0 of 2 sides." in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
-@pytest.mark.parametrize("ignoring", ["", "INT"], ids=["in front", "in the background"])
+@pytest.mark.parametrize(
+    ("by", "ignoring"), [(signal.SIGTERM, "INT"), (signal.SIGHUP, "")], ids=["SIGTERM", "SIGHUP"]
+)
 def test_a_signal_stops_as_ctrl_c_does(tmp_path: Path, by: signal.Signals, ignoring: str) -> None:
     options = ("--limit", "3", "--group-size", "2", "--json")
     done = interrupted(tmp_path, "rollout", "tasks.py", *options, by=by, ignoring=ignoring)
@@ -156,7 +142,7 @@ def some():
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["rollout", "check", "bench"])
+@pytest.mark.parametrize("command", ["rollout", "check"])
 def test_a_signal_removes_the_containers_of_inspects_own_sandbox(
     tmp_path: Path, command: str
 ) -> None:

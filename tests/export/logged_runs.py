@@ -18,8 +18,8 @@ from inspect_ai.solver import TaskState
 from inspect_ai.tool import Tool, tool
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
-from inspect_tinker_plugin.export.from_logs import LogExportOptions, LogExportReport, export_logs
-from inspect_tinker_plugin.export.logged import Choice
+from inspect_tinker_plugin.export.from_logs import LogExportReport, export_logs
+from inspect_tinker_plugin.export.options import Choice, LogExportOptions
 from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model
 
 T = TypeVar("T")

@@ -25,7 +25,8 @@ from inspect_ai.solver import generate, multiple_choice, prompt_template, system
 from inspect_ai.tool import ToolCall, bash
 from pydantic import BaseModel
 
-from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
+from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 
 PIXEL = (

@@ -35,9 +35,9 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export import from_logs, logged
 from inspect_tinker_plugin.export.folder import ExportFolder
-from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
+from inspect_tinker_plugin.export.from_logs import export_logs
 from inspect_tinker_plugin.export.layouts import PROMPTS
-from inspect_tinker_plugin.export.logged import Choice
+from inspect_tinker_plugin.export.options import Choice, LogExportOptions
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.logs.index import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.train.data import split_samples

@@ -20,7 +20,8 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError, TaskError
 from inspect_tinker_plugin.export import files
 from inspect_tinker_plugin.export.folder import WORK
-from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport, export_task
+from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 

@@ -17,12 +17,8 @@ from inspect_ai.dataset import Sample
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import files as export_files
 from inspect_tinker_plugin.export.folder import WORK
-from inspect_tinker_plugin.export.pipeline import (
-    ExportOptions,
-    ExportProgress,
-    ExportReport,
-    export_task,
-)
+from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport, export_task
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.tasks.reference import resolve_task
 

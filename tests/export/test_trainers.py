@@ -35,9 +35,8 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export.layouts import LAYOUTS, Form, Layout
-from inspect_tinker_plugin.export.logged import Choice
-from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
+from inspect_tinker_plugin.export.options import LAYOUTS, Choice, ExportOptions, Form, Layout
+from inspect_tinker_plugin.export.pipeline import export_task
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.testing.replies import call, say
 from inspect_tinker_plugin.train.imitation import ComparisonsBuilder, DemonstrationsBuilder

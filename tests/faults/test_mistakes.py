@@ -40,7 +40,8 @@ from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from inspect_tinker_plugin import Cause, EpisodeError, EpisodeResult, as_rl_dataset
-from inspect_tinker_plugin.export.pipeline import ExportOptions, export_task
+from inspect_tinker_plugin.export.options import ExportOptions
+from inspect_tinker_plugin.export.pipeline import export_task
 from inspect_tinker_plugin.rl.env import InspectEnv
 from inspect_tinker_plugin.tasks.reference import ResolvedTask
 from inspect_tinker_plugin.testing import (

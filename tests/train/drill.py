@@ -19,8 +19,8 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState, generate
 
 from inspect_tinker_plugin.plugins.manager import default_plugins
-from inspect_tinker_plugin.train.config import TrainRequest
 from inspect_tinker_plugin.train.history import TEST_LOGS
+from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import train
 
 # Loaded once, for all processes that are forked from here.

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train.config import TrainRequest
+from inspect_tinker_plugin.train.request import TrainRequest
 
 ROOT = Path(__file__).parents[2]
 TOY = ROOT / "example_tasks" / "toy.py"

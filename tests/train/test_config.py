@@ -10,8 +10,9 @@ import pytest
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
-from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
+from inspect_tinker_plugin.train.config import build_config, check_request
 from inspect_tinker_plugin.train.history import check_same_run, record_run
+from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import Run, _rollout_command
 from tinker_local import settings as local_settings
 

@@ -11,8 +11,8 @@ from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.cli.train import dry_run
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.testing import tokenizer_path
-from inspect_tinker_plugin.train.config import TrainRequest
 from inspect_tinker_plugin.train.history import RUN
+from inspect_tinker_plugin.train.request import TrainRequest
 
 TASK = f"{Path(__file__).parents[2] / 'example_tasks' / 'word_problems.py'}"
 

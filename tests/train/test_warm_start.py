@@ -12,7 +12,7 @@ from tests.export.logged_runs import evaluated, run_export, sums
 from tests.train.runs import Run, Started, rows, steps, toy_request
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.export.logged import Choice
+from inspect_tinker_plugin.export.options import Choice
 from inspect_tinker_plugin.train.imitation import imitated
 from inspect_tinker_plugin.train.run import train
 

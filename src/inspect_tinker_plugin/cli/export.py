@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +17,7 @@ from click.core import ParameterSource
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
+    field_options,
     load_task,
     output_option,
     parse_args,
@@ -26,104 +28,32 @@ from inspect_tinker_plugin.cli.reporting import (
     EXIT_PARTIAL,
     name_failures,
     progress_bar,
+    quiet_stdout,
     reported,
 )
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.export.options import (
+    FORMATS,
+    FORMS,
+    KEEPS,
+    LAYOUTS,
+    Choice,
+    ExportOptions,
+    LogExportOptions,
+)
 from inspect_tinker_plugin.options import declared_options
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.export.pipeline import ExportOptions, ExportReport
+    from inspect_tinker_plugin.export.pipeline import ExportReport
     from inspect_tinker_plugin.logs.rescoring import Rescored
-
-_OF_LOGS: list[Any] = [
-    click.option(
-        "--as",
-        "form",
-        type=click.Choice(["sft", "preference", "rejection", "rewards"]),
-        default="sft",
-        show_default=True,
-        help="What the rows of logs are for: to imitate, to compare, to imitate good ones, or "
-        "with their rewards.",
-    ),
-    click.option(
-        "--score",
-        metavar="NAME[.KEY]",
-        help="Score that is the reward (default: the logged reward, or the log's headline score, "
-        "or the mean of all).",
-    ),
-    click.option("--min-score", type=float, help="Only samples with at least that reward."),
-    click.option("--max-score", type=float, help="Only samples with at most that reward."),
-    click.option(
-        "--errors",
-        type=click.Choice(["keep", "drop", "only"]),
-        default="drop",
-        show_default=True,
-        help="Samples that failed.",
-    ),
-    click.option(
-        "--limits",
-        type=click.Choice(["keep", "drop", "only"]),
-        default="keep",
-        show_default=True,
-        help="Samples that a limit ended.",
-    ),
-    click.option(
-        "--max-length",
-        type=click.IntRange(1),
-        metavar="TOKENS",
-        help="Only branches of at most this many tokens, as the model's provider counted them.",
-    ),
-    click.option(
-        "--best",
-        type=click.IntRange(1),
-        metavar="K",
-        help="Maximum runs per sample, those with the highest rewards.",
-    ),
-    click.option(
-        "--threshold",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Minimum reward of a good run (--as rejection, and labels of --as rewards).",
-    ),
-    click.option(
-        "--margin",
-        type=click.FloatRange(0),
-        default=0.0,
-        show_default=True,
-        help="Minimum difference of the rewards of a pair.",
-    ),
-    click.option(
-        "--pairs",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        metavar="K",
-        help="Maximum pairs per sample.",
-    ),
-    click.option(
-        "--split",
-        metavar="NAME=SHARE",
-        callback=lambda ctx, param, text: _parse_split(text),
-        help="Hold out a share of the samples as a separate split, e.g. test=10%.",
-    ),
-    click.option(
-        "--split-seed", type=int, default=0, show_default=True, help="Seed of the held-out samples."
-    ),
-]
-"""Options that go with --from-logs only."""
 
 _OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args", "workers"}
 """Options that go without --from-logs only, beside those of a dataset."""
 
 
-def _log_options(command: Any) -> Any:
-    for option in reversed(_OF_LOGS):
-        command = option(command)
-    return command
-
-
-def _parse_split(text: str | None) -> tuple[str, str] | None:
+def _parse_split(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[str, str] | None:
     if text is None:
         return None
     name, equals, share = text.partition("=")
@@ -132,18 +62,36 @@ def _parse_split(text: str | None) -> tuple[str, str] | None:
     return name, share
 
 
+_OF_LOGS: dict[str, dict[str, Any]] = {
+    "form": {"flag": "--as", "type": click.Choice(FORMS)},
+    "score": {"metavar": "NAME[.KEY]"},
+    "min_score": {"type": float},
+    "max_score": {"type": float},
+    "errors": {"type": click.Choice(KEEPS)},
+    "limits": {"type": click.Choice(KEEPS)},
+    "max_length": {"metavar": "TOKENS"},
+    "best": {"metavar": "K"},
+    "threshold": {"type": float},
+    "margin": {"type": click.FloatRange(0), "show_default": True},
+    "pairs": {"metavar": "K"},
+    "split": {"metavar": "NAME=SHARE", "callback": _parse_split},
+    "split_seed": {"type": int, "show_default": True},
+}
+"""How the options that go with --from-logs only are written."""
+
+
 @click.command("export")
 @source_options
 @click.option("--from-logs", is_flag=True, help="Export the conversations of .eval logs.")
 @output_option("Folder to write to; created if missing.")
 @click.option(
     "--format",
-    type=click.Choice(["parquet", "jsonl", "arrow"]),
+    type=click.Choice(FORMATS),
     help="File format (default: jsonl for the layout tinker, otherwise parquet).",
 )
 @click.option(
     "--layout",
-    type=click.Choice(["chat", "trl", "verl", "verifiers", "tinker"]),
+    type=click.Choice(LAYOUTS),
     default="chat",
     show_default=True,
     help="Columns: this project's own, or those that a trainer reads.",
@@ -158,23 +106,11 @@ def _parse_split(text: str | None) -> tuple[str, str] | None:
     is_flag=True,
     help="Start again and replace the export that the folder holds, finished or not.",
 )
-@click.option(
-    "--max-samples",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="Maximum number of samples to prepare in parallel, by all workers.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Prepare samples in N processes, each of which loads the task.",
-)
+@field_options(of=ExportOptions, written={"workers": {"metavar": "N"}})
 @dataset_options("export", hints={"time_limit": "until its first model call"})
-@_log_options
+@field_options(of=Choice, written=_OF_LOGS)
+@field_options(of=LogExportOptions, written=_OF_LOGS)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
 @reported
 def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
@@ -200,26 +136,29 @@ def export_command(ctx: click.Context, /, output: Path, **choices: Any) -> None:
     if choices["format"] is None:
         choices["format"] = "jsonl" if choices["layout"] == "tinker" else "parquet"
     check_target(output, overwrite=choices["overwrite"])
-    if from_logs:
-        failed = _export_logs(sources, output, choices)
-    else:
-        if len(sources) != 1:
+    as_json = choices.pop("as_json")
+    with quiet_stdout():
+        if from_logs:
+            report, lines = _export_logs(sources, output, choices)
+        elif len(sources) != 1:
             raise click.UsageError("one TASK, or --from-logs LOGS...")
-        failed = _export_task(output, {**choices, "task": sources[0]})
+        else:
+            report, lines = _export_task(output, {**choices, "task": sources[0]})
+    failures = [f"sample {failure.id}: {failure.reason}" for failure in report.failures]
+    name_failures(failures, f"in {report.path / 'export.json'}")
+    click.echo(json.dumps(asdict(report), default=str) if as_json else "\n".join(lines))
     if repository is not None:
         from inspect_tinker_plugin.export.folder import push_to_hub
 
         push_to_hub(output, repository)
-        click.echo(f"Uploaded as the dataset {repository}.")
-    if failed:
+        click.echo(f"Uploaded as the dataset {repository}.", err=as_json)
+    if report.failures:
         sys.exit(EXIT_PARTIAL)
 
 
 def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None:
     """Refuse options that would do nothing: those of logs for a task, and the other way round."""
-    from inspect_tinker_plugin.export.logged import Choice
-
-    of_logs = {*Choice.__dataclass_fields__, "split", "split_seed"}
+    of_logs = _OF_LOGS.keys()
     of_tasks = {each.name for each in declared_options() if "export" in each.commands} | _OF_TASKS
     for each in ctx.command.params:
         name = each.name or ""
@@ -230,7 +169,8 @@ def _refuse_options_of_the_other(ctx: click.Context, *, from_logs: bool) -> None
             raise click.UsageError(f"{each.opts[0]} {goes} --from-logs.")
 
 
-def _export_task(output: Path, choices: dict[str, Any]) -> int:
+def _export_task(output: Path, choices: dict[str, Any]) -> tuple[ExportReport, list[str]]:
+    """Export a task; returns the result, also as lines for a reader."""
     from inspect_tinker_plugin.export.pipeline import export_task
     from inspect_tinker_plugin.processes.workers import freeze_memory_once
 
@@ -239,19 +179,19 @@ def _export_task(output: Path, choices: dict[str, Any]) -> int:
     freeze_memory_once()
     with _shown_export(resolved.task.display_name) as on_progress:
         report = asyncio.run(export_task(resolved, output, options, on_progress=on_progress))
-    _name_failures(report)
     earlier = f" ({report.continued:,} of them by an earlier run)" if report.continued else ""
-    click.echo(
+    return report, [
         f"Wrote {counted(report.written, 'sample')} of {resolved.task.name} to {report.path}: "
-        f"{_files(report, options.format)}{earlier}{_missing(report)}."
-    )
-    click.echo(f'Read them with datasets.load_dataset("{report.path}", split="train").')
-    return len(report.failures)
+        f"{_files(report, options.format)}{earlier}{_missing(report)}.",
+        f'Read them with datasets.load_dataset("{report.path}", split="train").',
+    ]
 
 
-def _export_logs(sources: Sequence[str], output: Path, choices: dict[str, Any]) -> int:
-    from inspect_tinker_plugin.export.from_logs import LogExportOptions, export_logs
-    from inspect_tinker_plugin.export.logged import Choice
+def _export_logs(
+    sources: Sequence[str], output: Path, choices: dict[str, Any]
+) -> tuple[ExportReport, list[str]]:
+    """Export logs; returns the result, also as lines for a reader."""
+    from inspect_tinker_plugin.export.from_logs import export_logs
 
     of_export = ("layout", "format", "split", "split_seed", "overwrite")
     options = LogExportOptions(
@@ -260,16 +200,15 @@ def _export_logs(sources: Sequence[str], output: Path, choices: dict[str, Any]) 
     )
     with _shown_export(f"logs as {options.choice.form}") as on_progress:
         report = asyncio.run(export_logs(sources, output, options, on_progress=on_progress))
-    _name_failures(report)
     rows = ", ".join(f"{count:,} in {split}" for split, count in report.rows.items())
-    click.echo(
+    lines = [
         f"Wrote {counted(report.written, 'row')} ({rows}) to {report.path}: "
         f"{_files(report, options.format)}{_missing(report)}."
-    )
+    ]
     if report.left_out:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.left_out.items())
-        click.echo(f"Left out: {reasons}.")
-    return len(report.failures)
+        lines.append(f"Left out: {reasons}.")
+    return report, lines
 
 
 @contextmanager
@@ -288,7 +227,6 @@ def _exit_interrupted() -> NoReturn:
 
 
 def _task_export(choices: dict[str, Any]) -> ExportOptions:
-    from inspect_tinker_plugin.export.pipeline import ExportOptions
     from inspect_tinker_plugin.options import DatasetOptions
 
     solver_name, solver_args = choices["solver"], parse_args(choices["solver_args"])
@@ -313,11 +251,6 @@ def _files(report: ExportReport, format: str) -> str:
 
 def _missing(report: ExportReport) -> str:
     return f"; {len(report.failures):,} could not be exported" if report.failures else ""
-
-
-def _name_failures(report: ExportReport) -> None:
-    lines = [f"sample {failure.id}: {failure.reason}" for failure in report.failures]
-    name_failures(lines, f"in {report.path / 'export.json'}")
 
 
 @click.command("rescore")

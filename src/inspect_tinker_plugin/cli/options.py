@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from inspect_tinker_plugin.options import Option, declared_options
+from inspect_tinker_plugin.options import Option, declared_options, options_of
 
 if TYPE_CHECKING:
     from inspect_ai.solver import Solver
@@ -156,6 +156,28 @@ def dataset_options(
     return decorate
 
 
+def field_options(
+    *names: str, of: type, written: Mapping[str, Mapping[str, Any]]
+) -> Callable[[Command], Command]:
+    """Add options that are declared as fields of a dataclass.
+
+    Args:
+        names: The fields; all that are options if none are named.
+        of: The dataclass.
+        written: How they are written on the command line if their type does not say it.
+    """
+
+    def decorate(command: Command) -> Command:
+        declared = {each.name: each for each in options_of(of)}
+        decorators: list[Any] = []
+        for name in names or declared:
+            option = declared[name]
+            decorators += _options(option, option.help, option.default, written.get(name, {}))
+        return _decorated(command, decorators)
+
+    return decorate
+
+
 def dataset_choices(name: str, choices: dict[str, Any]) -> dict[str, Any]:
     """Take the options of a dataset out of a command's choices, as ``as_rl_dataset`` takes them."""
     names = [option.name for option in declared_options() if name in option.commands]
@@ -188,11 +210,13 @@ def _decorated(command: Command, decorators: Sequence[Any]) -> Command:
     return command
 
 
-def _options(option: Option, help: str, default: Any) -> list[Any]:
+def _options(
+    option: Option, help: str, default: Any, how: Mapping[str, Any] | None = None
+) -> list[Any]:
     """Make the command-line options of one declared option: ``solver`` has two, all others one."""
     flag = f"--{option.name.replace('_', '-')}"
     written: dict[str, Any] = {"help": help, "default": default, "show_default": bool(default)}
-    written |= _PARAMETERS.get(option.name, {})
+    written |= _PARAMETERS.get(option.name, {}) if how is None else how
     if "flag" in written:
         flag = written.pop("flag")
     if option.annotation in _TYPES:

@@ -17,6 +17,7 @@ import click
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
+    field_options,
     mixed_task_options,
     parse_args,
     price_option,
@@ -25,6 +26,7 @@ from inspect_tinker_plugin.cli.options import (
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.train.request import TrainRequest
 
 if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
@@ -36,22 +38,23 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
     from inspect_tinker_plugin.rl.mixture import MixedTask
     from inspect_tinker_plugin.train import EpisodeCost
-    from inspect_tinker_plugin.train.config import TrainRequest
-
-_COUNT = click.IntRange(1)
+_WRITTEN: dict[str, dict[str, Any]] = {
+    "model": {"metavar": "NAME"},
+    "renderer": {"metavar": "NAME"},
+    "base_url": {"metavar": "URL"},
+    "learning_rate": {"type": float},
+    "save_every": {"type": click.IntRange(0)},
+    "eval_every": {"type": click.IntRange(0)},
+    "test_split": {"metavar": "SHARE"},
+    "warm_start": {"metavar": "DIR"},
+    "workers": {"metavar": "N"},
+    "ray": {"is_flag": False, "flag_value": "", "metavar": "[ADDRESS]"},
+}
+"""How options of a run are written if their type does not say it."""
 
 
 @click.command("train")
 @mixed_task_options
-@click.option("--model", metavar="NAME", help="Model to train (with --local, a model folder).")
-@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
-@click.option(
-    "--local",
-    is_flag=True,
-    help="Train on this machine's CPU, with a local server and, without --model, a tiny "
-    "random model: to try things out, without a key.",
-)
-@click.option("--base-url", metavar="URL", help="Tinker API server, if not the hosted one.")
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -59,54 +62,14 @@ _COUNT = click.IntRange(1)
     help="Folder of the run; one with an interrupted run continues it. By default a new one in "
     "./logs.",
 )
-@click.option(
-    "--steps",
-    type=_COUNT,
-    help="Training steps; one pass over the samples if not given (15 with --local).",
-)
+@field_options(of=TrainRequest, written=_WRITTEN)
+@test_task_options("Measure the reward on this task during training.")
 @dataset_options(
     "train",
     hints={"batch_size": "8; 2 with --local", "group_size": "8; 16 with --local"},
     batch_size=None,
     group_size=None,
     shuffle=True,
-)
-@click.option("--learning-rate", type=float, help="By default the cookbook's for the model.")
-@click.option("--lora-rank", type=_COUNT, help="Rank of the adapter (32; 16 with --local).")
-@click.option("--max-tokens", type=_COUNT, help="Tokens per reply (1024; 16 with --local).")
-@click.option(
-    "--save-every", type=click.IntRange(0), help="Steps between checkpoints (10; 5 with --local)."
-)
-@click.option(
-    "--eval-every",
-    type=click.IntRange(0),
-    help="Steps between measurements on the test set (10; 5 with --local).",
-)
-@test_task_options("Measure the reward on this task during training.")
-@click.option(
-    "--test-split",
-    metavar="SHARE",
-    help="Hold out a part of TASK instead: 0.1, 10% or a number of samples.",
-)
-@click.option("--test-samples", type=_COUNT, help="Use only this many test samples.")
-@click.option("--allow-overlap", is_flag=True, help="Allow test samples that are also trained on.")
-@click.option(
-    "--warm-start",
-    metavar="DIR",
-    help="First imitate an export of logs (`inspect rl export --from-logs`, layout chat or "
-    "tinker), then train.",
-)
-@click.option(
-    "--warm-epochs", type=_COUNT, default=1, show_default=True, help="Passes over that export."
-)
-@click.option("--workers", type=_COUNT, metavar="N", help="Roll out in N processes.")
-@click.option(
-    "--ray",
-    is_flag=False,
-    flag_value="",
-    default=None,
-    metavar="[ADDRESS]",
-    help="Roll out on a Ray cluster, or on one that is started here.",
 )
 @click.option(
     "--dry-run",
@@ -115,7 +78,6 @@ _COUNT = click.IntRange(1)
     "cost, and stop.",
 )
 @price_option("Prices for --dry-run, as for `inspect rl audit`.")
-@click.option("--verbose", is_flag=True, help="Show the cookbook's own output, too.")
 @reported
 def train_command(**choices: Any) -> None:
     """Train a model on TASK by reinforcement learning, or on several tasks at once.
@@ -132,8 +94,6 @@ def train_command(**choices: Any) -> None:
     (rollouts/train, rollouts/test) and report.html. The same command on the same folder
     continues an interrupted run from its last checkpoint.
     """
-    from inspect_tinker_plugin.train.config import TrainRequest
-
     tasks, overrides = split_tasks(choices.pop("tasks"))
     planned, price = choices.pop("dry_run"), choices.pop("price")
     if price is not None and not planned:

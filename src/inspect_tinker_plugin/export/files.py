@@ -13,16 +13,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from inspect_tinker_plugin.export.layouts import Row
+from inspect_tinker_plugin.export.options import Format
 from inspect_tinker_plugin.processes import Journal
 
 if TYPE_CHECKING:
     from datasets import Features
-
-Format = Literal["parquet", "jsonl", "arrow"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 
 FILE_BYTES = 256 * 1024 * 1024
 """Size of the rows of a file, before they are compressed; with more, there are several files."""

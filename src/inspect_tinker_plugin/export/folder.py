@@ -25,16 +25,14 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from inspect_tinker_plugin.contracts.errors import ExportError
-from inspect_tinker_plugin.export.files import Format, write_card, write_split
+from inspect_tinker_plugin.export.files import write_card, write_split
 from inspect_tinker_plugin.export.layouts import Row, Schema
+from inspect_tinker_plugin.export.options import Format
 from inspect_tinker_plugin.processes import Journal
 
 CARD = "README.md"
 SUMMARY = "export.json"
 WORK = ".inspect-rl-export"
-TRAIN = "train"
-"""The split of rows that are not held out."""
-
 HELD_BYTES = 512 * 1024
 HELD_SECONDS = 1.0
 """Rows are written to the journal when there are as many in memory, or for as long."""

@@ -8,28 +8,22 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
+from inspect_tinker_plugin.contracts.errors import ExportError
 from inspect_tinker_plugin.export.conversations import (
     Conversation,
     conversations,
     require_text,
     to_text,
 )
-from inspect_tinker_plugin.export.files import Format
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure
-from inspect_tinker_plugin.export.layouts import (
-    Layout,
-    Row,
-    compared_row,
-    log_schema,
-    spoken_rows,
-)
-from inspect_tinker_plugin.export.logged import UNREAD, Choice, Reader
+from inspect_tinker_plugin.export.folder import ExportFolder, Failure
+from inspect_tinker_plugin.export.layouts import Row, compared_row, log_schema, spoken_rows
+from inspect_tinker_plugin.export.logged import UNREAD, Reader
+from inspect_tinker_plugin.export.options import TRAIN, LogExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
@@ -42,36 +36,6 @@ HELD_RUNS = 16
 
 _ABOUT = """Conversations of logged evals, written by `inspect rl export --from-logs`: what a model
 saw and said, from the logs' model events; `tools` and `scores` hold JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogExportOptions:
-    """How logs are exported."""
-
-    choice: Choice = field(default_factory=Choice)
-    """Which samples and runs become rows."""
-
-    layout: Layout = "chat"
-    """Columns: those of this project, or those that a trainer reads."""
-
-    format: Format = "parquet"
-    """File format."""
-
-    split: tuple[str, str] | None = None
-    """Name and share of a split that is held out, such as ``("test", "10%")``."""
-
-    split_seed: int = 0
-    """Seed of the held-out samples."""
-
-    overwrite: bool = False
-    """Start again, whatever export the folder holds."""
-
-    def __post_init__(self) -> None:
-        if self.split is not None and (self.split[0] == TRAIN or not self.split[0].isalnum()):
-            raise ConfigError(
-                f"a split is held out under a name of letters and digits other than {TRAIN!r}, "
-                f"not {self.split[0]!r}"
-            )
 
 
 @dataclass(frozen=True)

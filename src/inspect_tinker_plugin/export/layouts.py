@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export.conversations import Conversation
+from inspect_tinker_plugin.export.options import LAYOUTS, Form, Layout
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -132,12 +133,6 @@ def _json_value() -> Any:
         ) from error
     return Json()
 
-
-Layout = Literal["chat", "trl", "verl", "verifiers", "tinker"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-
-Form = Literal["sft", "preference", "rejection", "rewards"]
-FORMS: tuple[Form, ...] = get_args(Form)
 
 PROMPTS = Schema(
     {

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from logging import getLogger
 from pathlib import Path
@@ -19,17 +19,15 @@ from typing import Any
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.util import SandboxEnvironmentType
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.contracts.episodes import SolverLike
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.export.files import FORMATS, Format
-from inspect_tinker_plugin.export.folder import TRAIN, ExportFolder, Failure
-from inspect_tinker_plugin.export.layouts import LAYOUTS, Layout, Row, prompt_row, prompt_schema
+from inspect_tinker_plugin.export.folder import ExportFolder, Failure
+from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
+from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
-from inspect_tinker_plugin.options import EpisodeOptions, Selection
+from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
 from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
@@ -48,54 +46,6 @@ up no others."""
 
 AHEAD = 3
 """Chunks of samples sent or waiting per worker."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """How a task is exported."""
-
-    format: Format = "parquet"
-    """File format."""
-
-    layout: Layout = "chat"
-    """Columns: those of this project, or those that a trainer reads."""
-
-    selection: Selection = field(default_factory=Selection)
-    """Which samples."""
-
-    solver: SolverLike | None = None
-    """Replaces the task's solver."""
-
-    solver_name: str | None = None
-    """Name and arguments of ``solver``, as text; an export continues only with the same."""
-
-    sandbox: SandboxEnvironmentType | Mapping[str, str] | None = None
-    """Replaces the task's sandbox."""
-
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    """Limits and model roles of the episodes."""
-
-    max_samples: int = 16
-    """Samples prepared at once, by all workers."""
-
-    workers: int = 1
-    """Processes that prepare samples; with one it is this process."""
-
-    overwrite: bool = False
-    """Start a new export, whatever export the folder holds."""
-
-    def __post_init__(self) -> None:
-        if self.max_samples < 1:
-            raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
-        if not 1 <= self.workers <= self.max_samples:
-            raise ConfigError(
-                f"workers is {self.workers}; it must be at least 1 and at most max_samples "
-                f"({self.max_samples}), which they share."
-            )
-        if self.format not in FORMATS:
-            raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"unknown layout {self.layout!r}; there is {', '.join(LAYOUTS)}.")
 
 
 @dataclass(frozen=True)

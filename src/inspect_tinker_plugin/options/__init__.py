@@ -7,11 +7,13 @@ from inspect_tinker_plugin.options.declared import (
     DatasetOptions,
     EpisodeOptions,
     Selection,
+    option,
 )
 from inspect_tinker_plugin.options.keywords import (
     DatasetKeywords,
     Option,
     declared_options,
+    options_of,
     read_keywords,
     spell_out_options,
 )
@@ -24,6 +26,8 @@ __all__ = [
     "Option",
     "Selection",
     "declared_options",
+    "option",
+    "options_of",
     "read_keywords",
     "spell_out_options",
 ]

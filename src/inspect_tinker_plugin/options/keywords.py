@@ -85,7 +85,11 @@ class Option:
 def declared_options() -> list[Option]:
     """Return all options: those of the dataset, then those of its episodes."""
     of_episodes = {each.name for each in fields(EpisodeOptions)}
-    declared = sorted(fields(DatasetOptions), key=lambda each: each.name in of_episodes)
+    return sorted(options_of(DatasetOptions), key=lambda each: each.name in of_episodes)
+
+
+def options_of(declaration: type) -> list[Option]:
+    """Return the fields of a dataclass that are declared as options, in their order."""
     return [
         Option(
             each.name,
@@ -94,7 +98,8 @@ def declared_options() -> list[Option]:
             each.metadata["help"],
             each.metadata["commands"],
         )
-        for each in declared
+        for each in fields(declaration)
+        if "help" in each.metadata
     ]
 
 

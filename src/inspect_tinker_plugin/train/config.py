@@ -1,14 +1,11 @@
-"""The request for a training run, and the cookbook's ``rl.train.Config`` that it becomes."""
+"""Checks a request for a training run, and makes the cookbook's ``rl.train.Config`` of it."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
+from inspect_tinker_plugin.train.request import TrainRequest
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
@@ -58,74 +56,6 @@ LOCAL: dict[str, Any] = {
     "renderer": "qwen3_instruct",
 }
 """Defaults for the tiny model on the local server: a few seconds per step on two cores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
-    """A training run. Options that are ``None`` take the default of where the model runs."""
-
-    task: str | Sequence[str]
-    """Registered name (``pkg/task``) or file (``file.py@task``); several are mixed."""
-    log_dir: Path
-    """Folder of the run; one that holds an interrupted run continues it."""
-    mix: Sequence[float] | None = None
-    """Shares of several tasks, in their order; equal ones when ``None``."""
-    task_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the task; of several tasks each gets all, but ``NAME.KEY`` only task NAME."""
-    model: str | None = None
-    """Model under training; with ``local``, a model folder, or ``None`` for the tiny model."""
-    renderer: str | None = None
-    """Cookbook renderer."""
-    local: bool = False
-    """Start a Tinker API server on this machine for the duration of the run."""
-    base_url: str | None = None
-    """Address of another Tinker API server."""
-    batch_size: int | None = None
-    """Groups per step."""
-    group_size: int | None = None
-    """Episodes per group."""
-    steps: int | None = None
-    """Training steps; one pass over the samples when ``None``."""
-    epochs: int = 1
-    """Passes over the samples."""
-    max_tokens: int | None = None
-    """Maximum number of tokens per reply."""
-    learning_rate: float | None = None
-    """Learning rate of Adam."""
-    lora_rank: int | None = None
-    """Rank of the adapter."""
-    save_every: int | None = None
-    """Steps between checkpoints."""
-    eval_every: int | None = None
-    """Steps between measurements on the test set."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of ``as_rl_dataset``, by name: ``limit``, ``seed``, ``reward`` and others."""
-    test_task: str | None = None
-    """Task of the test set."""
-    test_task_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the test task."""
-    test_split: str | None = None
-    """Part of the task to hold out as test set."""
-    test_samples: int | None = None
-    """Use only this many test samples."""
-    allow_overlap: bool = False
-    """Allow test samples that are also trained on."""
-    warm_start: str | None = None
-    """Folder of an export of logs to imitate before the training."""
-    warm_epochs: int = 1
-    """Passes over that export."""
-    workers: int | None = None
-    """Roll out in this many processes of this machine."""
-    ray: str | None = None
-    """Roll out on Ray: the address of a cluster, or ``""`` for one on this machine."""
-    overrides: Sequence[str] = ()
-    """``key=value`` pairs for the cookbook's ``rl.train.Config``; they override everything else."""
-    verbose: bool = False
-    """Leave the cookbook's own output on the terminal."""
-    say: Callable[[str], None] = field(
-        default_factory=lambda: partial(print, file=sys.stdout, flush=True)
-    )
-    """Shows lines of progress; by default on the stdout of now, also if that is replaced later."""
 
 
 def missing_key(request: TrainRequest) -> str | None:

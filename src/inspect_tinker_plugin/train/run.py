@@ -27,7 +27,7 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
-from inspect_tinker_plugin.train.config import TrainRequest, build_config, check_request
+from inspect_tinker_plugin.train.config import build_config, check_request
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
     REPORT,
@@ -45,6 +45,7 @@ from inspect_tinker_plugin.train.history import (
 from inspect_tinker_plugin.train.imitation import WarmStart
 from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
+from inspect_tinker_plugin.train.request import TrainRequest
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
