@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types docs test-all test-long test-agents parity faults soak bench compat trainers update lock-check executor clean
+.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types docs test-all test-long test-agents parity faults soak bench compat trainers clients update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -149,6 +149,14 @@ TRAINERS := trl==1.16.0 accelerate psutil verl==0.9.1 verifiers==0.4.0 ray tenso
 trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifiers
 	@$(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps --upgrade --target .trainers $(TRAINERS)
 	PYTHONPATH=.trainers $(BIN)/python -m pytest -q tests/export/test_trainers.py
+
+# In a venv of their own: verifiers and the extra `agents` need different releases of openai.
+CLIENTS := verifiers==0.4.0 openenv==0.10.0 hypothesis pytest pytest-asyncio pytest-timeout
+
+clients: $(STAMP) ## run episodes for the released clients of verifiers and OpenEnv
+	@$(BIN)/python -m uv venv -q --allow-existing --python $(BIN)/python .clients
+	@$(BIN)/python -m uv pip install -q --python .clients/bin/python -e .[serve] $(CLIENTS)
+	.clients/bin/python -m pytest -q tests/serve
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py

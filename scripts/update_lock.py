@@ -29,7 +29,14 @@ HEADER = """\
 
 # The lock names the public index, whichever index this machine installs from.
 PUBLIC_INDEX = ["--no-config", "--default-index", "https://pypi.org/simple"]
-EXPORT = ["--all-extras", "--no-emit-project", "--no-hashes", "--no-header", "--no-annotate"]
+EXPORT = [
+    "--all-extras",
+    "--no-extra=verifiers",
+    "--no-emit-project",
+    "--no-hashes",
+    "--no-header",
+    "--no-annotate",
+]
 
 
 def uv(*args: str) -> str:

@@ -15,7 +15,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS_OF = {"inspect_rl_audit": ("audit",), "tinker_local": ("local",), "processes": ("ray",)}
+EXTRAS_OF = {
+    "inspect_rl_audit": ("audit",),
+    "tinker_local": ("local",),
+    "processes": ("ray",),
+    "serve": ("serve", "verifiers"),
+}
 """Folders whose imports an extra may bring."""
 
 DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}

@@ -28,7 +28,13 @@ PLATFORMS = ("linux", "darwin")
 
 def declared() -> list[Requirement]:
     project = PROJECT["project"]
-    extras = [text for each in project["optional-dependencies"].values() for text in each]
+    # What cannot be installed together with the rest is in uv.lock only.
+    extras = [
+        text
+        for name, each in project["optional-dependencies"].items()
+        if name != "verifiers"
+        for text in each
+    ]
     building = PROJECT["build-system"]["requires"]
     return [Requirement(text) for text in [*project["dependencies"], *extras, *building]]
 

@@ -13,6 +13,7 @@ import tinker
 from inspect_ai.dataset import Sample
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_runner import SamplingTurnTimeoutError
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory
 
@@ -33,7 +34,8 @@ from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledT
 from inspect_tinker_plugin.serve.samplers import Prompt, Sampled, Sampler, SamplerError
 
 OnTurn = Callable[[SampledTurn], None]
-"""Is called with each turn once the task has read its reply, in time order."""
+"""Is called with each turn once the task has read its reply, in time order; side turns wait for the
+first other turn, which decides whether they are trained on."""
 
 
 class RolloutService:
@@ -101,6 +103,7 @@ class RolloutService:
         sampler: Sampler,
         *,
         size: int | None = None,
+        limits: RolloutLimits | None = None,
         on_turn: OnTurn | None = None,
     ) -> list[RolloutResult]:
         """Run a group of episodes of one sample together.
@@ -111,6 +114,8 @@ class RolloutService:
             sample: Id of the sample (a string) or its position.
             sampler: Answers the episodes' model calls.
             size: Episodes of the group, if not ``group_size``.
+            limits: Budgets in the place of ``rollout_limits``; an episode that reaches one is
+                scored as it is.
             on_turn: Is called with each turn.
 
         Returns:
@@ -129,6 +134,8 @@ class RolloutService:
         policies: dict[InspectEnv, _LentPolicy] = {}
 
         def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
+            if limits is not None:
+                env.rollout_limits = limits
             policies[env] = policy = _LentPolicy(env, sampler, on_turn)
             return cast("TokenCompleter", policy)  # only called, its class is never checked
 
@@ -141,7 +148,12 @@ class RolloutService:
         return [self._result(each, policies[each.env], builder.sample, failed) for each in members]
 
     async def run_episode(
-        self, sample: int | str, sampler: Sampler, *, on_turn: OnTurn | None = None
+        self,
+        sample: int | str,
+        sampler: Sampler,
+        *,
+        limits: RolloutLimits | None = None,
+        on_turn: OnTurn | None = None,
     ) -> RolloutResult:
         """Run one episode, as a group of one.
 
@@ -153,7 +165,7 @@ class RolloutService:
                 f"task {self.name!r}: group_reward={self.options.group_reward!r} compares the "
                 "episodes of a group; run groups, or leave it out"
             )
-        [result] = await self.run_group(sample, sampler, size=1, on_turn=on_turn)
+        [result] = await self.run_group(sample, sampler, size=1, limits=limits, on_turn=on_turn)
         return result
 
     def _result(
@@ -164,7 +176,7 @@ class RolloutService:
         failed: EpisodeError | None,
     ) -> RolloutResult:
         report = report_rollout(member, task=self.name, sample_id=sample.id)
-        policy.note_reply()
+        policy.finish()
         if isinstance(member.result, Exception):
             error: Exception | None = member.result
             turns = policy.turns
@@ -204,6 +216,7 @@ class _LentPolicy:
 
     def __init__(self, env: InspectEnv, sampler: Sampler, on_turn: OnTurn | None) -> None:
         self.turns: list[SampledTurn] = []
+        self._told = 0
         self._env = env
         self._sampler = sampler
         self._on_turn = on_turn
@@ -264,8 +277,23 @@ class _LentPolicy:
             reply=answered.reply.message,
         )
         self.turns.append(turn)
-        if self._on_turn is not None:
+        self._tell()
+
+    def finish(self) -> None:
+        """Note the last reply, and tell of all turns."""
+        self.note_reply()
+        self._tell(ended=True)
+
+    def _tell(self, *, ended: bool = False) -> None:
+        """Tell the caller of turns; of side turns once it is known whether they are trained on."""
+        if self._on_turn is None or (not ended and all(self._env.side_turns)):
+            return
+        aside = not all(self._env.side_turns)
+        for index in range(self._told, len(self.turns)):
+            turn, side = self.turns[index], self._env.side_turns[index]
+            turn.trained = not (self._env.unheard_turns[index] or (side and aside))
             self._on_turn(turn)
+        self._told = len(self.turns)
 
     def paid_turns(self, trajectory: Trajectory) -> list[SampledTurn]:
         """Return the turns that the trainer gets, branch by branch."""
