@@ -89,7 +89,7 @@ agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyP
 	@$(BIN)/python -m tests.agents.programs
 
 # Tests that share an engine run in one worker, those that start servers in another (tests/conftest.py);
-# both mostly wait. `make test WORKERS=0` runs all in one process, for a debugger.
+# both mostly wait, so `make check` has two more for two cores. `make test WORKERS=0` runs all in one process, for a debugger.
 WORKERS ?=
 PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 
@@ -122,10 +122,11 @@ docs: $(STAMP) ## build the documentation site in out/site; a dead link is an er
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
 test-change: $(STAMP)
-	$(PYTEST) $(or $(WORKERS),3) -m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
+	$(PYTEST) $(or $(WORKERS),4) --durations=25 --durations-min=5 \
+		-m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
 
 test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
-	$(PYTEST) $(or $(WORKERS),3) -m "not long"
+	$(PYTEST) $(or $(WORKERS),4) -m "not long"
 
 # One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
 test-long: $(STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)

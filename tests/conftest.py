@@ -57,7 +57,6 @@ SLOW_MODULES = frozenset(
         "faults/test_inside_sandbox.py",
         "inspect_rl_audit/test_audit.py",
         "inspect_rl_audit/test_corpus.py",
-        "test_releases.py",
         "test_startup.py",
         "test_workers.py",
         "tokens/test_bridged.py",

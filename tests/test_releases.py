@@ -21,6 +21,8 @@ from inspect_ai.log import read_eval_log
 from inspect_tinker_plugin.contracts.errors import VersionError
 from inspect_tinker_plugin.inspect_internals import releases
 
+pytestmark = pytest.mark.nightly
+
 TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -113,7 +115,6 @@ def holds_for_inspect_itself(release: Release) -> None:
     assert read_eval_log(str(log), header_only=True).status == "success"
 
 
-@pytest.mark.slow
 def test_a_release_that_behaves_as_ever_is_tried_once(release: Release) -> None:
     first = release.inspect(*ROLLOUT)
     assert first.returncode == 0, first.stderr
@@ -124,7 +125,6 @@ def test_a_release_that_behaves_as_ever_is_tried_once(release: Release) -> None:
     assert "newer" not in second.stderr
 
 
-@pytest.mark.slow
 def test_a_release_without_a_private_name_is_refused_in_one_line(release: Release) -> None:
     release.edit("inspect_ai._eval.task.run", "create_eval_sample", "new_eval_sample")
     line = only_line(release.inspect(*ROLLOUT))
@@ -134,7 +134,6 @@ def test_a_release_without_a_private_name_is_refused_in_one_line(release: Releas
     holds_for_inspect_itself(release)
 
 
-@pytest.mark.slow
 def test_a_release_that_behaves_differently_is_refused_in_one_line(release: Release) -> None:
     # evals alone, not what the runner takes from them
     release.edit("inspect_ai._eval.task.run", "Target(sample.target)", "Target('other')")

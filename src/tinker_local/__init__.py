@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tinker_local.model import (
     Imitation,
-    TinyModel,
     check_reply_length,
     context_length,
     imitate,
@@ -26,7 +25,6 @@ __all__ = [
     "LocalServer",
     "LocalServerError",
     "LocalSettings",
-    "TinyModel",
     "check_reply_length",
     "context_length",
     "imitate",

@@ -48,18 +48,16 @@ class TinyModel:
     """Seed of the weights; the same seed gives the same files."""
 
 
-def make_tiny_model(
-    path: str | Path, *, tokenizer: str | Path, seed: int = 0, shape: TinyModel | None = None
-) -> Path:
+def make_tiny_model(path: str | Path, *, tokenizer: str | Path, seed: int = 0) -> Path:
     """Write config, weights and a tokenizer to ``path``, unless they are there.
 
     The folder's absolute path, which is returned, is the model's name for the server, for the
     SDK and for the cookbook's ``get_tokenizer``. Safe to call from several processes at once.
 
     Raises:
-        LocalConfigError: ``path`` holds something else, or a tiny model of another seed or shape.
+        LocalConfigError: ``path`` holds something else, or a tiny model of another seed.
     """
-    shape = shape or TinyModel(seed=seed)
+    shape = TinyModel(seed=seed)
     return make_once(
         path,
         marker=MARKER,

@@ -36,6 +36,9 @@ SELECTED = (
 )
 """Cases that every change is tested with."""
 
+EVERY_RENDERER = "react-with-tool"
+"""The case that every change is tested with under every renderer."""
+
 RENDERERS = ("qwen3", "qwen3_5", "kimi_k2", "nemotron3")
 """Further renderers: with and without earlier reasoning, and with other formats of tools."""
 
@@ -51,10 +54,20 @@ def cases() -> list[Any]:
             marks = [pytest.mark.docker] if case.docker else []
             marks += [] if case.id in SELECTED else [pytest.mark.nightly]
             found.append(pytest.param(case, case.renderer, id=case.id, marks=marks))
-    return found + [
-        pytest.param(CASES[name], renderer, id=f"{name}-{renderer}")
+    return found + with_renderers(SELECTED)
+
+
+def with_renderers(names: tuple[str, ...]) -> list[Any]:
+    """The cases with each further renderer; per change, one of them shows each renderer."""
+    return [
+        pytest.param(
+            CASES[name],
+            renderer,
+            id=f"{name}-{renderer}",
+            marks=[] if name == EVERY_RENDERER else [pytest.mark.nightly],
+        )
         for renderer in RENDERERS
-        for name in SELECTED
+        for name in names
     ]
 
 
@@ -89,11 +102,7 @@ def served() -> list[Any]:
         for case in CASES.values()
         if case.tokens is None and case.ordered and not case.docker and case.id != REFUSED
     ]
-    return found + [
-        pytest.param(CASES[name], renderer, id=f"{name}-{renderer}")
-        for renderer in RENDERERS
-        for name in SERVED
-    ]
+    return found + with_renderers(SERVED)
 
 
 @pytest.mark.local

@@ -221,19 +221,3 @@ async def test_the_answer_follows_choices_that_the_solver_shuffles(tmp_path: Pat
     for row in rows:
         assert f"{row['answer']}) right" in row["prompt"][0]["content"]
     assert len({row["answer"] for row in rows}) > 1
-
-
-async def test_a_solver_that_never_asks_is_a_failure(tmp_path: Path) -> None:
-    from inspect_ai.solver import Generate, TaskState, solver
-
-    @solver
-    def sometimes() -> Any:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            return await generate(state) if state.sample_id == 1 else state
-
-        return solve
-
-    task = Task(dataset=[Sample(input="x"), Sample(input="y")], solver=sometimes())
-    report = await export(task, tmp_path / "out")
-    assert report.written == 1
-    assert "without asking the model" in report.failures[0].reason

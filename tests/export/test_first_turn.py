@@ -253,11 +253,3 @@ def test_an_export_loads_no_provider_that_it_does_not_ask(tmp_path: Path) -> Non
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
     assert out.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.docker
-async def test_docker_is_not_started_for_an_agent(tmp_path: Path) -> None:
-    compose = tmp_path / "compose.yaml"
-    compose.write_text("services:\n  default:\n    image: no-such-image/at-all:1\n")
-    task = Task(solver=react(tools=[bash()]), sandbox=("docker", str(compose)))
-    assert (await FirstTurns(task).of(sample())).request.tools

@@ -17,7 +17,7 @@ from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
-from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError, TaskError
+from inspect_tinker_plugin.contracts.errors import ExportError, TaskError
 from inspect_tinker_plugin.export import files
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
@@ -240,12 +240,6 @@ async def test_two_exports_into_one_folder_do_not_mix(tmp_path: Path) -> None:
         await export(numbers(5), tmp_path / "out")
     await run
     assert len(rows(tmp_path / "out")) == 5
-
-
-async def test_an_empty_selection_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no sample has the id 99 \(the first ids are 1, 2\)"):
-        await export(numbers(2), tmp_path / "out", selection=Selection(sample_id=["99"]))
-    assert names(tmp_path) == []
 
 
 async def test_a_task_that_makes_samples_as_it_goes_is_refused(tmp_path: Path) -> None:

@@ -191,29 +191,11 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [3, 70], ids=["at-once", "late"])
-def test_the_command_names_a_killed_worker_in_one_line(at: int) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", "export"]
-    command += ["tasks.py@fatal", "-T", f"at={at}", "--output", "out", "--workers", "2"]
-    command += ["--max-samples", "4"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith("Error: a worker process was killed"), line
-    again = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert "Wrote 90 samples of fatal" in again.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", ["ctrl-c", "SIGTERM"])
-def test_a_signal_ends_the_workers_and_the_same_command_continues(folder: Path, stop: str) -> None:
+def test_a_signal_ends_the_workers_and_the_same_command_continues(folder: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", "export"]
     command += ["tasks.py@slow", "--output", "out", "--format", "jsonl", "--workers", "2"]
-    # In a terminal, Ctrl-C reaches all processes of the command.
     process = subprocess.Popen(
         command,
-        start_new_session=True,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -222,13 +204,9 @@ def test_a_signal_ends_the_workers_and_the_same_command_continues(folder: Path, 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(1)
-    if stop == "ctrl-c":
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=100)
-    assert process.returncode == {"ctrl-c": 130, "SIGTERM": 143}[stop], err
+    assert process.returncode == 143, err
     assert err.decode().split("\n") == ["Interrupted; run the same command again to continue.", ""]
     assert not [path for path in workers if is_alive(int(path.name.removeprefix("worker-")))]
 

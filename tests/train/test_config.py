@@ -99,30 +99,6 @@ def test_a_hosted_model_that_the_cookbook_does_not_know_needs_a_renderer() -> No
             ["async_config.max_steps_off_policy=-1", "async_config.groups_per_batch=1"],
             "async_config.max_steps_off_policy must be at least 0",
         ),
-        (
-            [
-                "stream_minibatch_config.groups_per_batch=4",
-                "stream_minibatch_config.num_minibatches=2",
-            ],
-            r"groups_per_batch must be the batch size \(2\), not 4",
-        ),
-        (
-            [
-                "num_substeps=2",
-                "stream_minibatch_config.groups_per_batch=2",
-                "stream_minibatch_config.num_minibatches=2",
-            ],
-            "2 groups per batch cannot be divided into 4 equal parts",
-        ),
-        (
-            [
-                "async_config.max_steps_off_policy=1",
-                "async_config.groups_per_batch=2",
-                "stream_minibatch_config.groups_per_batch=2",
-                "stream_minibatch_config.num_minibatches=1",
-            ],
-            "exclude each other",
-        ),
     ],
     ids=str,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shlex
 import signal
@@ -126,36 +125,6 @@ def test_the_asynchronous_loop_learns_while_an_evaluation_runs(
     ]
     assert len(evaluated) >= 3
     assert list((tmp_path / "evaluations").glob("*.eval")), "Inspect's own logs"
-
-
-def test_a_run_killed_at_a_random_step_goes_on_where_it_was(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    options = (*SMALL, "--steps", "6", "--save-every", "2", "--seed", "3", "--workers", "2")
-    run = Run.start(tmp_path, tiny_model, *options)
-    run.wait_for_steps(random.randint(2, 5))
-    workers = [each for each in run.family() if "spawn_main" in " ".join(each.cmdline())]
-    assert len(workers) >= 2
-    run.kill()
-    done, saved = steps(tmp_path), rows(tmp_path / "checkpoints.jsonl")
-    resumed = Run.start(tmp_path, tiny_model, *options)
-    resumed.finish()
-    again = steps(tmp_path)[len(done) :]
-    assert again == list(range(saved[-1]["batch"], 6)), "from the last checkpoint to the end"
-    assert rows(tmp_path / "checkpoints.jsonl")[: len(saved)] == saved
-    batches = logged_batches(tmp_path / "rollouts/train")
-    assert set(batches) == set(range(6))
-    assert samples_of(tmp_path, done[-1]) == {2}, "a repeated batch has the same samples"
-    assert not list(tmp_path.glob("rollouts/*/.rollouts/*/batch-*")), "nothing waits for its log"
-
-
-def samples_of(log_dir: Path, batch: int) -> set[int]:
-    """How many different samples each try of a batch, and all of them together, have."""
-    ids = [
-        {sample.id for sample in read_eval_log(str(path)).samples or []}
-        for path in log_dir.glob(f"rollouts/train/*batch-{batch:06d}_*.eval")
-    ]
-    return {len(each) for each in [*ids, set().union(*ids)]}
 
 
 @pytest.mark.parametrize(

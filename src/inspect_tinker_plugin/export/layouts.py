@@ -281,27 +281,18 @@ def compared_row(
 ) -> Row:
     """Lay out a pair of branches that have the same prompt and the same tools."""
     start = chosen.prompt
+
+    def part(talk: Conversation, begin: int, end: int | None = None) -> list[dict[str, Any]] | str:
+        marks = talk.trained[begin:end] if layout == "chat" else None
+        return _laid_out(talk.messages[begin:end], layout, marks=marks)
+
+    parts = part(chosen, 0, start), part(chosen, start), part(rejected, start)
     if layout == "tinker":
-        return {
-            **further,
-            "comparison": {
-                "prompt_conversation": _laid_out(chosen.messages[:start], layout),
-                "completion_A": _laid_out(chosen.messages[start:], layout),
-                "completion_B": _laid_out(rejected.messages[start:], layout),
-            },
-            "label": "A",
-            "tools": chosen.tools,
-        }
-    marked = layout == "chat"
+        comparison = dict(zip(_COMPARED_PARTS, parts, strict=True))
+        return {**further, "comparison": comparison, "label": "A", "tools": chosen.tools}
     return {
         **further,
-        "prompt": _laid_out(
-            chosen.messages[:start], layout, marks=chosen.trained[:start] if marked else None
-        ),
-        "chosen": _laid_out(chosen.messages[start:], layout, marks=_marks(chosen, start, marked)),
-        "rejected": _laid_out(
-            rejected.messages[start:], layout, marks=_marks(rejected, start, marked)
-        ),
+        **dict(zip(("prompt", "chosen", "rejected"), parts, strict=True)),
         "tools": _tools(chosen.tools) if layout == "trl" else chosen.tools,
     }
 
@@ -341,10 +332,6 @@ def _stretches(talk: Conversation) -> Iterator[tuple[int, int]]:
             start = None
     if start is not None:
         yield start, end
-
-
-def _marks(talk: Conversation, start: int, marked: bool) -> Sequence[bool] | None:
-    return talk.trained[start:] if marked else None
 
 
 def _laid_out(

@@ -21,7 +21,6 @@ from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
 from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
@@ -218,27 +217,8 @@ def _check(config: Any) -> None:
             "--group-size 1 teaches nothing: an episode is compared with the others of its group. "
             "Take at least 2"
         )
-    if config.stream_minibatch_config is not None:
-        _check_minibatches(config, data.batch_size)
     if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         raise ConfigError("wandb_project needs a package that is not installed: pip install wandb")
-
-
-def _check_minibatches(config: Any, batch_size: int) -> None:
-    minibatches = config.stream_minibatch_config
-    if config.async_config is not None:
-        raise ConfigError("async_config and stream_minibatch_config exclude each other")
-    if minibatches.groups_per_batch != batch_size:
-        raise ConfigError(
-            f"stream_minibatch_config.groups_per_batch must be the batch size "
-            f"({batch_size}), not {minibatches.groups_per_batch}"
-        )
-    parts = minibatches.num_minibatches * config.num_substeps
-    if parts < 1 or batch_size % parts:
-        raise ConfigError(
-            f"{counted(batch_size, 'group')} per batch cannot be divided into {parts} "
-            "equal parts (num_substeps x stream_minibatch_config.num_minibatches)"
-        )
 
 
 def _check_local(config: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -161,19 +161,18 @@ class _Progress:
         return max(0.0, new) + penalties
 
 
-HEIGHT = 8
 WIDTH = 60
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def reward_curve(log_dir: Path) -> str:
-    """Draw the mean reward of every step, and compare the first and the last quarter.
+    """Draw the mean reward of the steps as a line of bars, and compare its first and last quarter.
 
     Args:
         log_dir: Folder of a run.
 
     Returns:
-        Lines for a terminal; empty when fewer than two steps have a reward.
+        A line for a terminal; empty when fewer than two steps have a reward.
     """
     rows = read_steps(log_dir).values()
     rewards = [reward for row in rows if (reward := number(row, REWARD)) is not None]
@@ -181,21 +180,9 @@ def reward_curve(log_dir: Path) -> str:
         return ""
     quarter = max(1, len(rewards) // 4)
     first, last = fmean(rewards[:quarter]), fmean(rewards[-quarter:])
-    caption = f"mean reward: first quarter {first:.3f}, last quarter {last:.3f}"
-    return "\n".join([*_rows(rewards), caption])
-
-
-def _rows(values: Sequence[float]) -> list[str]:
-    """Draw one column per value, or per several of them if they do not fit, with a scale."""
-    low, high = min(0.0, *values), max(values)
-    each = math.ceil(len(values) / WIDTH)
-    columns = [fmean(values[i : i + each]) for i in range(0, len(values), each)]
-    eighths = [round((value - low) / ((high - low) or 1.0) * HEIGHT * 8) for value in columns]
-    wide = max(1, WIDTH // (2 * len(columns)))
-    rows = []
-    for row in reversed(range(HEIGHT)):
-        label = f"{high:.2f}" if row == HEIGHT - 1 else f"{low:.2f}" if row == 0 else ""
-        bars = "".join(_BARS[max(0, min(8, filled - row * 8))] * wide for filled in eighths)
-        rows.append(f"{label:>7} │{bars}")
-    rows.append(f"{'':>7} └{'─' * wide * len(columns)} {counted(len(values), 'step')}")
-    return rows
+    low, high = min(0.0, *rewards), max(rewards)
+    each = math.ceil(len(rewards) / WIDTH)
+    columns = [fmean(rewards[i : i + each]) for i in range(0, len(rewards), each)]
+    top = len(_BARS) - 1
+    bars = "".join(_BARS[round((value - low) / ((high - low) or 1.0) * top)] for value in columns)
+    return f"{bars}\nmean reward: first quarter {first:.3f}, last quarter {last:.3f}"

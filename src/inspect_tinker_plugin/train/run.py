@@ -93,14 +93,10 @@ def train(request: TrainRequest) -> TrainResult:
     """
     check_request(request)
     log_dir = request.log_dir.expanduser().absolute()
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--log-dir {log_dir} cannot be made ({error.strerror})") from error
     request = replace(request, log_dir=log_dir)
+    # Everything that can be refused is refused before the folder is touched or a server started.
+    run = plan_run(request, models=log_dir)
     with _alone_in(log_dir):
-        # Everything that can be refused is refused before a server is started.
-        run = plan_run(request, models=log_dir)
         record_run(log_dir, run.identity())
         if run.trained and run.tested:
             request.say(
@@ -121,6 +117,7 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock goes with this process."""
     lock = FileLock(log_dir / "run.lock", timeout=0)
     try:
+        log_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         raise ConfigError(
