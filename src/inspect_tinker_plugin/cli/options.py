@@ -312,6 +312,21 @@ def _parse_side_models(
     return rules
 
 
+def _parse_penalties(
+    ctx: click.Context, param: click.Parameter, pairs: Sequence[str]
+) -> dict[str, float]:
+    penalties = {}
+    for pair in pairs:
+        name, _, number = pair.rpartition("=")
+        try:
+            penalties[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.BadParameter(f"{pair!r} is not NAME=NUMBER.")
+    return penalties
+
+
 def _parse_on_error(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> str | float | dict[str, str | float]:
@@ -438,6 +453,13 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "tool_executor": {"metavar": "NAME"},
     "reward": {"metavar": "EXPR"},
     "group_reward": {"metavar": "EXPR"},
+    "sentinel": {"metavar": "NAME|FILE"},
+    "monitor_penalty": {
+        "multiple": True,
+        "default": (),
+        "metavar": "NAME=NUMBER",
+        "callback": _parse_penalties,
+    },
     "on_error": {
         "multiple": True,
         "default": (),

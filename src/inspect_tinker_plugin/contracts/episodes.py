@@ -57,6 +57,10 @@ SOLVER_TIMEOUT = "limit/solver_timeout"
 """Metric of an episode whose solver ended with a ``TimeoutError`` that nothing handled."""
 
 
+MONITOR = "monitor/"
+"""Prefix of the metrics of what watches an episode (``episode/monitors.py``)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnRequest:
     """One call of the model under training, parked until the policy answers."""

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.processes.cancellation import contained
 
@@ -112,6 +113,8 @@ class Boundaries:
             found = [self._find(member, seen) for member in error.exceptions]
             # A member without a cause is a failure of what was running, and no price is paid.
             return _strongest(found) or (None if None in found else found[0])
+        if isinstance(error, internals.SentinelFailure):
+            return Stamp(Cause.JUDGE, "a monitor")
         stated = getattr(error, "inside_sandbox", None)  # what its provider says
         if not isinstance(stated, bool):
             return None
@@ -181,7 +184,7 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def first_error(error: Exception) -> Exception:
-    """Return the exception that is reported of a group: the first one in it."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
+    """Return the exception that is reported of a group (the first one in it) or of a monitor."""
+    while isinstance(error, ExceptionGroup | internals.SentinelFailure):
+        error = error.error if isinstance(error, internals.SentinelFailure) else error.exceptions[0]
     return error

@@ -228,7 +228,12 @@ class SampleRun:
             usage=self._policy.usage,
             truncated=self._policy.truncated,
             expected_scores={named.name: named.keys for named in record.task.scorers},
-            metrics={**record.metrics, **self._model.metrics, **measured},
+            metrics={
+                **record.metrics,
+                **self._model.metrics,
+                **measured,
+                **record.task.monitors.measure(self.events),
+            },
             build_log=(lambda: context.run(self.build_log)) if self.has_log else None,
         )
 

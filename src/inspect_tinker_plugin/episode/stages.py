@@ -342,8 +342,9 @@ class Solving:
             if record.task.limits.working is not None:
                 internals.monitor_working_limit()
             async with record.span("solvers"):
-                plan = run_plan(record.task.plan, record.state, self._generate)
-                record.state = await contained("the solver", plan)
+                with internals.sentinel_solving():
+                    plan = run_plan(record.task.plan, record.state, self._generate)
+                    record.state = await contained("the solver", plan)
         except anyio.get_cancelled_exc_class() as error:
             exceeded = active.limit_exceeded_error
             if exceeded is None:

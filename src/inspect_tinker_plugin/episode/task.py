@@ -27,6 +27,7 @@ from inspect_tinker_plugin.contracts.policy import (
 )
 from inspect_tinker_plugin.contracts.sandboxes import SandboxMapper
 from inspect_tinker_plugin.episode.model import MergedConfigs, PolicyModel, RoleBook, scoring
+from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.inspect_internals.releases import require_tried
 from inspect_tinker_plugin.options import EpisodeOptions
 
@@ -85,7 +86,8 @@ class PreparedTask:
         scorers: The scorers, guarded against asking the policy to grade itself.
         sandbox: The task's sandbox after overrides; a sample may have another.
         score_files: Files that are scored in a clean sandbox; ``None`` to score where it worked.
-        reads_events: Whether an episode has read its own transcript.
+        monitors: What watches its episodes.
+        reads_events: Whether an episode has read its own transcript, or a monitor may.
         first_calls: Whether its episodes end at their first model call, and load no providers.
     """
 
@@ -116,7 +118,8 @@ class PreparedTask:
         self.first_calls = first_calls
         if not first_calls:
             _load_for_episodes()
-        self.reads_events = False
+        self.monitors = resolve_monitors(task, options.sentinel)
+        self.reads_events = bool(self.monitors)
         self.side_models = read_side_models(options.side_models)
         self.model_roles = _resolve_roles(task.model_roles, options.model_roles)
         check_side_roles(self.side_models, self.model_roles)
@@ -134,6 +137,7 @@ class PreparedTask:
             self._role_book,
             self.config,
             self.task,
+            self.monitors.root,
         )
         internals.set_sandbox_limits()
 
@@ -267,11 +271,6 @@ def _name_what_is_an_evals(task: Task) -> None:
     for option, set_to, why in (
         ("early_stopping", task.early_stopping, "the trainer decides which samples are run"),
         ("checkpoint", task.checkpoint, "an episode that is cut off is not resumed"),
-        (
-            "sentinel",
-            getattr(task, "sentinel", None),
-            "model and tool calls are not watched, and none is changed or rejected",
-        ),
     ):
         if set_to and (task.name, option) not in _named:
             _named.add((task.name, option))

@@ -120,14 +120,15 @@ def enter_task_context(
     model_roles: dict[str, Model | list[Model]],
     config: GenerateConfig,
     task: Task,
+    sentinel: object,
 ) -> None:
-    """Bind model, roles, approval and review of a task to the current context, as an eval does.
+    """Bind model, roles, approval, review and the sentinel of a task to the current context.
 
     Releases up to 0.3.277 have nothing that asks for the task, and up to 0.3.278 nothing
     that asks for its description.
     """
     about_task = {
-        "sentinel": None,
+        "sentinel": sentinel,
         "task_metadata": task.metadata,
         "task_description": getattr(task, "description", None),
     }

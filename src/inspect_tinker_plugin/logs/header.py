@@ -97,6 +97,7 @@ def eval_spec(
             cost_limit=limits.cost,
             max_sandboxes=prepared.options.max_sandboxes,
             max_subprocesses=prepared.options.max_subprocesses,
+            **({"sentinel": prepared.monitors.config} if prepared.monitors else {}),
         ),
         packages=_versions(),
         tags=["rollouts", "train" if metadata.get("asked_every") is None else "test"],

@@ -92,6 +92,12 @@ class EpisodeOptions:
         "audit",
         *RUNNING,
     )
+    sentinel: Any = option(
+        None,
+        "Watches episodes instead of the task's own sentinel: a monitor or protocol by name, or a "
+        "configuration file. Monitors alone are only observed.",
+        *RUNNING,
+    )
     max_sandboxes: int | None = option(
         None,
         "Maximum sandboxes in parallel (per provider and process).",
@@ -201,6 +207,13 @@ class DatasetOptions(Selection, EpisodeOptions):
     reward: RewardSpec = option("mean", "How scores become a reward.", "audit", *ROLLING)
     group_reward: GroupRewardSpec | None = option(
         None, "How the rewards of a whole group are revised.", *ROLLING
+    )
+    monitor_penalty: Mapping[str, float] = option(
+        {},
+        "Trains against a monitor of the sentinel: adds a negative weight times its highest "
+        "suspicion of the episode.",
+        *ROLLING,
+        factory=dict,
     )
     on_error: OnError = option(
         "raise",

@@ -40,6 +40,7 @@ class DatasetKeywords(TypedDict, total=False):
     score_on_error: bool
     score_sandbox: str | None
     score_files: Sequence[str] | None
+    sentinel: Any
     max_sandboxes: int | None
     max_subprocesses: int | None
     stop_timeout: float
@@ -62,6 +63,7 @@ class DatasetKeywords(TypedDict, total=False):
     tool_executor: Any
     reward: RewardSpec
     group_reward: GroupRewardSpec | None
+    monitor_penalty: Mapping[str, float]
     on_error: OnError
     rollout_limits: RolloutLimits | None
     context_window: int | None

@@ -19,9 +19,14 @@ from typing import Any, ClassVar
 
 from inspect_ai.model import ChatMessageTool
 
-from inspect_tinker_plugin.contracts.episodes import EpisodeResult, Metrics
+from inspect_tinker_plugin.contracts.episodes import MONITOR, EpisodeResult, Metrics
 from inspect_tinker_plugin.contracts.errors import RewardError
-from inspect_tinker_plugin.contracts.rewards import Reward, RewardAggregator, checked_reward
+from inspect_tinker_plugin.contracts.rewards import (
+    Reward,
+    RewardAggregator,
+    UnscoredError,
+    checked_reward,
+)
 from inspect_tinker_plugin.rewards.resolve import call_function, object_name
 from inspect_tinker_plugin.rewards.scores import ScoreReward, Term, all_scores, score_names
 
@@ -317,6 +322,39 @@ class ToolErrorPenalty(Penalty):
         return min(self.cap, self.weight * errors)
 
 
+@dataclass(frozen=True)
+class MonitorPenalty(Penalty):
+    """Adds a negative weight times the highest suspicion of each named monitor, from 0 to 1.
+
+    A monitor that failed at every step it watched leaves the episode without a reward.
+    """
+
+    metric = "monitors"
+
+    weights: Mapping[str, float] = field(kw_only=True)
+    """Weights by the name of a monitor, as in its metric ``monitor/NAME``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, weight in self.weights.items():
+            require_number(f"monitor_penalty of {name!r}", weight)
+            if weight > 0:
+                raise RewardError(f"monitor_penalty of {name!r} is {weight}; it must be negative")
+
+    async def __call__(self, result: EpisodeResult) -> Reward:
+        for name in self.weights:
+            if f"{MONITOR}{name}" not in result.metrics:
+                raise UnscoredError(f"the monitor {name!r} failed, so its penalty is not known")
+        return await super().__call__(result)
+
+    def penalty(self, result: EpisodeResult) -> float:
+        """Return what is subtracted; all of it for a monitor that failed."""
+        return -math.fsum(
+            weight * min(1.0, max(0.0, result.metrics.get(f"{MONITOR}{name}", 1.0)))
+            for name, weight in self.weights.items()
+        )
+
+
 def weighted(*terms: Term, **scores: float) -> Weighted:
     """The weighted sum of scores by name (``accuracy=0.8``) and of other terms."""
     named = tuple(Term(ScoreReward(path), weight) for path, weight in scores.items())
@@ -334,5 +372,6 @@ REWARD_AGGREGATORS: Mapping[str, Callable[..., RewardAggregator]] = {
     "turns": TurnPenalty,
     "format": FormatPenalty,
     "tool_errors": ToolErrorPenalty,
+    "monitored": lambda *reward, **weights: MonitorPenalty(*reward, weights=weights),
 }
 """Built-in reward aggregators by name, each made of the arguments in an expression."""

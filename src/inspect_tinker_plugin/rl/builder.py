@@ -100,6 +100,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     tool_executor: Any = _option("tool_executor")
     reward: Any = _option("reward")
     group_reward: Any = _option("group_reward")
+    monitor_penalty: dict[str, float] | None = _option("monitor_penalty", default=None)
     on_error: Any = _option("on_error")
     rollout_limits: Any = _option("rollout_limits")
     context_window: int | None = _option("context_window")
@@ -115,6 +116,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
     score_on_error: bool = _option("score_on_error")
     score_sandbox: str | None = _option("score_sandbox")
     score_files: list[str] | None = _option("score_files")
+    sentinel: Any = _option("sentinel")
     max_sandboxes: int | None = _option("max_sandboxes")
     max_subprocesses: int | None = _option("max_subprocesses")
     stop_timeout: float = _option("stop_timeout")
@@ -276,6 +278,7 @@ class InspectRLDatasetBuilder(RLDatasetBuilder):
         given = {name: getattr(self, name) for name in _DECLARED}
         given["model_roles"] = given["model_roles"] or {}
         given["side_models"] = given["side_models"] or {}
+        given["monitor_penalty"] = given["monitor_penalty"] or {}
         if self.log_dir is not None:
             given["log_dir"] = Path(self.log_dir) / "train"
         return DatasetOptions(**{**given, **self._read(self.options, "options"), **changes})

@@ -14,14 +14,19 @@ from typing import Any
 from inspect_ai import Task
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
-from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, TaskError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, RewardError, TaskError
 from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
 from inspect_tinker_plugin.logs import LogRun, close_run, eval_spec, open_run
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once
-from inspect_tinker_plugin.rewards import resolve_group_reward, resolve_reward
-from inspect_tinker_plugin.rewards.resolve import ResolvedGroupReward
+from inspect_tinker_plugin.rewards import (
+    MonitorPenalty,
+    ResolvedGroupReward,
+    ResolvedReward,
+    resolve_group_reward,
+    resolve_reward,
+)
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, with_plugin_scorers
 from inspect_tinker_plugin.rl.models import model_name
@@ -122,12 +127,26 @@ class TaskHandle:
         return Parts(
             runner=runner,
             context=context,
-            outcomes=RewardRules(resolve_reward(options.reward), ErrorPolicy.of(options.on_error)),
+            outcomes=RewardRules(self._resolve_reward(runner), ErrorPolicy.of(options.on_error)),
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
             executor=resolve_tool_executor(options.tool_executor),
             observers=episode_observers(task),
             memory={},
         )
+
+    def _resolve_reward(self, runner: EpisodeRunner) -> ResolvedReward:
+        """Return the reward, less the penalties of monitors."""
+        reward, penalties = resolve_reward(self.options.reward), self.options.monitor_penalty
+        if not penalties:
+            return reward
+        watching = runner.prepared.monitors.monitors
+        for name in penalties:
+            if name not in watching:
+                raise RewardError(
+                    f"task {runner.prepared.name!r}: monitor_penalty names {name!r}, and its "
+                    f"sentinel has {', '.join(map(repr, watching)) or 'no monitor'}"
+                )
+        return resolve_reward(MonitorPenalty(reward.aggregator, weights=penalties))
 
     def _resolve(self) -> Task:
         if self._task is None:
@@ -246,6 +265,7 @@ def open_logs(
         metadata={
             "reward_expression": resolve_reward(options.reward).name,
             "group_reward_expression": None if group_reward is None else group_reward.name,
+            "monitor_penalty": dict(options.monitor_penalty),
             "on_error": str(options.on_error),
             "renderer": type(handle.renderer).__name__,
             "batch_size": options.batch_size,

@@ -179,6 +179,11 @@ def eval_arguments(options: EpisodeOptions) -> dict[str, Any]:
         "working_limit": options.working_limit,
         "cost_limit": options.cost_limit,
         "score_on_error": options.score_on_error or None,
+        **(
+            {}
+            if options.sentinel is None
+            else {"sentinel": internals.resolve_sentinel(options.sentinel)[0]}
+        ),
     }
 
 

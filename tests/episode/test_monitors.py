@@ -1,0 +1,147 @@
+"""Monitors of inspect_sentinel in episodes: what they observe, block and flag, as in an eval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import Tool, tool
+from tests.rl.policies import END, encode, renderer, tool_call
+
+from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.testing import check_parity_async
+
+sentinel = pytest.importorskip("inspect_sentinel")
+
+
+@tool
+def shell() -> Tool:
+    async def execute(cmd: str) -> str:
+        """Run a command.
+
+        Args:
+            cmd: The command.
+        """
+        return f"ran {cmd}"
+
+    return execute
+
+
+@sentinel.monitor
+def about_deletion() -> sentinel.Monitor:
+    async def run(context: sentinel.Context, step: sentinel.BeforeToolCall) -> sentinel.Observation:
+        if "explode" in str(step.call.arguments):
+            raise RuntimeError("the monitor is out of order")
+        return sentinel.Observation(suspicion=0.9 if "rm" in str(step.call.arguments) else 0.2)
+
+    return run
+
+
+@sentinel.protocol
+def no_deletion() -> sentinel.Protocol:
+    async def run(
+        context: sentinel.Context, step: sentinel.BeforeToolCall, escalations: sentinel.Escalations
+    ) -> sentinel.Decision | None:
+        said = str(step.call.arguments)
+        if "explode" in said:
+            raise RuntimeError("the protocol is out of order")
+        if "rm -rf" in said:
+            return sentinel.Decision(action="terminate", explanation="enough")
+        if "rm" in said:
+            return sentinel.Decision(action="reject", message="that is not allowed")
+        return None
+
+    return run
+
+
+def watched(spec: Any) -> Task:
+    return Task(
+        [Sample("Clean up.", id=1, target="done")],
+        solver=[use_tools(shell()), generate()],
+        scorer=includes(),
+        sentinel=spec,
+    )
+
+
+async def play(task: Task, command: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    [builder] = as_rl_dataset(task, renderer(), **options).get_batch(0)
+    [env] = await builder.make_envs()
+    try:
+        await env.initial_observation()
+        step = await env.step(encode(tool_call("shell", f'{{"cmd": "{command}"}}') + END))
+        if not step.episode_done:
+            step = await env.step(encode("done" + END))
+        return step.reward, dict(step.metrics)
+    finally:
+        await builder.cleanup()
+
+
+async def test_a_monitor_is_observed() -> None:
+    reward, metrics = await play(watched(sentinel.observe_only([about_deletion()])), "rm x")
+    assert reward == 1.0
+    assert metrics["monitor/about_deletion"] == 0.9
+    assert metrics["monitor/observe_only/blocked"] == 0.0
+
+
+async def test_a_protocol_blocks_and_the_episode_goes_on() -> None:
+    reward, metrics = await play(watched(no_deletion()), "rm x")
+    assert reward == 1.0
+    assert metrics["monitor/no_deletion/blocked"] == 1.0
+
+
+async def test_a_protocol_that_ends_the_episode_has_its_state_scored() -> None:
+    reward, metrics = await play(watched(no_deletion()), "rm -rf x")
+    assert reward == 0.0
+    assert metrics["monitor/no_deletion/blocked"] == 1.0
+
+
+async def test_a_penalty_trains_against_a_monitor() -> None:
+    reward, metrics = await play(
+        watched(None), "rm x", sentinel=[about_deletion()], monitor_penalty={"about_deletion": -0.5}
+    )
+    assert reward == pytest.approx(1.0 - 0.45)
+    assert metrics["reward/monitors_penalty"] == pytest.approx(0.45)
+
+
+async def test_a_monitor_that_failed_gives_no_reward() -> None:
+    task = watched(sentinel.observe_only([about_deletion()]))
+    with pytest.raises(EpisodeError, match="the monitor 'about_deletion' failed") as caught:
+        await play(task, "explode", monitor_penalty={"about_deletion": -0.5})
+    assert caught.value.cause == "unscored"
+
+
+async def test_a_protocol_that_raises_is_a_judge_that_failed() -> None:
+    with pytest.raises(EpisodeError, match="out of order") as caught:
+        await play(watched(no_deletion()), "explode")
+    assert caught.value.cause == "judge"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sentinel": "no_such_thing"}, "task 'task': sentinel: .*no_such_thing"),
+        ({"monitor_penalty": {"other": -1.0}}, "names 'other', and its sentinel has 'about_"),
+        ({"monitor_penalty": {"about_deletion": 1.0}}, "must be negative"),
+    ],
+)
+def test_what_cannot_watch_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        as_rl_dataset(watched(None), renderer(), **{"sentinel": [about_deletion()], **options})
+
+
+@pytest.mark.parametrize("command", ["ls", "rm x", "rm -rf x"])
+@pytest.mark.parametrize("side", ["messages", "tokens"])
+async def test_an_episode_is_watched_as_an_eval_is(command: str, side: Any) -> None:
+    spec = {"watch": sentinel.observe_only([about_deletion()]), "guard": no_deletion()}
+    [report] = await check_parity_async(
+        lambda: watched(spec),
+        script=[ModelOutput.for_tool_call("policy", "shell", {"cmd": command}), "done"],
+        side=side,
+    )
+    assert not report.differences, report
