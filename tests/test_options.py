@@ -48,7 +48,7 @@ def test_signatures_and_docstrings_name_every_option(function: Any) -> None:
 
 def test_the_builder_has_a_field_for_every_option() -> None:
     of_builder = chz.chz_fields(InspectRLDatasetBuilder)
-    own_default = {"shuffle", "model_roles", "side_models"}
+    own_default = {"shuffle", "model_roles", "side_models", "monitor_penalty"}
     own_sentence = {"log_dir"}
     for option in OPTIONS.values():
         field = of_builder[option.name]

@@ -17,7 +17,8 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import check_parity_async
 
-sentinel = pytest.importorskip("inspect_sentinel")
+pytest.importorskip("inspect_sentinel")
+import inspect_sentinel as sentinel  # releases of Inspect that it does not take
 
 
 @tool

@@ -80,7 +80,7 @@ class EpisodeRunner:
             sandbox_mapping=sandbox_mapping,
             first_calls=first_calls,
         )
-        self._keep_log = keep_log
+        self._keep_log = keep_log or self.prepared.calls_hooks
 
     def episode(self, sample: Sample, *, epoch: int = 1) -> Episode:
         """Make an episode of a sample, which must have an id; nothing is started yet."""

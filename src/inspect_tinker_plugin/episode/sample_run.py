@@ -2,7 +2,7 @@
 
 The order of steps, what each limit leads to, and what is scored after which failure follow
 ``task_run_sample`` of Inspect (``inspect_ai/_eval/task/run.py``). Left out is what belongs
-to an eval rather than a sample: display, retries, log files, early stopping, hooks.
+to an eval rather than a sample: display, retries, log files, early stopping.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from inspect_tinker_plugin.episode.model import (
     policy_model,
     policy_name,
 )
+from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
@@ -123,6 +124,7 @@ class SampleRun:
             state=new_state(prepared, sample, epoch=epoch),
             policy=self._policy,
             keep_log=keep_log,
+            hooks=SampleHooks(prepared.run_id, prepared.calls_hooks),
         )
         self._scoring = Scoring(self._record)
         self._transcript: internals.Transcript | None = None
@@ -166,6 +168,8 @@ class SampleRun:
             active.complete()
             record.boundaries.forget()
             self._entering = lambda state: None  # it is the owner's, which holds this run
+            if self._record.hooks.enabled:
+                await self._record.hooks.report_end(self.build_log())
         return self.result()
 
     async def _solve_and_score(self, solving: Solving) -> None:
@@ -178,6 +182,7 @@ class SampleRun:
                 self._mailbox.close()
                 self._entering(EpisodeState.STOPPING)
             self._phase = Cause.SCORER
+            await self._record.hooks.report_scoring()
             async with scoring_sandbox(self._record):
                 await self._scoring.run()
         except asyncio.CancelledError:
@@ -302,6 +307,7 @@ class SampleRun:
             transcript=self._transcript,
             time_limit=task.limits.time,
             working_limit=task.limits.working,
+            run=task.run_id,
         )
         return active, generate
 
@@ -321,6 +327,9 @@ class SampleRun:
                 async with record.span("init", "init"):
                     try:
                         await self._read_input()
+                        await record.hooks.report_init(
+                            record.sample, record.state, self._started_at
+                        )
                         await self._open_sandboxes(active)
                     except Exception as error:
                         record.fail(error, self._phase)

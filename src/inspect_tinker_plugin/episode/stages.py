@@ -25,6 +25,7 @@ from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, first_error, is_timeout
 from inspect_tinker_plugin.episode.fast_paths import run_plan
 from inspect_tinker_plugin.episode.model import PolicyAPI
+from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import SampleSandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 from inspect_tinker_plugin.processes.cancellation import (
@@ -49,6 +50,7 @@ class SampleRecord:
         state: The most recent state.
         policy: The model under training, which knows how many replies it has given.
         keep_log: Whether a log is kept.
+        hooks: Inspect's hooks on samples.
         sandboxes: The sandboxes, once they have started.
         limit: The limit that ended the solver, if there was one.
         error: The first failure; a later one (in clean-up, say) does not replace it.
@@ -62,6 +64,7 @@ class SampleRecord:
     state: TaskState
     policy: PolicyAPI
     keep_log: bool
+    hooks: SampleHooks
     sandboxes: SampleSandboxes = field(default_factory=SampleSandboxes)
     limit: EvalSampleLimit | None = None
     error: EpisodeError | None = None
@@ -258,6 +261,7 @@ class Solving:
         self.started = time.monotonic()
         internals.init_sample_working_time(self.started)
         try:
+            await record.hooks.report_start()
             await self._run_under_limits()
         except internals.SandboxTimeoutError as error:
             record.fail(error, Cause.SOLVER, whole=self._failed_with)
@@ -341,6 +345,7 @@ class Solving:
                 active.limit_exceeded(self._stop)
             if record.task.limits.working is not None:
                 internals.monitor_working_limit()
+            record.hooks.follow_events(self._active.transcript)
             async with record.span("solvers"):
                 with internals.sentinel_solving():
                     plan = run_plan(record.task.plan, record.state, self._generate)

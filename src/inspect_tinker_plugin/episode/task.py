@@ -88,6 +88,8 @@ class PreparedTask:
         score_files: Files that are scored in a clean sandbox; ``None`` to score where it worked.
         monitors: What watches its episodes.
         reads_events: Whether an episode has read its own transcript, or a monitor may.
+        run_id: Id that Inspect's hooks on samples are given, as that of the run and of the eval.
+        calls_hooks: Whether there are such hooks.
         first_calls: Whether its episodes end at their first model call, and load no providers.
     """
 
@@ -116,6 +118,8 @@ class PreparedTask:
         self.merged_configs = MergedConfigs()
         self.count_tokens: Callable[[str], int] | None = None
         self.first_calls = first_calls
+        self.run_id = internals.unique_id()
+        self.calls_hooks = not first_calls and internals.hooks_are_on()
         if not first_calls:
             _load_for_episodes()
         self.monitors = resolve_monitors(task, options.sentinel)

@@ -12,7 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from inspect_ai.agent._handoff import AgentTool
-from inspect_ai.hooks import _legacy
+from inspect_ai.event import Event
+from inspect_ai.hooks import RunStart, TaskStart, _hooks, _legacy
+from inspect_ai.hooks._hooks import drain_sample_events as drain_events
+from inspect_ai.log import EvalPlan, EvalSpec
+from inspect_ai.log._transcript import Transcript
 from inspect_ai.model import Model, _call_tools
 from inspect_ai.model._call_tools import parse_tool_call, tool_parse_error_message
 from inspect_ai.tool import ToolCall, ToolDef
@@ -23,8 +27,13 @@ from inspect_tinker_plugin.contracts.errors import VersionError
 from inspect_tinker_plugin.inspect_internals.releases import TRIED
 
 __all__ = [
+    "announce_run",
+    "drain_events",
+    "emit",
     "enclose_calls",
     "enclose_tool_call",
+    "follow_events",
+    "hooks_are_on",
     "knows_model_calls",
     "model_call_names",
     "parse_tool_call",
@@ -49,7 +58,6 @@ _MODEL_CALL_NAMES = (
     "inspect_ai._sentinel._context:active_sentinel",
     "inspect_ai._util.error:exception_message",
     "inspect_ai._util.working:sample_clock",
-    "inspect_ai.hooks._hooks:get_all_hooks",
     "inspect_ai.log._refusal:report_refusal",
     "inspect_ai.log._samples:set_active_sample_total_turns",
     "inspect_ai.model._call_tools:tool_call_view",
@@ -74,13 +82,45 @@ def model_call_names() -> SimpleNamespace:
     return found
 
 
+def hooks_are_on() -> bool:
+    """Whether hooks of Inspect are installed and enabled."""
+    return any(hook.enabled() for hook in _hooks.get_all_hooks())
+
+
+async def emit(hook: str, run: str, uuid: str, **data: Any) -> None:
+    """Call a hook on samples, such as ``sample_start``, if this release has it."""
+    call = getattr(_hooks, f"emit_{hook}", None)
+    if call is not None:
+        await call(None, run, run, uuid, **data)
+
+
+async def announce_run(spec: EvalSpec, plan: EvalPlan) -> None:
+    """Call the hooks on the start of a run and of its task."""
+    begun = RunStart(eval_set_id=None, run_id=spec.run_id, task_names=[spec.task])
+    await _hooks._emit_to_all(lambda hook: hook.on_run_start(begun))
+    task = TaskStart(
+        eval_set_id=None, run_id=spec.run_id, eval_id=spec.run_id, spec=spec, plan=plan
+    )
+    await _hooks._emit_to_all(lambda hook: hook.on_task_start(task))
+
+
+def follow_events(transcript: Transcript, run: str, sample: str) -> None:
+    """Call the hook on events for those of a transcript; the running sample has a task group."""
+
+    def report(event: Event) -> None:
+        _hooks.emit_sample_event(None, run, run, sample, event)
+
+    transcript._subscribe(report)
+    _hooks.start_sample_event_emitter()
+
+
 def somebody_watches_model_calls() -> bool:
     """Whether hooks, telemetry, a monitor, an agent bridge or a display asks for model calls."""
     if not knows_model_calls():
         return True
     names = model_call_names()
     return (
-        any(hook.enabled() for hook in names.get_all_hooks())
+        hooks_are_on()
         or _legacy._send_telemetry is not None
         or names.active_sentinel() is not None
         or names._model_event_sink.get() is not None

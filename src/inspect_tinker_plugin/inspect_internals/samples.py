@@ -161,6 +161,7 @@ def running_sample(
     transcript: Transcript,
     time_limit: int | None,
     working_limit: int | None,
+    run: str,
 ) -> ActiveSample:
     """Make this sample the running one of the current context.
 
@@ -187,7 +188,8 @@ def running_sample(
         checkpointer=create_checkpointer(
             config=None, log_location="", sample_id=sample.id, epoch=state.epoch
         ),
-        eval_id="",
+        eval_id=run,
+        run_id=run,
         sample_uuid=state.uuid,
     )
     active.live_state = state

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
+from contextlib import contextmanager
 from typing import Any
 
 from inspect_ai import Task
@@ -24,7 +23,6 @@ from inspect_ai._util.error import PrerequisiteError
 from inspect_ai._util.registry import (
     is_registry_object,
     registry_find,
-    registry_info,
     registry_lookup,
     registry_params,
     registry_unqualified_name,
@@ -38,7 +36,6 @@ from inspect_ai.solver._solver import SolverSpec
 
 __all__ = [
     "PrerequisiteError",
-    "SentinelFailure",
     "SolverSpec",
     "active_model",
     "bind_model",
@@ -46,7 +43,6 @@ __all__ = [
     "create_file_tasks",
     "in_one_line",
     "init_dotenv",
-    "is_protocol",
     "load_file_tasks",
     "load_task_spec",
     "parse_decorators",
@@ -55,9 +51,7 @@ __all__ = [
     "registry_params",
     "registry_unqualified_name",
     "resolve_scorers",
-    "resolve_sentinel",
     "scoring_in_logs",
-    "sentinel_solving",
     "solver_from_spec",
     "task_file",
     "task_run_dir",
@@ -65,16 +59,6 @@ __all__ = [
     "unqualified_name",
     "without_markup",
 ]
-
-
-try:
-    from inspect_ai._sentinel._context import SentinelFailure
-except ImportError:  # up to 0.3.277 there are no sentinels
-
-    class SentinelFailure(Exception):  # type: ignore[no-redef]
-        """What Inspect raises for a monitor or protocol that raised ``error``."""
-
-        error: Exception
 
 
 def in_one_line(error: BaseException) -> str:
@@ -111,47 +95,6 @@ def bind_roles(roles: dict[str, Model | list[Model]]) -> Iterator[None]:
 def unqualified_name(name: str) -> str:
     """Return a registry name without its package."""
     return registry_unqualified_name(name)
-
-
-def resolve_sentinel(spec: Any) -> tuple[Any, Any]:
-    """Make the monitors and protocols of a task; those without a protocol are only observed.
-
-    Args:
-        spec: What ``Task(sentinel=...)`` and ``--sentinel`` take, or monitors alone.
-
-    Returns:
-        The protocol at the root, and the configuration that a log states.
-
-    Raises:
-        PrerequisiteError: This release of Inspect, or ``inspect_sentinel``, does not have them.
-    """
-    try:
-        config = import_module("inspect_ai._sentinel._config")
-    except ImportError as error:
-        raise PrerequisiteError("this release of inspect-ai has no sentinels") from error
-    config._require_sentinel()
-    sentinels: Any = import_module("inspect_sentinel")
-    if isinstance(spec, str | config.SentinelConfig) or not config._is_constructed(spec):
-        spec = import_module("inspect_sentinel._integration").sentinel_from_config(spec)
-    listed = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else [spec]
-    if all(registry_info(each).type == "monitor" for each in listed):
-        spec = sentinels.observe_only(spec)
-    return config.resolve_sentinel_root(spec), config.sentinel_config(spec)
-
-
-def is_protocol(name: str) -> bool:
-    """Whether a protocol has this registry name, rather than a monitor."""
-    names = (name, f"inspect_sentinel/{name}")
-    return any(registry_lookup("protocol", each) is not None for each in names)
-
-
-def sentinel_solving() -> AbstractContextManager[None]:
-    """Mark everything inside as the solver's work, which a sentinel watches."""
-    try:
-        scope = import_module("inspect_ai._sentinel._scope")
-    except ImportError:
-        return nullcontext()
-    return scope.sentinel_solving()  # type: ignore[no-any-return]
 
 
 def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> dict[str, Any]:

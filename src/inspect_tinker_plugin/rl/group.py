@@ -87,6 +87,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         if self.outcome is not None:
             self.outcome.check()
         parts = self.handle.parts()
+        await self.handle.announce()
         shared = PromptCache()
         memory: Memory = {}
         task = asyncio.current_task()

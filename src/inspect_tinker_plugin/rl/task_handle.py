@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task
+from inspect_ai.log import EvalPlan, EvalSpec
 from tinker_cookbook.checkpoint_utils import CHECKPOINTS_BASE_NAME, get_last_checkpoint
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError, ErrorPolicy, RewardError, TaskError
 from inspect_tinker_plugin.contracts.tools import Memory, ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
@@ -94,6 +96,7 @@ class TaskHandle:
         self._parts: Parts | None = None
         self._payload: bytes | None = None
         self._received = False
+        self._announced = False
 
     @property
     def log_run(self) -> LogRun | None:
@@ -108,6 +111,23 @@ class TaskHandle:
             if self._received:
                 freeze_memory_once()  # a worker, which has loaded all that it needs
         return self._parts
+
+    async def announce(self) -> None:
+        """Tell Inspect's hooks, once per process, that a run and its task begin."""
+        prepared = self.parts().runner.prepared
+        if prepared.calls_hooks and not self._announced:
+            self._announced = True
+            await internals.announce_run(self.make_spec({}), EvalPlan())
+
+    def make_spec(self, metadata: dict[str, Any]) -> EvalSpec:
+        """Describe the dataset as the header of a log does."""
+        return eval_spec(
+            self.parts().runner.prepared,
+            run_id=self.uid,
+            group_size=self.options.group_size,
+            model=model_name(self.renderer),
+            metadata=metadata,
+        )
 
     def _make_parts(self) -> Parts:
         options = self.options
@@ -124,6 +144,7 @@ class TaskHandle:
             keep_log=options.log_dir is not None,
         )
         runner.prepared.count_tokens = context.count_tokens
+        runner.prepared.run_id = self.uid
         return Parts(
             runner=runner,
             context=context,
@@ -257,12 +278,8 @@ def open_logs(
         return
     folder = None if first_step is None else trainers_folder(run.log_dir)
     group_reward = parts.group_reward
-    spec = eval_spec(
-        parts.runner.prepared,
-        run_id=run.run_id,
-        group_size=options.group_size,
-        model=model_name(handle.renderer),
-        metadata={
+    spec = handle.make_spec(
+        {
             "reward_expression": resolve_reward(options.reward).name,
             "group_reward_expression": None if group_reward is None else group_reward.name,
             "monitor_penalty": dict(options.monitor_penalty),
@@ -276,7 +293,7 @@ def open_logs(
             "dataset_epochs": options.epochs,
             "shuffle": options.shuffle,
             "seed": options.seed,
-        },
+        }
     )
     open_run(run.log_dir, spec)
     weakref.finalize(handle, close_run, run).atexit = False
