@@ -49,8 +49,8 @@ class Recorder(Protocol):
 class SandboxAhead(Protocol, Hashable):
     """What a sample's sandbox takes; equal for samples that can use each other's."""
 
-    def make(self) -> Future[Any] | None:
-        """Begin to build or pull its image; ``None`` where that has to wait for the next batch."""
+    def make(self) -> Future[Any]:
+        """Begin to build or pull its image."""
 
     def expect(self, count: int) -> None:
         """Have this many started, once the image is there; none any more with 0."""

@@ -26,7 +26,7 @@ from inspect_ai.log import (
     HeadlineMetric,
 )
 from inspect_ai.model import ModelUsage
-from inspect_ai.scorer import SampleScore, Score
+from inspect_ai.scorer import Score
 from inspect_ai.util import SandboxEnvironmentSpec, registry_info
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -34,8 +34,7 @@ from inspect_tinker_plugin.contracts.policy import POLICY_NAME, POLICY_PROVIDER
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.logs.rollout import figures, free_name, note
 from inspect_tinker_plugin.logs.staging import Attempt
-from inspect_tinker_plugin.rewards import UnscoredError
-from inspect_tinker_plugin.rewards.scores import score_reward
+from inspect_tinker_plugin.rewards.scores import read_number
 
 REWARD = "reward"
 ROLLOUTS = "rollouts"
@@ -306,7 +305,7 @@ def _of_scorer(scorer: str, samples: Sequence[EvalSample]) -> Iterator[EvalScore
             continue
         for key, value in _entries(scorer, score):
             values.setdefault(key, [])
-            number = _number(key, value)
+            number = read_number(value)
             if number is None:
                 unscored[key] += 1
             else:
@@ -328,13 +327,6 @@ def _entries(scorer: str, score: Score) -> Iterator[tuple[str, Any]]:
         yield from ((f"{scorer}[{i}]", value) for i, value in enumerate(score.value))
     else:
         yield scorer, score.value
-
-
-def _number(name: str, value: Any) -> float | None:
-    try:
-        return score_reward(name, SampleScore(score=Score(value=value))).value
-    except (UnscoredError, ValueError):
-        return None
 
 
 def _of_rollouts(name: str, samples: Sequence[EvalSample]) -> EvalScore:

@@ -7,7 +7,7 @@ import atexit
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -259,7 +259,10 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
         os.replace(temporary, location)
     finally:
         temporary.unlink(missing_ok=True)
-    _remove_repeated(run, attempt, log, location)
+    if log.status == "success":
+        done = (log.eval.metadata or {})["policy_step"]
+        names = f"*_{_batch_name(log, attempt)}_*.eval"
+        _remove_before(run, log.eval, names, lambda step, _: step == done)
     return location
 
 
@@ -276,29 +279,22 @@ def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
     """
     spec = _spec(run)
     about = spec.metadata or {}
+    first, evaluates = about.get("first_step", 0), about.get("asked_every") is not None
+
+    def is_undone(step: int, other: EvalLog) -> bool:
+        whole = evaluates and step == first and other.status == "success"
+        return step >= first and not whole and other.eval.run_id not in elsewhere
+
+    _remove_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval", is_undone)
+
+
+def _remove_before(
+    run: LogRun, spec: EvalSpec, names: str, choose: Callable[[int, EvalLog], bool]
+) -> None:
+    """Remove chosen logs of earlier runs of the same training, of steps that are known."""
+    about = spec.metadata or {}
     if about.get("training") is None:
         return
-    first, evaluates = about["first_step"], about["asked_every"] is not None
-    for path, other in _logs_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval"):
-        step = (other.eval.metadata or {})["policy_step"]
-        whole = evaluates and step == first and other.status == "success"
-        if step >= first and not whole and other.eval.run_id not in elsewhere:
-            path.unlink(missing_ok=True)
-
-
-def _remove_repeated(run: LogRun, attempt: Attempt, log: EvalLog, location: Path) -> None:
-    """Remove the log of the same step that an earlier run of the training left."""
-    about = log.eval.metadata or {}
-    if about.get("training") is None or about["policy_step"] is None or log.status != "success":
-        return
-    for path, other in _logs_before(run, log.eval, f"*_{_batch_name(log, attempt)}_*.eval"):
-        if path != location and (other.eval.metadata or {})["policy_step"] == about["policy_step"]:
-            path.unlink(missing_ok=True)
-
-
-def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path, EvalLog]]:
-    """Yield the headers of logs that the same training began before, of steps that are known."""
-    about = spec.metadata or {}
     begun = datetime.fromisoformat(spec.created)
     for path in run.log_dir.glob(names):
         try:
@@ -312,10 +308,11 @@ def _logs_before(run: LogRun, spec: EvalSpec, names: str) -> Iterator[tuple[Path
             and other.eval.run_id != spec.run_id
             and known.get("training") == about["training"]
             and (known.get("asked_every") is None) == (about["asked_every"] is None)
-            and isinstance(known.get("policy_step"), int)
+            and isinstance(step := known.get("policy_step"), int)
             and datetime.fromisoformat(other.eval.created) < begun
+            and choose(step, other)
         ):
-            yield path, other
+            path.unlink(missing_ok=True)
 
 
 def _file_name(log: EvalLog, attempt: Attempt) -> str:

@@ -199,7 +199,7 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _number(value: object, scorer: str, key: str | None, score: SampleScore) -> float:
-    number = _convert(value)
+    number = read_number(value)
     if number is not None:
         return number
     name = scorer if key is None else f"{scorer}.{key}"
@@ -213,8 +213,8 @@ def _number(value: object, scorer: str, key: str | None, score: SampleScore) -> 
     )
 
 
-def _convert(value: object) -> float | None:
-    """Convert with Inspect's function; ``None`` where it would fall back to 0."""
+def read_number(value: object) -> float | None:
+    """Convert a value with Inspect's function; ``None`` where it would fall back to 0."""
     if isinstance(value, int | float):
         number = _to_float(value)
         return number if math.isfinite(number) else None

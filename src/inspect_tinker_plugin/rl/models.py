@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import ssl
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from tinker_cookbook.model_info import get_recommended_renderer_name
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer, is_tokenizer_registered
@@ -193,19 +190,16 @@ def require_server(base_url: str | None) -> None:
 
 def why_unreachable(address: str) -> str | None:
     """Return why an address does not answer; what else goes wrong is left to its client."""
-    if not address.startswith(("http://", "https://")):
-        return "the address does not begin with http:// or https://"
     try:
-        urllib.request.urlopen(address, timeout=_PATIENCE).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-    except urllib.error.URLError as error:
-        # Certificates are not the SDK's: it brings others.
-        certificate = isinstance(error.reason, ssl.SSLError)
-        return None if certificate else str(error.reason)
-    except (OSError, ValueError, http.client.HTTPException):
+        with httpx.stream("GET", address, timeout=_PATIENCE):
+            return None
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        return "the address does not begin with http:// or https://"
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        # Certificates and protocols are left to the SDK.
+        return None if "SSL" in str(error) else str(error) or "no connection in time"
+    except httpx.HTTPError:
         return None
-    return None
 
 
 def require_weights(weights: str, *, base_url: str | None) -> None:

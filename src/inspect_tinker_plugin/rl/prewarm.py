@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
 from queue import SimpleQueue
 from typing import Any
@@ -55,69 +55,67 @@ class Ahead:
     """
 
     def __init__(self, owner: object, prepared: PreparedTask, batches: Batches) -> None:
-        self._asked: SimpleQueue[int | None] = SimpleQueue()
-        self._asked.put(-1)
+        worker = _Worker(prepared, batches)
         # A finaliser may run anywhere, under any lock; this queue's put is made for that.
-        weakref.finalize(owner, self._asked.put, None)
-        threading.Thread(
-            target=_Worker(prepared, batches, self._asked).run,
-            name="prewarm sandboxes",
-            daemon=True,
-        ).start()
-
-    def prepare_after(self, batch: int) -> None:
-        """Prepare the batches after one that was asked for; returns immediately."""
-        self._asked.put(batch)
+        self.prepare_after = worker.asked.put
+        self.prepare_after(-1)
+        weakref.finalize(owner, worker.asked.put, None)
+        threading.Thread(target=worker.run, name="prewarm sandboxes", daemon=True).start()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a copy that prepares nothing, in this process or another."""
         return type(None), ()
 
 
+@dataclass
 class _Worker:
-    def __init__(
-        self, prepared: PreparedTask, batches: Batches, asked: SimpleQueue[int | None]
-    ) -> None:
-        self._prepared = prepared
-        self._batches = batches
-        self._asked = asked
-        self._made: set[int] = set()
-        """Batches whose images were made."""
-        self._useful = False
-        self._warmed: list[SandboxAhead] = []
+    prepared: PreparedTask
+    batches: Batches
+    asked: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
+    made: set[int] = field(default_factory=set)
+    """Batches whose images were made."""
+    warmed: list[SandboxAhead] = field(default_factory=list)
 
     def run(self) -> None:
+        useful = False
         try:
-            while (asked := self._asked.get()) is not None and self._prepare_after(asked):
-                pass
+            while (asked := self.asked.get()) is not None:
+                useful = self._prepare_after(asked) or useful
+                if not useful and self.asked.empty():
+                    break
         except Exception as error:
-            logger.warning("task %r: sandboxes are not made ahead: %s", self._prepared.name, error)
-        for ahead in self._warmed:
+            logger.warning("task %r: sandboxes are not made ahead: %s", self.prepared.name, error)
+        for ahead in self.warmed:
             ahead.expect(0)
 
     def _prepare_after(self, asked: int) -> bool:
-        """Prepare the batches after the given one; return whether any has ever needed that."""
-        depth = max(1, IMAGES_AHEAD // self._batches.size)
-        for batch in range(asked + 1, min(asked + 1 + depth, self._batches.count)):
-            if batch in self._made:
+        """Prepare the batches after the given one; return whether any needed that."""
+        depth, useful = max(1, IMAGES_AHEAD // self.batches.size), False
+        for batch in range(asked + 1, min(asked + 1 + depth, self.batches.count)):
+            if batch in self.made:
                 continue
-            if not self._asked.empty():
-                return True  # another batch was asked for meanwhile
-            needs = asyncio.run(self._find_needs(self._batches.samples_of(batch)))
-            self._useful = self._useful or bool(needs)
+            if not self.asked.empty():  # another batch was asked for meanwhile
+                break
+            needs = asyncio.run(self._find_needs(self.batches.samples_of(batch)))
+            useful = useful or bool(needs)
             # Each sandbox of the first batch is started once its image is there.
             counts = self._count(needs) if asked < 0 and batch == 0 else {}
-            if not self._make_images(dict.fromkeys(ahead for ahead, _ in needs), counts):
-                return True  # the others have to wait for the next batch
-            self._made.add(batch)
-        return self._useful
+            making: dict[Future[Any], SandboxAhead] = {}
+            for ahead in dict.fromkeys(ahead for ahead, _ in needs):
+                making[ahead.make()] = ahead
+                if len(making) == AT_ONCE:
+                    self._await_image(making, counts)
+            while making:
+                self._await_image(making, counts)
+            self.made.add(batch)
+        return useful
 
     async def _find_needs(self, samples: Sequence[Sample]) -> list[tuple[SandboxAhead, bool]]:
         """Return what the sandboxes of samples take, and whether a group shares its set-up."""
         found = []
         for sample in samples:
             try:
-                spec = await self._prepared.sandbox_of(sample)
+                spec = await self.prepared.sandbox_of(sample)
                 if spec is None:
                     continue
                 provider = internals.registry_find_sandboxenv(spec.type)
@@ -133,27 +131,9 @@ class _Worker:
         counts: dict[SandboxAhead, int] = {}
         for ahead, shared in needs:
             room = MOST - sum(counts.values())
-            wanted = 1 if shared else self._batches.group_size
+            wanted = 1 if shared else self.batches.group_size
             counts[ahead] = counts.get(ahead, 0) + min(room, wanted)
         return counts
-
-    def _make_images(
-        self, aheads: Iterable[SandboxAhead], counts: Mapping[SandboxAhead, int]
-    ) -> bool:
-        """Make images, a few at a time; return whether all could be made now."""
-        making: dict[Future[Any], SandboxAhead] = {}
-        full = False
-        for ahead in aheads:
-            image = ahead.make()
-            if image is None:
-                full = True
-                break
-            making[image] = ahead
-            if len(making) == AT_ONCE:
-                self._await_image(making, counts)
-        while making:
-            self._await_image(making, counts)
-        return not full
 
     def _await_image(
         self, making: dict[Future[Any], SandboxAhead], counts: Mapping[SandboxAhead, int]
@@ -165,9 +145,9 @@ class _Worker:
                 continue
             if error := image.exception():
                 self._complain(error)
-            elif (count := counts.get(ahead, 0)) and self._asked.empty():
-                self._warmed.append(ahead)  # its episodes have yet to come
+            elif (count := counts.get(ahead, 0)) and self.asked.empty():
+                self.warmed.append(ahead)  # its episodes have yet to come
                 ahead.expect(count)
 
     def _complain(self, error: BaseException) -> None:
-        logger.warning("task %r: a sandbox could not be made ahead: %s", self._prepared.name, error)
+        logger.warning("task %r: a sandbox could not be made ahead: %s", self.prepared.name, error)
