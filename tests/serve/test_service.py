@@ -32,6 +32,7 @@ from inspect_tinker_plugin.serve import (
 )
 
 OPTIONS: dict[str, Any] = {"group_size": 2}
+FORKS = (ON, step("fork", (ON, ON), (ON, ON)), ON, step("compact"), ON)
 
 
 def datum_of(branch: Branch, advantage: float) -> tinker.Datum:

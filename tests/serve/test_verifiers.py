@@ -15,17 +15,16 @@ import pytest
 from inspect_ai import Task
 from tests.rl.policies import Words, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
-from tests.rl.test_turn_trees import LINES, ON, step
+from tests.rl.test_turn_trees import LINES
 from tests.serve.engine import serving
 from tests.serve.lent import lend
-from tests.serve.test_service import CALL, SUBMIT, tree
+from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
 
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.serve import RolloutResult, RolloutService
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed: make clients")
 
-FORKS = (ON, step("fork", (ON, ON), (ON, ON)), ON, step("compact"), ON)
 ADD = tool_call("add", '{"x": 0, "y": 1}')
 MODULE = "made_of_an_inspect_task"
 

@@ -14,6 +14,7 @@ from inspect_tinker_plugin.cli.compare import bench, check
 from inspect_tinker_plugin.cli.export import export_command, rescore_command
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
 from inspect_tinker_plugin.cli.rollout import rollout
+from inspect_tinker_plugin.cli.serve import serve_command
 from inspect_tinker_plugin.cli.train import train_command
 from inspect_tinker_plugin.contracts.wording import suggestion
 
@@ -153,7 +154,15 @@ def _read_dotenv() -> None:
     init_dotenv()
 
 
-for _command in (bench, check, export_command, rescore_command, rollout, train_command):
+for _command in (
+    bench,
+    check,
+    export_command,
+    rescore_command,
+    rollout,
+    serve_command,
+    train_command,
+):
     rl.add_command(_command)
 rl.add_command(plugins_command)
 

@@ -29,6 +29,12 @@ def task_options(command: Command) -> Command:
     return _decorated(command, [click.argument("task", metavar="TASK"), *_task_arguments()])
 
 
+def tasks_options(command: Command) -> Command:
+    """Add the argument and the options for one or more tasks and their arguments."""
+    argument = click.argument("tasks", metavar="TASK...", nargs=-1, required=True)
+    return _decorated(command, [argument, *_task_arguments()])
+
+
 def _task_arguments() -> list[Any]:
     return [
         click.option(

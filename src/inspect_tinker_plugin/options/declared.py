@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMMANDS = ("audit", "bench", "check", "export", "rollout", "train")
+COMMANDS = ("audit", "bench", "check", "export", "rollout", "serve", "train")
 """Commands that take options of a dataset."""
 
-RUNNING = ("bench", "check", "rollout", "train")
+RUNNING = ("bench", "check", "rollout", "serve", "train")
 """Commands that run episodes to their end."""
 
-ROLLING = ("rollout", "train")
+ROLLING = ("rollout", "serve", "train")
 """Commands that make groups of rollouts with rewards."""
 
 
@@ -230,7 +230,7 @@ class DatasetOptions(Selection, EpisodeOptions):
         *ROLLING,
     )
     log_dir: str | Path | None = option(
-        None, "Folder for one .eval log per batch, for inspect view.", "rollout"
+        None, "Folder for one .eval log per batch, for inspect view.", "rollout", "serve"
     )
 
     def __post_init__(self) -> None:

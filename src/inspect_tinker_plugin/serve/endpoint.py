@@ -7,6 +7,8 @@ encoded again.
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,7 +82,7 @@ class EndpointSampler:
     def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
         self.endpoint = endpoint
         self._session = session
-        self._headers = dict(endpoint.headers)
+        self._headers = {**endpoint.headers, "Content-Type": "application/json"}
         if endpoint.api_key is not None:
             self._headers["Authorization"] = f"Bearer {endpoint.api_key}"
 
@@ -93,7 +95,8 @@ class EndpointSampler:
         try:
             async with self._session.post(
                 self.endpoint.address,
-                json=self._body(prompt),
+                # A file, which does not hold up the event loop however long the prompt is.
+                data=io.BytesIO(json.dumps(self._body(prompt)).encode()),
                 headers={**self._headers, SESSION_HEADER: prompt.episode},
                 timeout=aiohttp.ClientTimeout(total=self.endpoint.timeout),
             ) as response:

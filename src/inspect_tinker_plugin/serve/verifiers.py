@@ -15,19 +15,11 @@ token ids, not through verifiers' interception server, which would render the co
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import aiohttp
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageAssistant,
-    ChatMessageSystem,
-    ChatMessageTool,
-    ContentReasoning,
-)
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError
@@ -38,12 +30,14 @@ from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
 from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledTurn
 from inspect_tinker_plugin.serve.samplers import Prompt, Sampled
 from inspect_tinker_plugin.serve.service import RolloutService
+from inspect_tinker_plugin.serve.wire import write_message
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import select_samples
 
 try:
     import verifiers.v1 as vf
     from verifiers.v1.configs.client import resolve_api_key, resolve_headers
+    from verifiers.v1.dialects import parse_message
 except ImportError as error:
     raise ImportError(
         "verifiers 0.4 is not installed; install the extra: "
@@ -162,7 +156,7 @@ def as_verifiers_taskset(
                 prompt = (
                     sample.input
                     if isinstance(sample.input, str)
-                    else [_message(each) for each in sample.input]
+                    else [parse_message(write_message(each)) for each in sample.input]
                 )
                 data = vf.TaskData(id=str(sample.id), name=resolved.task.name, prompt=prompt)
                 yield InspectTask(data, self.config.task)
@@ -269,7 +263,7 @@ class TraceWriter:
         prompt = list(turn.prompt_tokens)
         known, parent, told = self._continued(prompt)
         tools = [] if parent is not None else [_tool(each) for each in turn.tools]
-        new = [_message(each) for each in turn.messages[told:]]
+        new = [parse_message(write_message(each)) for each in turn.messages[told:]]
         scaffold = prompt[len(known) :]
         for number, message in enumerate(new):
             last = number == len(new) - 1
@@ -277,7 +271,7 @@ class TraceWriter:
             tools = []
         node = self._node(
             parent,
-            _message(turn.reply),
+            parse_message(write_message(turn.reply)),
             [*([] if new else scaffold), *turn.tokens],
             sampled=turn,
         )
@@ -351,27 +345,3 @@ def _error(failure: Failure) -> Exception:
 def _tool(info: Any) -> vf.Tool:
     parameters = info.parameters.model_dump(mode="json", exclude_none=True)
     return vf.Tool(name=info.name, description=info.description, parameters=parameters)
-
-
-def _message(message: ChatMessage) -> Any:
-    """Convert a message; images are gone by now, because a lent sampler takes none."""
-    if isinstance(message, ChatMessageSystem):
-        return vf.SystemMessage(content=message.text)
-    if isinstance(message, ChatMessageTool):
-        text = message.error.message if message.error is not None else message.text
-        return vf.ToolMessage(
-            tool_call_id=message.tool_call_id or "", content=text, name=message.function
-        )
-    if not isinstance(message, ChatMessageAssistant):
-        return vf.UserMessage(content=message.text)
-    content = message.content if isinstance(message.content, list) else []
-    thought = [part.reasoning for part in content if isinstance(part, ContentReasoning)]
-    return vf.AssistantMessage(
-        content=message.text or None,
-        reasoning_content="\n".join(thought) or None,
-        tool_calls=[
-            vf.ToolCall(id=call.id, name=call.function, arguments=json.dumps(call.arguments))
-            for call in message.tool_calls or []
-        ]
-        or None,
-    )

@@ -1,0 +1,187 @@
+"""``inspect rl serve``: episodes over the network, for trainers that lend a sampler."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from inspect_tinker_plugin.cli.options import (
+    dataset_choices,
+    dataset_options,
+    parse_args,
+    tasks_options,
+)
+from inspect_tinker_plugin.cli.reporting import reported
+from inspect_tinker_plugin.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from inspect_tinker_plugin.serve.host import Host
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SHORTEST = 16
+"""Characters that a token has at least."""
+
+
+@click.command("serve")
+@tasks_options
+@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True)
+@click.option(
+    "--host",
+    default=LOOPBACK[0],
+    show_default=True,
+    help="Address to listen at; any other than this machine's own needs --token-file.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the token that clients send as `Authorization: Bearer TOKEN`.",
+)
+@click.option("--model", metavar="NAME", help="Model that is trained: its tokenizer and renderer.")
+@click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
+@click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
+@click.option(
+    "--sampler",
+    metavar="URL",
+    help="Model server of all episodes; without it, each request lends its own.",
+)
+@click.option(
+    "--sampler-form",
+    type=click.Choice(["completions", "generate"]),
+    default="completions",
+    show_default=True,
+    help="How it is asked: /v1/completions or /inference/v1/generate.",
+)
+@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--temperature", type=float, default=1.0, show_default=True)
+@click.option(
+    "--max-episodes",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Episodes at once per process; others wait.",
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds that an episode waits for a place.",
+)
+@click.option(
+    "--episode-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    help="Seconds that an episode runs; --time-limit ends one earlier, with a score.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="Seconds that running episodes have after SIGTERM.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes behind the address.",
+)
+@dataset_options("serve", group_size=4)
+@reported
+def serve_command(**choices: Any) -> None:
+    """Serve episodes of TASK, or of several tasks, to trainers over HTTP.
+
+    Trainers send which sample they want and, unless --sampler fixes it, the address of a model
+    server that returns token ids. They get tokens, rewards and causes of failures, in the protocol
+    of NeMo Gym (/run), of OpenEnv (/mcp, /ws) or as plain JSON (/v1/rollouts). Tasks and options
+    are fixed by this command; no request brings code.
+    """
+    try:
+        from inspect_tinker_plugin.serve.app import run_server
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; install the extra: "
+            "pip install 'inspect-tinker-plugin[serve]'"
+        ) from error
+    token = _read_token(choices)
+    settings = {name: choices.pop(name) for name in ("port", "host", "workers")}
+    patience = choices.pop("drain_timeout")
+    make_host = partial(load_host, choices)
+    if settings["workers"] == 1:
+        host = make_host()  # a task that cannot be served is an error of this command
+        make_host = partial(lambda: host)
+    click.echo(f"serving on http://{settings['host']}:{settings['port']}", err=True)
+    run_server(make_host, token=token, patience=patience, **settings)
+
+
+def _read_token(choices: dict[str, Any]) -> str | None:
+    """Take the token out of a command's choices.
+
+    Raises:
+        ConfigError: There is none, and others than this machine could connect; or it is short.
+    """
+    path = choices.pop("token_file")
+    if path is None:
+        if choices["host"] not in LOOPBACK:
+            raise ConfigError(
+                f"--host {choices['host']} can be reached from other machines: give --token-file, "
+                f"for example with {secrets.token_urlsafe(24)}"
+            )
+        return None
+    token: str = path.read_text(encoding="utf-8").strip()
+    if len(token) < SHORTEST:
+        raise ConfigError(f"the token in {path} has less than {SHORTEST} characters")
+    return token
+
+
+def load_host(choices: dict[str, Any]) -> Host:
+    """Load the tasks of a server, in the process that runs them."""
+    from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
+    from inspect_tinker_plugin.rl.models import make_renderer
+    from inspect_tinker_plugin.serve.endpoint import Endpoint
+    from inspect_tinker_plugin.serve.host import Host, Limits
+    from inspect_tinker_plugin.serve.service import RolloutService
+
+    choices = dict(choices)
+    options = dataset_choices("serve", choices)
+    model, tokenizer = choices["model"], choices["tokenizer"]
+    if model is None and tokenizer is None:
+        raise ConfigError("name the model that is trained: --model NAME")
+    renderer = make_renderer(
+        choices["renderer"], model=model, tokenizer=tokenizer, option="--renderer"
+    )
+    tasks = InspectRLDatasetBuilder(
+        task=list(choices["tasks"]),
+        model_name=model or str(tokenizer),
+        task_args=parse_args(choices["task_args"], choices["task_config"]),
+        options=options,
+    ).mixed_tasks()
+    sampler = None
+    if choices["sampler"] is not None:
+        sampler = Endpoint(
+            url=choices["sampler"],
+            model=model or "",
+            form=choices["sampler_form"],
+            max_tokens=choices["max_tokens"],
+            sampling={"temperature": choices["temperature"]},
+        )
+    return Host(
+        [
+            RolloutService(
+                each.task, renderer, task_args=each.task_args, **{**options, **each.options}
+            )
+            for each in tasks
+        ],
+        sampler=sampler,
+        limits=Limits(
+            max_episodes=choices["max_episodes"],
+            queue_timeout=choices["queue_timeout"],
+            episode_timeout=choices["episode_timeout"],
+        ),
+    )

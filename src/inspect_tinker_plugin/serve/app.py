@@ -1,0 +1,363 @@
+"""The HTTP server of ``inspect rl serve``: one process that speaks three protocols.
+
+====================================  =====================================================
+``POST /v1/rollouts``                 a group of episodes, as plain JSON
+``POST /run, /aggregate_metrics``     NeMo Gym's environment server
+``/mcp, /ws, /harbor_env/...``        OpenEnv's Harbor server
+``GET /health, /ready, /metrics``     for whoever operates it
+====================================  =====================================================
+
+A client that goes away ends its own episodes, and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.supervisors import Multiprocess
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.serve import gym, openenv
+from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
+from inspect_tinker_plugin.serve.wire import LentSampler, write_result
+
+T = TypeVar("T")
+
+OPEN = ("/health", "/ready")
+"""Paths that need no token."""
+
+MAX_BODY = 2**20
+"""Bytes of a request: they choose samples, and hold no tokens."""
+
+GONE = 499
+"""Status of a request whose client went away, which nobody reads."""
+
+
+class GroupRequest(BaseModel):
+    """The body of ``/v1/rollouts``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    sample: int | str
+    size: int | None = None
+    sampler: LentSampler | None = None
+
+
+class Gate:
+    """Refuses requests without the token, those of web pages, and those that are too large."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
+            return await self._app(scope, receive, send)
+        headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
+        given = headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._token is not None and not secrets.compare_digest(given, self._token.encode()):
+            status, reason = 401, "the token is missing or wrong"
+        elif "origin" in headers:
+            status, reason = 403, "requests of web pages are refused"
+        elif int(headers.get("content-length", "0")) > MAX_BODY or "transfer-encoding" in headers:
+            status, reason = 413, f"a request has at most {MAX_BODY} bytes, and says how many"
+        else:
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            await JSONResponse({"detail": reason}, status)(scope, receive, send)
+
+
+async def while_present(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:
+    """Run something for a client, and cancel it when the client goes away.
+
+    Raises:
+        WebSocketDisconnect: It went away; the work has ended.
+    """
+    running, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        raise WebSocketDisconnect
+    finally:
+        leaving.cancel()
+        running.cancel()
+        await asyncio.gather(running, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    message: Message = {"type": "http.request"}
+    while message["type"] != "http.disconnect":
+        message = await request.receive()
+
+
+def create_app(
+    make_host: Callable[[], Host], *, token: str | None = None, patience: float = 300.0
+) -> FastAPI:
+    """Make the application.
+
+    Args:
+        make_host: Loads the tasks; called when the server starts, in each of its processes.
+        token: What clients send as ``Authorization: Bearer TOKEN``, if they must.
+        patience: Seconds that running episodes have after SIGTERM.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with make_host() as app.state.host:
+            drain_first(app.state.host, patience)
+            yield
+
+    app = FastAPI(title="inspect rl serve", lifespan=lifespan, openapi_url=None)
+    app.add_middleware(Gate, token=token)
+
+    def host() -> Host:
+        return app.state.host  # type: ignore[no-any-return]
+
+    async def serve(request: Request, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await while_present(_disconnected(request), work)
+        except WebSocketDisconnect:
+            raise HTTPException(GONE, "the client went away") from None
+        except BusyError as error:
+            raise HTTPException(503, str(error), {"Retry-After": "5"}) from error
+        except TooLongError as error:
+            raise HTTPException(504, str(error)) from error
+        except (ConfigError, LookupError) as error:
+            raise HTTPException(400, str(error)) from error
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "healthy"}
+
+    @app.get("/ready")
+    async def ready(response: Response) -> dict[str, bool]:
+        response.status_code = 503 if host().draining else 200
+        return {"ready": not host().draining}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(host().metrics(), media_type="text/plain; version=0.0.4")
+
+    @app.post("/v1/rollouts")
+    async def rollouts(body: GroupRequest, request: Request) -> dict[str, Any]:
+        run = host().run(body.task, body.sample, body.sampler, size=body.size)
+        results = await serve(request, run)
+        return {"rollouts": [write_result(each) for each in results]}
+
+    # NeMo Gym
+
+    @app.post("/run")
+    async def run(body: gym.EpisodeRequest, request: Request) -> dict[str, Any]:
+        return await serve(request, gym.run_episode(host(), body))
+
+    @app.post("/aggregate_metrics")
+    async def aggregate_metrics(body: gym.AggregateRequest) -> dict[str, Any]:
+        return gym.aggregate(body.verify_responses)
+
+    # OpenEnv
+
+    @app.get("/harbor_env/splits")
+    async def splits() -> list[dict[str, Any]]:
+        return openenv.splits(host())
+
+    @app.post("/harbor_env/num_tasks")
+    async def num_tasks(body: dict[str, Any]) -> dict[str, Any]:
+        split = body.get("split") or next(iter(host().services))
+        return {"num_tasks": len(_checked(lambda: host().service(split)).samples)}
+
+    @app.post("/harbor_env/task")
+    async def task(body: dict[str, Any]) -> dict[str, Any]:
+        split, index = body.get("split", ""), int(body.get("index", 0))
+        return {"task": _checked(lambda: openenv.task_ref(host(), split, index))}
+
+    @app.post("/harbor_env/task_range")
+    async def task_range(body: dict[str, Any]) -> dict[str, Any]:
+        split = body.get("split") or next(iter(host().services))
+        count = len(_checked(lambda: host().service(split)).samples)
+        chosen = range(count)[slice(body.get("start"), body.get("stop"))][:1000]
+        return {"tasks": [openenv.task_ref(host(), split, index) for index in chosen]}
+
+    @app.post("/mcp")
+    async def mcp(body: dict[str, Any], request: Request) -> dict[str, Any]:
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": body.get("id")}
+        params = body.get("params") or {}
+        match body.get("method"):
+            case "openenv/session/create":
+                # A session holds nothing: what an episode needs lives as long as its call.
+                result: Any = {"session_id": uuid.uuid4().hex}
+            case "openenv/session/close":
+                result = {"session_id": params.get("session_id"), "closed": True}
+            case "tools/list":
+                result = {"tools": openenv.TOOLS}
+            case "tools/call":
+                name, arguments = params.get("name", ""), params.get("arguments") or {}
+                result = {"data": await serve(request, openenv.call_tool(host(), name, arguments))}
+            case other:
+                reason = {"code": -32601, "message": f"there is no method {other!r}"}
+                return {**answer, "error": reason}
+        return {**answer, "result": result}
+
+    @app.websocket("/ws")
+    async def ws(socket: WebSocket) -> None:
+        await socket.accept()
+        inbox: asyncio.Queue[str] = asyncio.Queue(maxsize=16)
+
+        async def receive() -> None:
+            try:
+                while True:
+                    await inbox.put(await socket.receive_text())
+            except WebSocketDisconnect:
+                return
+
+        async def converse() -> None:
+            while (answer := await _answer(host(), await inbox.get())) is not None:
+                await socket.send_json(answer)
+
+        try:
+            await while_present(receive(), converse())
+            await socket.close()
+        except WebSocketDisconnect:
+            return
+
+    return app
+
+
+def _checked(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from error
+
+
+async def _answer(host: Host, text: str) -> dict[str, Any] | None:
+    """Answer a message of a session; ``None`` ends it."""
+    try:
+        message = json.loads(text)
+        kind, data = message["type"], message.get("data") or {}
+    except (ValueError, KeyError, TypeError) as error:
+        return {"type": "error", "data": {"message": str(error), "code": "INVALID_JSON"}}
+    if kind == "close":
+        return None
+    if kind == "state":
+        return {"type": "state", "data": {"episode_id": None, "step_count": 0}}
+    if kind == "reset":
+        return {"type": "observation", "data": _observed({})}
+    try:
+        if data.get("type") == "list_tools":
+            return {"type": "observation", "data": _observed({"tools": openenv.TOOLS})}
+        name = data["tool_name"]
+        result = await openenv.call_tool(host, name, data.get("arguments") or {})
+    except LookupError as error:
+        reason = {"message": str(error), "code": "EXECUTION_ERROR"}
+        return {"type": "error", "data": reason}
+    return {"type": "observation", "data": _observed({"tool_name": name, "result": result})}
+
+
+def _observed(observation: dict[str, Any]) -> dict[str, Any]:
+    return {"observation": observation, "reward": None, "done": False}
+
+
+def drain_first(host: Host, patience: float) -> None:
+    """Let running episodes end before the first SIGTERM stops this process; a second one stops it.
+
+    It keeps the handler of the server, which answers no new request once it is called.
+
+    Args:
+        host: What runs.
+        patience: Seconds that it waits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    stop: Any = signal.getsignal(signal.SIGTERM)
+    draining: list[asyncio.Task[None]] = []
+
+    async def drain(number: int) -> None:
+        await asyncio.wait([asyncio.ensure_future(host.idle.wait())], timeout=patience)
+        stop(number, None)
+
+    def begin(number: int, frame: Any) -> None:
+        if host.draining or host.idle.is_set():
+            stop(number, frame)
+            return
+        host.draining = True
+        loop.call_soon_threadsafe(lambda: draining.append(loop.create_task(drain(number))))
+
+    if callable(stop):
+        signal.signal(signal.SIGTERM, begin)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"json": {"()": JsonFormatter}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "root": {"handlers": ["stderr"], "level": "INFO"},
+    "loggers": {"uvicorn.access": {"level": "WARNING"}},
+}
+"""Structured logs on stderr; requests are not logged, episodes are."""
+
+
+def run_server(
+    make_host: Callable[[], Host], *, token: str | None, patience: float, workers: int, **where: Any
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        make_host: As in :func:`create_app`; of several processes, something that pickles.
+        token: As in :func:`create_app`.
+        patience: As in :func:`create_app`.
+        workers: Processes behind the address.
+        where: Host and port.
+    """
+    config = uvicorn.Config(
+        partial(create_app, make_host, token=token, patience=patience),
+        factory=True,
+        workers=workers,
+        log_config=LOGGING,
+        ws_max_size=MAX_BODY,
+        timeout_graceful_shutdown=max(1, round(patience)),
+        **where,
+    )
+    if workers == 1:
+        uvicorn.Server(config).run()
+    else:
+        Multiprocess(config, sockets=[config.bind_socket()]).run()

@@ -1,0 +1,305 @@
+"""Trainers get episodes over the network; others, and what is too much, are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from inspect_ai import Task
+from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
+from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
+from tests.rl.test_turn_trees import LINES
+from tests.serve.engine import serving
+from tests.serve.lent import lend
+from tests.serve.server import hosted, until
+from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
+
+from inspect_tinker_plugin.cli.serve import serve_command
+from inspect_tinker_plugin.serve import RolloutResult, RolloutService
+from inspect_tinker_plugin.serve.app import JsonFormatter
+from inspect_tinker_plugin.serve.host import FIELDS, Limits
+
+ADD = tool_call("add", '{"x": 0, "y": 1}')
+CASES = [
+    pytest.param(arithmetic(), ["1"], id="single turn"),
+    pytest.param(adding(), [ADD, "It is 1."], id="tool"),
+    pytest.param(agent(), [CALL, SUBMIT], id="agent in a sandbox"),
+    pytest.param(tree(FORKS), LINES, id="several conversations"),
+]
+
+
+def own(task: Task, words: Words) -> RolloutResult:
+    service = RolloutService(task, renderer())
+    return asyncio.run(service.run_episode(0, lend(words)))
+
+
+def sample_id(task: Task) -> str:
+    return str(next(iter(task.dataset)).id)
+
+
+def run_body(task: Task, **task_input: Any) -> dict[str, Any]:
+    return {
+        "episode_id": {"rollout_id": "r-0", "attempt": 1},
+        "task": {
+            "task_id": {"taskset": task.name, "task_id": sample_id(task)},
+            "task_input": task_input,
+        },
+    }
+
+
+@pytest.mark.parametrize(("task", "lines"), CASES)
+def test_an_episode_over_the_network_is_the_one_in_process(task: Task, lines: list[str]) -> None:
+    async def run() -> Any:
+        async with serving(Words(lines)) as url, hosted(task) as served:
+            body = {"task": task.name, "sample": 0, "size": 1, "sampler": {"url": url}}
+            return await served.post("/v1/rollouts", body)
+
+    status, answer = asyncio.run(run())
+    assert status == 200, answer
+    [rollout] = answer["rollouts"]
+    expected = own(task, Words(lines))
+    assert (rollout["reward"], rollout["failure"]) == (expected.reward, None)
+    assert len(rollout["branches"]) == len(expected.branches)
+    for got, branch in zip(rollout["branches"], expected.branches, strict=True):
+        assert got["tokens"] == branch.tokens
+        assert got["mask"] == branch.mask
+        assert got["logprobs"] == branch.logprobs
+
+
+@pytest.mark.parametrize(("task", "lines"), CASES)
+def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]) -> None:
+    async def run() -> Any:
+        async with serving(Words(lines)) as url, hosted(task, sampler=url) as served:
+            return await served.post("/run", run_body(task))
+
+    status, answer = asyncio.run(run())
+    assert status == 200, answer
+    expected = own(task, Words(lines))
+    assert answer["episode_id"] == {"rollout_id": "r-0", "attempt": 1}
+    assert answer["task_id"] == {"taskset": task.name, "task_id": sample_id(task)}
+    result = answer["result"]
+    assert result["reward"] == expected.reward
+    carrying = [item for item in result["response"]["output"] if "generation_token_ids" in item]
+    last = [turn for turn in expected.turns if turn.branch == len(expected.branches) - 1]
+    assert [item["generation_token_ids"] for item in carrying] == [each.tokens for each in last]
+    assert [item["prompt_token_ids"] for item in carrying] == [each.prompt_tokens for each in last]
+    assert result["branches"][0]["tokens"] == expected.branches[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "stage", "kind"),
+    [
+        ({}, "verification", "verifier_error"),
+        ({"sampler": {"url": "http://127.0.0.1:9"}}, "agent", "agent_request_failed"),
+    ],
+)
+def test_nemo_gym_gets_failures_in_its_words(change: Any, stage: str, kind: str) -> None:
+    task = Task(name="t", dataset=sums(1), scorer=crashing())
+
+    async def run() -> Any:
+        async with serving(Words(["1"])) as url, hosted(task) as served:
+            return await served.post("/run", run_body(task, **{"sampler": {"url": url}, **change}))
+
+    status, answer = asyncio.run(run())
+    assert status == 200
+    assert "result" not in answer
+    failure = answer["failure"]
+    assert (failure["stage"], failure["failure_kind"], failure["terminal"]) == (stage, kind, False)
+
+
+def test_nemo_gym_gets_a_terminal_failure_for_a_sample_that_is_not_there() -> None:
+    async def run() -> Any:
+        async with hosted(arithmetic()) as served:
+            body = run_body(arithmetic())
+            body["task"]["task_id"]["task_id"] = "other"
+            return await served.post("/run", body)
+
+    _, answer = asyncio.run(run())
+    assert answer["failure"]["terminal"]
+    assert "has no sample 'other'" in answer["failure"]["failure_reason"]
+
+
+def test_metrics_are_aggregated_by_task_without_masked_rollouts() -> None:
+    rows: Sequence[dict[str, Any]] = [
+        {"_ng_task_index": 0, "reward": 1.0},
+        {"_ng_task_index": 0, "reward": 0.0},
+        {"_ng_task_index": 1, "reward": 1.0},
+        {"_ng_task_index": 1, "reward": 9.0, "mask_sample": True},
+    ]
+
+    async def run() -> Any:
+        async with hosted(arithmetic()) as served:
+            return await served.post("/aggregate_metrics", {"verify_responses": rows})
+
+    _, answer = asyncio.run(run())
+    assert [each["mean/reward"] for each in answer["group_level_metrics"]] == [0.5, 1.0]
+    assert answer["key_metrics"] == {"mean/reward": pytest.approx(2 / 3)}
+
+
+def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:
+    async def run() -> None:
+        slow = Words(["1"], delay_s=0.5)
+        async with serving(slow) as url, hosted(agent(), arithmetic(), sampler=url) as served:
+            host = served.host
+            stays = asyncio.create_task(
+                served.post("/v1/rollouts", {"task": "arithmetic", "sample": "s0", "size": 1})
+            )
+            leaves = asyncio.create_task(
+                served.post("/v1/rollouts", {"task": "agent", "sample": "a", "size": 3})
+            )
+            socket = await served.client.ws_connect(f"{served.url}/ws")
+            call = {"tool_name": "run_rollout", "arguments": {"split": "agent"}}
+            await socket.send_json({"type": "step", "data": {"type": "call_tool", **call}})
+            await until(lambda: host.running == 5)
+            leaves.cancel()
+            await socket.close()
+            status, answer = await stays
+            assert (status, answer["rollouts"][0]["reward"]) == (200, 1.0)
+            await until(lambda: host.running == 0)
+            _, text = await served.get("/metrics")
+            assert 'task="agent",outcome="cancelled"} 4' in text
+            assert 'task="arithmetic",outcome="ok"} 1' in text
+
+    asyncio.run(run())
+
+
+def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
+    async def run() -> None:
+        limits = Limits(max_episodes=2, queue_timeout=0.3)
+        slow = Words(["1"], delay_s=1)
+        async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
+            body = {"task": "arithmetic", "sample": "s0", "size": 2}
+            first = asyncio.create_task(served.post("/v1/rollouts", body))
+            await until(lambda: served.host.running == 2)
+            status, answer = await served.post("/v1/rollouts", {**body, "size": 1})
+            assert (status, "no place" in answer["detail"]) == (503, True)
+            _, late = await served.post("/run", run_body(arithmetic()))
+            assert late["failure"]["stage"] == "admission"
+            assert (await first)[0] == 200
+            status, answer = await served.post("/v1/rollouts", {**body, "size": 3})
+            assert (status, "at most 2 episodes" in answer["detail"]) == (400, True)
+
+    asyncio.run(run())
+
+
+def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:
+    async def run() -> None:
+        limits = Limits(episode_timeout=0.2)
+        slow = Words(["1"], delay_s=30)
+        async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
+            body = {"task": "arithmetic", "sample": "s0"}
+            status, answer = await served.post("/v1/rollouts", body)
+            assert (status, "cut after 0.2 seconds" in answer["detail"]) == (504, True)
+            _, late = await served.post("/run", run_body(arithmetic()))
+            assert late["failure"]["failure_kind"] == "agent_timeout"
+            assert served.host.running == 0
+
+    asyncio.run(run())
+
+
+def test_requests_without_the_token_of_web_pages_or_too_large_are_refused() -> None:
+    async def run() -> None:
+        token = "correct horse battery"
+        words = Words(["1"])
+        async with serving(words) as url, hosted(arithmetic(), sampler=url, token=token) as served:
+            body = {"task": "arithmetic", "sample": "s0", "size": 1}
+            mine = {"Authorization": f"Bearer {token}"}
+            assert (await served.post("/v1/rollouts", body))[0] == 401
+            wrong = {"Authorization": "Bearer wrong"}
+            assert (await served.post("/v1/rollouts", body, **wrong))[0] == 401
+            assert (await served.get("/metrics"))[0] == 401
+            assert (await served.get("/health"))[0] == 200
+            page = {**mine, "Origin": "http://example.com"}
+            assert (await served.post("/v1/rollouts", body, **page))[0] == 403
+            large = io.BytesIO(b" " * (2**20 + 1))
+            async with served.client.post(
+                f"{served.url}/v1/rollouts", data=large, headers=mine
+            ) as answer:
+                assert answer.status == 413
+            assert (await served.post("/v1/rollouts", body, **mine))[0] == 200
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await served.client.ws_connect(f"{served.url}/ws")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "other"}, "no task 'other' is served; there is arithmetic"),
+        ({"sample": "other"}, "has no sample 'other'"),
+        ({"sampler": {"url": "http://127.0.0.1:1"}}, "has its own sampler"),
+    ],
+)
+def test_what_there_is_not_is_a_400(change: Any, message: str) -> None:
+    async def run() -> Any:
+        async with hosted(arithmetic(), sampler="http://127.0.0.1:9") as served:
+            body = {"task": "arithmetic", "sample": "s0", **change}
+            return await served.post("/v1/rollouts", body)
+
+    status, answer = asyncio.run(run())
+    assert status == 400
+    assert message in answer["detail"]
+
+
+def test_sigterm_waits_for_episodes_and_readiness_ends_first() -> None:
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+
+    async def run() -> None:
+        slow = Words(["1"], delay_s=0.5)
+        async with serving(slow) as url, hosted(arithmetic(), sampler=url) as served:
+            assert (await served.get("/ready"))[0] == 200
+            body = {"task": "arithmetic", "sample": "s0", "size": 1}
+            running = asyncio.create_task(served.post("/v1/rollouts", body))
+            await until(lambda: served.host.running == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: served.host.draining)
+            assert (await served.get("/ready"))[0] == 503
+            assert (await served.post("/v1/rollouts", body))[0] == 503
+            assert not stopped
+            assert (await running)[0] == 200
+            await until(lambda: bool(stopped))
+
+    try:
+        asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_episode_is_a_line_of_json_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving(Words(["1"])) as url, hosted(arithmetic(), sampler=url) as served:
+            body = {"task": "arithmetic", "sample": "s0", "size": 1}
+            await served.post("/v1/rollouts", body)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(run())
+    [record] = [each for each in caplog.records if hasattr(each, FIELDS)]
+    line = json.loads(JsonFormatter().format(record))
+    assert line["event"] == "episode"
+    assert (line["task"], line["sample"], line["outcome"]) == ("arithmetic", "s0", "ok")
+
+
+def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Path) -> None:
+    short = tmp_path / "token"
+    short.write_text("short")
+    there = ["--tokenizer", str(TOKENIZER), "--renderer", "qwen3_instruct"]
+    task = f"{Path(__file__).parents[1]}/rl/tasks.py@arithmetic"
+    for more, message in (
+        (["--host", "0.0.0.0"], "can be reached from other machines: give --token-file"),
+        (["--token-file", str(short)], "less than 16 characters"),
+    ):
+        done = CliRunner().invoke(serve_command, [task, *there, *more])
+        assert done.exit_code == 1
+        assert message in done.output
