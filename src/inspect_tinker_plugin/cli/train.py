@@ -47,6 +47,8 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "eval_every": {"type": click.IntRange(0)},
     "test_split": {"metavar": "SHARE"},
     "warm_start": {"metavar": "DIR"},
+    "scan": {"multiple": True, "default": (), "metavar": "FILE"},
+    "scan_model": {"metavar": "NAME"},
     "workers": {"metavar": "N"},
     "ray": {"is_flag": False, "flag_value": "", "metavar": "[ADDRESS]"},
 }

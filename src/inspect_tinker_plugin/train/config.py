@@ -26,6 +26,7 @@ from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, requir
 from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.scans import check_scanners
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""
@@ -84,6 +85,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
     ):
         if given and not there:
             raise ConfigError(f"{option} needs {needs}")
+    check_scanners(request.scan)
     if request.ray is not None:
         _check_ray(request)
     if request.local:

@@ -42,6 +42,9 @@ ROLLOUT_LOGS = "rollouts/train"
 TEST_LOGS = "rollouts/test"
 """Folder of the ``.eval`` logs of evaluations on the test set."""
 
+SCANS = "scans.jsonl"
+"""File with the figures of each batch that was scanned (``--scan``), by step."""
+
 EVALUATION_LOGS = "evaluations"
 """Folder of the ``.eval`` logs of ``evaluator_builders``."""
 
@@ -108,6 +111,17 @@ def read_steps(log_dir: Path) -> dict[int, dict[str, Any]]:
         if isinstance(row.get("step"), int):
             steps.setdefault(row["step"], {}).update(row)
     return dict(sorted(steps.items()))
+
+
+def read_scans(log_dir: Path) -> dict[int, dict[str, Any]]:
+    """Return the figures of scans by step; of several tasks' logs the means of each step."""
+    rows: dict[int, dict[str, list[float]]] = {}
+    for row in read_rows(log_dir / SCANS):
+        if isinstance(step := row.get("step"), int):
+            for name in row:
+                if name.startswith("scan/") and (value := number(row, name)) is not None:
+                    rows.setdefault(step, {}).setdefault(name, []).append(value)
+    return {step: {name: fmean(v) for name, v in row.items()} for step, row in rows.items()}
 
 
 def last_checkpoint(log_dir: Path) -> int | None:
@@ -259,11 +273,13 @@ def read_history(log_dir: Path) -> History:
         index: _rollout_figures([each for log in logs.values() for each in log.samples])
         for index, logs in batches.items()
     }
+    scans = read_scans(log_dir)
     names = {name for row in rolled_out.values() for name in row if name.startswith(COUNTED)}
     steps = []
     for index in sorted({*metrics, *batches}):
         zeros = dict.fromkeys(names if index in rolled_out else (), 0.0)
         row = {**zeros, **rolled_out.get(index, {}), **metrics.get(index, {})}
+        row |= scans.get(index, {})
         steps.append(Step(index, row, [log.path for log in batches.get(index, {}).values()]))
     return History(
         run=_json(log_dir / RUN),

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.journal import parse_rows
+from inspect_tinker_plugin.train.alarms import MONITORS, find_alarms
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     LOSS,
@@ -24,6 +26,7 @@ from inspect_tinker_plugin.train.history import (
     TEST,
     Row,
     number,
+    read_scans,
     read_steps,
     rewards_by_task,
     step_problems,
@@ -40,7 +43,11 @@ _REMIND = 10
 
 @contextmanager
 def show_progress(
-    log_dir: Path, say: Callable[[str], None], *, steps: int | None = None
+    log_dir: Path,
+    say: Callable[[str], None],
+    *,
+    steps: int | None = None,
+    penalties: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Follow the files of a run in a thread, and say what is new in them.
 
@@ -48,8 +55,9 @@ def show_progress(
         log_dir: Folder of the run.
         say: Called with each line.
         steps: Steps of the whole run.
+        penalties: The monitors that are trained against.
     """
-    progress = _Progress(f"/{steps}" if steps else "")
+    progress = _Progress(f"/{steps}" if steps else "", lambda: _look_for(log_dir, penalties))
     metrics, log = _Tail(log_dir / METRICS), _Tail(log_dir / "logs.log")
     ended = threading.Event()
 
@@ -73,6 +81,12 @@ def show_progress(
         thread.join()
 
 
+def _look_for(log_dir: Path, penalties: Mapping[str, float]) -> Iterator[str]:
+    steps, scans = read_steps(log_dir), read_scans(log_dir)
+    rows = [{**row, **scans.get(step, {})} for step, row in steps.items()]
+    return find_alarms(rows, penalties)
+
+
 class _Tail:
     """Yields the lines that are added to a file; existing lines are skipped."""
 
@@ -92,8 +106,10 @@ class _Tail:
 
 
 class _Progress:
-    def __init__(self, total: str) -> None:
+    def __init__(self, total: str, alarms: Callable[[], Iterable[str]] = tuple) -> None:
         self._total = total
+        self._find_alarms = alarms
+        self._alarms: set[str] = set()
         self._warnings: set[str] = set()
         self._rollout_errors = 0.0
         self._silent: dict[str, int] = {}
@@ -126,10 +142,17 @@ class _Progress:
         if (reward := number(row, REWARD)) is not None:
             yield "  ".join([f"step {step}  reward {reward:6.3f}", *self._parts(row)])
             yield from self._problems(row)
+            for alarm in self._find_alarms():
+                if (about := alarm.partition(":")[0]) not in self._alarms:
+                    self._alarms.add(about)
+                    yield f"         ! {alarm}"
 
     def _parts(self, row: Row) -> Iterator[str]:
         if by_task := rewards_by_task(row):
             yield f"({', '.join(f'{task} {value:.3f}' for task, value in by_task.items())})"
+        for name in row:
+            if match := re.fullmatch(MONITORS, name):
+                yield f"{match[1]} {row[name]:.2f}"
         for text, name in (
             ("turns {:.1f}", "env/all/turns_per_episode"),
             ("tokens {:.0f}", "env/all/ac_tokens_per_turn"),

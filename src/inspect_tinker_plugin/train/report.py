@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from inspect_tinker_plugin.contracts.wording import part_of
 from inspect_tinker_plugin.rl.builder import short_name
+from inspect_tinker_plugin.train.alarms import MONITORS, SCANNERS, find_alarms
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     FAILED,
@@ -64,11 +65,12 @@ def render(history: History) -> str:
     about = [Path(model).name or model, history.run.get("renderer")]
     charts = [draw_chart(IMITATION_CHART, history.imitation)]
     charts += [draw_chart(chart, history.steps) for chart in CHARTS]
+    penalties = (history.config.get("dataset_builder") or {}).get("monitor_penalty") or {}
     options = escape(json.dumps(history.config, indent=2, default=str))
     body = [
         f"<h1>{escape(task)}</h1>",
         f'<p class="sub">{escape(" · ".join(str(part) for part in about if part))}</p>',
-        *(f'<p class="problem">{escape(each)}</p>' for each in _problems(history.steps)),
+        *(f'<p class="problem">{escape(each)}</p>' for each in _problems(history.steps, penalties)),
         _tiles(history.steps),
         f'<div class="grid2">{"".join(charts) or _NOTHING}</div>',
         _step_table(history.steps),
@@ -83,16 +85,18 @@ def render(history: History) -> str:
 _NOTHING = '<p class="card none">no figures yet</p>'
 
 
-def _problems(steps: Sequence[Step]) -> list[str]:
-    """Say what kept a run, or part of it, from learning."""
+def _problems(steps: Sequence[Step], penalties: Mapping[str, float]) -> list[str]:
+    """Say what kept a run, or part of it, from learning, and what may be a cheat."""
     trained = [step for step in steps if number(step.figures, REWARD) is not None]
     found: dict[str, int] = {}
     for step in trained:
         for problem in step_problems(step.figures):
             found[problem] = found.get(problem, 0) + 1
-    return [
+    said = [
         f"In {part_of(count, len(trained), 'step')}, {problem}." for problem, count in found.items()
     ]
+    alarms = find_alarms([step.figures for step in steps], penalties)
+    return [*said, *(f"{alarm[0].upper()}{alarm[1:]}." for alarm in alarms)]
 
 
 # figures at the top
@@ -173,6 +177,13 @@ CHARTS = (
             ("rollouts/reward/p25", "rollouts/reward/p75"),
         ],
         from_zero=False,
+    ),
+    Chart("Scans", "Mean result of each scanner; see docs/monitoring.md.", every=SCANNERS),
+    Chart("Monitors", "Highest suspicion of a rollout, mean.", every=MONITORS),
+    Chart(
+        "Blocked and flagged",
+        "Share of the rollouts in which a monitor or protocol did so.",
+        every=r"env/all/monitor/(.+/(?:blocked|flagged))",
     ),
     Chart("Scores", "Mean of each scorer.", every=r"rollouts/score/(.+)", from_zero=False),
     Chart(

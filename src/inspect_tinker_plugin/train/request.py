@@ -67,6 +67,14 @@ class TrainRequest:
         "then train.",
     )
     warm_epochs: int = option(1, "Passes over that export.")
+    scan: Sequence[str] = option(
+        (),
+        "Scan each batch's rollouts with the scanners of Inspect Scout in this file, beside the "
+        "training.",
+    )
+    scan_limit: int = option(16, "Rollouts per batch that are scanned, chosen at random.")
+    scan_tokens: int | None = option(None, "Tokens of all scans together; then they stop.")
+    scan_model: str | None = option(None, "Model of scanners that ask one.")
     workers: int | None = option(None, "Roll out in N processes.")
     ray: str | None = option(
         None, "Roll out on a Ray cluster, or on one that is started here (an empty address)."

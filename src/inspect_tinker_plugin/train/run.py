@@ -46,6 +46,7 @@ from inspect_tinker_plugin.train.imitation import WarmStart
 from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.scans import scanned
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
@@ -234,6 +235,16 @@ def _train(run: Run) -> None:
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
         executor = stack.enter_context(_executor(request))
+        stack.enter_context(
+            scanned(
+                log_dir,
+                request.scan,
+                limit=request.scan_limit,
+                tokens=request.scan_tokens,
+                model=request.scan_model,
+                say=request.say,
+            )
+        )
         loop = _imitate_train_test(run, executor)
         try:
             asyncio.run(loop if server is None else server.during(loop))
@@ -249,7 +260,8 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
         if run.warm is not None and run.done is None:
             checkpoint = await run.warm.imitate(config, say)
             config = chz.replace(config, load_checkpoint_path=checkpoint)
-        with show_progress(run.request.log_dir, say, steps=config.max_steps):
+        penalties = config.dataset_builder.dataset_options().monitor_penalty
+        with show_progress(run.request.log_dir, say, steps=config.max_steps, penalties=penalties):
             if not run.trained:
                 await cookbook.main(config)
             if not run.tested:

@@ -1,0 +1,200 @@
+"""Scans each batch of a run with Inspect Scout, in a process beside the training.
+
+``python -m inspect_tinker_plugin.train.scans`` follows the logs of a run until its standard input
+ends, and appends one row of figures per log to ``scans.jsonl``. Nothing of it delays a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from inspect_ai.log import read_eval_log
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes import read_rows
+from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, SCANS, number
+
+PERIOD = 2.0
+"""Seconds between looks at the folder of logs."""
+
+LONGEST_END = 600.0
+"""Seconds that the scans of the last batches may take after the training."""
+
+_SCOUT = (
+    "from importlib.metadata import entry_points; "
+    "[scout] = entry_points(group='console_scripts', name='scout'); scout.load()()"
+)
+
+
+def check_scanners(scanners: Sequence[str]) -> None:
+    """Refuse scanners that cannot run.
+
+    Raises:
+        ConfigError: Scout is not installed, or a file is not there.
+    """
+    if scanners and find_spec("inspect_scout") is None:
+        raise ConfigError(
+            "--scan needs a package that is not installed: pip install "
+            "'inspect-tinker-plugin[scout]'"
+        )
+    for scanner in scanners:
+        if not Path(scanner).expanduser().is_file():
+            raise ConfigError(f"--scan takes a file with scanners of Inspect Scout, not {scanner}")
+
+
+@contextmanager
+def scanned(
+    log_dir: Path,
+    scanners: Sequence[str],
+    *,
+    limit: int,
+    tokens: int | None,
+    model: str | None,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Scan the batches of a run while it trains, and what is left of them at its end.
+
+    Args:
+        log_dir: Folder of the run.
+        scanners: Files with scanners, or with a scan job.
+        limit: Rollouts per batch and file that are scanned, chosen at random.
+        tokens: Tokens of all scans together after which none is begun; ``None`` for no bound.
+        model: Model of scanners that ask one.
+        say: Shows a line of progress.
+    """
+    if not scanners:
+        yield
+        return
+    words = [str(log_dir), "--limit", str(limit)]
+    words += ["--tokens", str(tokens)] if tokens is not None else []
+    words += ["--model", model] if model is not None else []
+    files = [str(Path(each).expanduser().absolute()) for each in scanners]
+    with (log_dir / "scans.log").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, *words, *files],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+        )
+        assert process.stdin is not None
+        try:
+            yield
+            process.stdin.close()
+            if process.poll() is None:
+                say("scanning the last batches")
+            process.wait(LONGEST_END)
+        except subprocess.TimeoutExpired:
+            say(f"scans took longer than {LONGEST_END:.0f} s after the training; the rest is left")
+        finally:
+            process.kill()
+            process.wait()
+    failed = [row for row in read_rows(log_dir / SCANS) if row.get("error")]
+    if failed or process.returncode > 0:
+        said = failed[-1]["error"] if failed else "they ended early"
+        say(f"{counted(len(failed), 'batch')} could not be scanned ({said}); see scans.log")
+
+
+def _scan(log: Path, scanner: str, *, limit: int, model: str | None) -> dict[str, Any]:
+    """Scan one log, and return figures of each scanner."""
+    from inspect_scout import scan_list, scan_results_df
+
+    with TemporaryDirectory(prefix="inspect-rl-scan-") as folder:
+        command = [sys.executable, "-c", _SCOUT, "scan", scanner, "--transcripts", str(log)]
+        command += ["--scans", folder, "--limit", str(limit), "--shuffle", "0"]
+        command += ["--max-processes", "1", "--display", "plain"]
+        command += ["--model", model] if model is not None else []
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True, cwd=Path(scanner).parent)
+        tables = [  # read here: the frames are made when they are asked for
+            table
+            for each in scan_list(folder)
+            for table in scan_results_df(each.location).scanners.items()
+        ]
+    figures: dict[str, Any] = {}
+    for name, results in tables:
+        values = [float(value) for value in results["value"] if _is_figure(value)]
+        if values:
+            figures[f"scan/{name}"] = sum(values) / len(values)
+        figures[f"scan/{name}/scanned"] = len(values)
+        figures[f"scan/{name}/failed"] = int(results["scan_error"].notna().sum())
+        figures[f"scan/{name}/tokens"] = int(results["scan_total_tokens"].fillna(0).sum())
+    return figures
+
+
+def _is_figure(value: object) -> bool:
+    """Whether a result counts: a number or a truth value, and no gap of a table."""
+    return hasattr(value, "__float__") and value == value
+
+
+def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    budget = options.pop("tokens")
+    while True:
+        last_look = ended.is_set()
+        rows = list(read_rows(folder / SCANS))
+        done = {row.get("log") for row in rows}
+        spent = sum(
+            number(row, name) or 0 for row in rows for name in row if name.endswith("/tokens")
+        )
+        waiting = [
+            path
+            for path in sorted((folder / ROLLOUT_LOGS).glob("*.eval"))
+            if path.name not in done and (budget is None or spent < budget)
+        ]
+        if waiting:
+            _append(folder / SCANS, _scan_all(waiting[0], scanners, **options))
+        elif last_look:
+            return
+        else:
+            ended.wait(PERIOD)
+
+
+def _scan_all(log: Path, scanners: Sequence[str], **options: Any) -> dict[str, Any]:
+    metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
+    step = metadata.get("policy_step")
+    row: dict[str, Any] = {"log": log.name, "step": metadata.get("batch") if step is None else step}
+    began = time.monotonic()
+    for scanner in scanners:
+        try:
+            row |= _scan(log, scanner, **options)
+        except Exception as error:  # of a scanner, or of Scout
+            print(f"{log}: {scanner}: {error!r}", file=sys.stderr, flush=True)
+            row["error"] = f"{Path(scanner).name}: {type(error).__name__}"
+    return {**row, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def main() -> None:
+    """Follow a run, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("scanners", nargs="+")
+    parser.add_argument("--limit", type=int, required=True)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--model")
+    _follow(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

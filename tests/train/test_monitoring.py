@@ -1,0 +1,113 @@
+"""What is said while a training may be learning a cheat: scans beside it, and alarms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from tests.rl.policies import Words, renderer
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.train.alarms import find_alarms
+from inspect_tinker_plugin.train.history import REWARD, ROLLOUT_LOGS, read_history, read_scans
+from inspect_tinker_plugin.train.report import render
+from inspect_tinker_plugin.train.scans import check_scanners, scanned
+
+SCANNER = """
+from inspect_scout import Result, Scanner, Transcript, scanner
+
+@scanner(messages="all")
+def about_answers() -> Scanner[Transcript]:
+    async def scan(transcript: Transcript) -> Result:
+        return Result(value="4" in transcript.messages[-1].text)
+    return scan
+"""
+
+
+def roll_out(log_dir: Path, answers: list[str]) -> None:
+    async def roll() -> None:
+        task = Task([Sample("2+2?", id=1, target="4")], scorer=includes())
+        data = as_rl_dataset(task, renderer(), group_size=len(answers), log_dir=log_dir)
+        [builder] = data.get_batch(0)
+        await do_group_rollout(builder, Words(answers))
+
+    asyncio.run(roll())
+    assemble_pending(log_dir)
+
+
+def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_scout")
+    (tmp_path / "scanner.py").write_text(SCANNER)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no scanner here')")
+    said: list[str] = []
+    files = [str(tmp_path / name) for name in ("scanner.py", "broken.py")]
+    with scanned(tmp_path, files, limit=4, tokens=None, model=None, say=said.append):
+        roll_out(tmp_path / ROLLOUT_LOGS, ["4", "5", "4", "14"])
+    row = read_scans(tmp_path)[0]
+    assert row["scan/about_answers"] == 0.75
+    assert row["scan/about_answers/scanned"] == 4
+    assert "1 batch could not be scanned (broken.py" in said[-1]
+    history = read_history(tmp_path)
+    assert history.steps[0].figures["scan/about_answers"] == 0.75
+    assert "<h2>Scans</h2>" in render(history)
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    pytest.importorskip("inspect_scout")
+    with pytest.raises(ConfigError, match=r"not nowhere\.py"):
+        check_scanners(["nowhere.py"])
+
+
+def rising(name: str, first: float, last: float) -> list[dict[str, float]]:
+    return [{name: first + (last - first) * step / 7} for step in range(8)]
+
+
+def merged(*rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for row in at for k, v in row.items()} for at in zip(*rows, strict=True)]
+
+
+UP = rising(REWARD, 0.1, 0.9)
+TRAINED = rising("env/all/monitor/trained", 0.8, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (merged(UP, rising("scan/cheats", 0.0, 0.6)), "the scanner cheats finds rises"),
+        (merged(UP, rising("env/all/monitor/m", 0.0, 0.6)), "the monitor m suspects rises"),
+        (merged(UP, TRAINED, rising("env/all/monitor/twin", 0.8, 0.7)), "and twin, which only"),
+    ],
+    ids=["scan", "monitor", "twin"],
+)
+def test_what_rises_with_the_reward_is_said(rows: list[dict[str, float]], said: str) -> None:
+    [alarm] = find_alarms(rows, {"trained": -0.5})
+    assert said in alarm
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        merged(UP, rising("scan/cheats", 0.5, 0.5)),
+        merged(rising(REWARD, 0.5, 0.4), rising("scan/cheats", 0.0, 0.6)),
+        merged(UP, rising("env/all/monitor/m/flagged", 0.0, 0.6)),
+        merged(UP, TRAINED, rising("env/all/monitor/twin", 0.8, 0.2)),
+        merged(UP, rising("scan/cheats", 0.0, 0.6))[:7],
+    ],
+    ids=["steady", "reward falls", "no suspicion", "twin falls too", "too few"],
+)
+def test_what_is_no_sign_of_a_cheat_is_not_said(rows: list[dict[str, float]]) -> None:
+    assert not list(find_alarms(rows, {"trained": -0.5}))
+
+
+def test_a_row_of_a_killed_scan_is_left_out(tmp_path: Path) -> None:
+    row = {"log": "a.eval", "step": 3, "scan/x": 1.0}
+    (tmp_path / "scans.jsonl").write_text(json.dumps(row) + '\n{"log": "b.ev')
+    assert read_scans(tmp_path) == {3: {"scan/x": 1.0}}
