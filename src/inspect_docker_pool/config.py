@@ -1,10 +1,11 @@
-"""The configuration of a container, and what it becomes in the engine's request to create one."""
+"""The configuration of a project's containers, and the engine's request to create one."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,21 +52,44 @@ class Build:
 
 @dataclass(frozen=True)
 class Mount:
-    """A read-only volume or host folder."""
+    """A volume or host folder."""
 
     source: str
+    """Empty for a volume without a name."""
     target: str
     kind: str = "bind"
     """``bind`` or ``volume``."""
+    read_only: bool = True
+    own: bool = False
+    """Whether the volume is created for the project and removed with it."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network created for the container and removed with it; or an existing one by name."""
+    """A service's network: created for the project and removed with it, or an existing one."""
 
     name: str
     external: bool = False
     internal: bool = False
+    aliases: tuple[str, ...] = ()
+    """Names of the service on it."""
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """The command that tells whether a service is ready. Times are seconds."""
+
+    test: tuple[str, ...]
+    """``CMD`` and words, ``CMD-SHELL`` and a line for the shell, or ``NONE``."""
+    interval: float = 30.0
+    timeout: float = 30.0
+    start_period: float = 0.0
+    retries: int = 3
+
+    @property
+    def seconds(self) -> float:
+        """The time after which a service that is not healthy counts as unhealthy."""
+        return self.start_period + self.retries * (self.interval + self.timeout)
 
 
 @dataclass(frozen=True)
@@ -101,20 +125,20 @@ class Hardening:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How many containers a pool keeps."""
+    """How many projects a pool keeps; mostly they have one container."""
 
     warm: int = 2
-    """Containers kept ready; if configurations share a pool, the largest number counts."""
+    """Projects kept ready; if configurations share a pool, the largest number counts."""
     images: int | None = None
     """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
     max: int | None = None
-    """Maximum containers, warm, starting and in use together; ``None`` is no limit. Part of the
+    """Maximum projects, warm, starting and in use together; ``None`` is no limit. Part of the
     key: a configuration with another bound, or with none, has its own pool."""
 
 
 @dataclass(frozen=True)
 class ContainerConfig:
-    """Everything that determines how a container starts, after parsing and validation."""
+    """Everything that determines how one service's container starts."""
 
     image: str | None = None
     build: Build | None = None
@@ -134,32 +158,69 @@ class ContainerConfig:
     tmpfs: tuple[tuple[str, str], ...] = ()
     """Path and mount options."""
     networks: tuple[Network, ...] = ()
+    ports: tuple[str, ...] = ()
+    """Ports that get a free port of the engine's host, as ``80/tcp``."""
+    extra_hosts: tuple[str, ...] = ()
+    healthcheck: HealthCheck | None = None
+    """``None`` leaves it to a server's image."""
+    depends_on: tuple[tuple[str, str], ...] = ()
+    """Services to start before, and the conditions to wait for."""
+    completes: bool = False
+    """Whether the service is ready when its command has ended."""
     limits: Limits = field(default_factory=Limits)
     hardening: Hardening = field(default_factory=Hardening)
     service: str = "default"
     """Name of the sandbox, as in the compose file."""
+    is_server: bool = False
+    """Whether it stands beside the policy's sandbox."""
+    source: str = "the default configuration"
+    """The origin of this configuration, for messages."""
+
+
+@dataclass(frozen=True)
+class ProjectConfig:
+    """The services of one episode, after parsing and validation."""
+
+    services: tuple[ContainerConfig, ...]
+    """The default service first."""
     pool: PoolSize = field(default_factory=PoolSize)
     snapshot: str = "auto"
     """Whether episodes with the same set-up start from a snapshot: ``auto`` (where it pays),
     ``always`` (where it is faithful) or ``never``. Not part of the key."""
-    source: str = "the default configuration"
-    """The origin of this configuration, for messages."""
 
-    def key(self, image_id: str) -> str:
-        """Return the key of the pool that may serve this configuration."""
-        content = asdict(self)
-        for name in ("pool", "source", "snapshot", "build", "pull", "image"):
-            del content[name]
-        text = json.dumps([image_id, content, self.pool.max], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    @property
+    def default(self) -> ContainerConfig:
+        """The service that the policy works in."""
+        return self.services[0]
+
+    @property
+    def source(self) -> str:
+        return self.default.source
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The networks that a project has for itself."""
+        used = [network for service in self.services for network in service.networks]
+        return {network.name: network for network in used if not network.external}
+
+    def key(self, images: Sequence[str]) -> str:
+        """Return the key of the pool that may serve this configuration.
+
+        Args:
+            images: The ids of the services' images.
+        """
+        return self._hash("source", "build", "pull", "image", and_also=[*images, self.pool.max])
 
     @property
     def digest(self) -> str:
-        """Return a key of the containers of this configuration, before their image is known."""
-        content = asdict(self)
-        for name in ("pool", "source", "snapshot"):
-            del content[name]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+        """Return a key of the containers of this configuration, before their images are known."""
+        return self._hash("source")
+
+    def _hash(self, *left_out: str, and_also: Sequence[object] = ()) -> str:
+        services = [asdict(service) for service in self.services]
+        content = [{k: v for k, v in each.items() if k not in left_out} for each in services]
+        text = json.dumps([content, and_also], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class PoolSettings(BaseModel):
@@ -350,10 +411,8 @@ def host_options(config: ContainerConfig, *, storage_quota: bool) -> dict[str, A
         elif "fsize" not in {name for name, _, _ in limits.ulimits}:
             ulimits.append({"Name": "fsize", "Soft": limits.disk, "Hard": limits.disk})
     options["ulimits"] = ulimits or None
-    options["mounts"] = [
-        {"Type": mount.kind, "Source": mount.source, "Target": mount.target, "ReadOnly": True}
-        for mount in config.mounts
-    ] or None
+    options["extra_hosts"] = list(config.extra_hosts) or None
+    options["port_bindings"] = {port: ("127.0.0.1", None) for port in config.ports} or None
     return {name: value for name, value in options.items() if value is not None}
 
 

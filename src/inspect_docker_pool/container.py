@@ -7,9 +7,6 @@ import hashlib
 import io
 import posixpath
 import tarfile
-import threading
-import time
-import uuid
 from importlib.resources import files
 from typing import Any
 
@@ -26,12 +23,13 @@ from inspect_docker_pool.command import (
 )
 from inspect_docker_pool.config import (
     ContainerConfig,
+    Mount,
+    Network,
     capability_mask,
     command_capabilities,
     host_options,
     is_keep_alive,
 )
-from inspect_docker_pool.context import STARTED, measure
 from inspect_docker_pool.engine import AttachedSocket, Engine, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -42,7 +40,6 @@ from inspect_docker_pool.errors import (
 )
 from inspect_docker_pool.executor import Executor, ExecutorSilent, OpenCommand
 from inspect_docker_pool.image import Image
-from inspect_docker_pool.lease import KEPT, Lease
 
 FOLDER = "/.inspect-pool"
 PROGRAM = f"{FOLDER}/executor"
@@ -96,49 +93,29 @@ _DIAGNOSIS_SECONDS = 10.0
 
 
 class Container:
-    """One running container. Made by :meth:`start`, removed by :meth:`remove`."""
+    """One service's container. A :class:`Project` starts and removes it."""
 
-    def __init__(self, engine: Engine, owner: Lease, config: ContainerConfig, image: Image) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        labels: dict[str, str],
+        config: ContainerConfig,
+        image: Image,
+        project: str,
+    ) -> None:
         self.config = config
         self.image = image
-        self.name = f"inspect-pool-{owner.id}-{uuid.uuid4().hex[:8]}"
+        self.name = f"{project}-{config.service}" if config.is_server else project
         self.id = ""
         self.fault: str | None = None
         """Why the pool killed this container, if it did."""
-        self.kept = False
-        self.ready_at = 0.0
-        """Monotonic time at which it could take its first command."""
         self._engine = engine
-        self._owner = owner
-        self._networks: list[str] = []
+        self._labels = labels
+        self._project = project
         self._executor: Executor | None = None
         self._capabilities = command_capabilities(config)
         self._not_found = 127
         self._quota = False
-        self._removal = threading.Lock()
-        self._removed = False
-
-    @classmethod
-    def start(
-        cls, engine: Engine, owner: Lease, config: ContainerConfig, image: Image
-    ) -> Container:
-        """Create and start a container, in this thread.
-
-        Raises:
-            SandboxStartError: it did not start; nothing of it is left.
-            SandboxEngineError: the engine does not answer.
-        """
-        container = cls(engine, owner, config, image)
-        try:
-            container._start()
-        except BaseException as ex:
-            container.remove()
-            if isinstance(ex, Exception) and not isinstance(ex, SandboxError):
-                raise typed(ex, f"{config.source}: container start") from ex
-            raise
-        container.ready_at = time.monotonic()
-        measure(STARTED)
-        return container
 
     @property
     def user(self) -> str:
@@ -150,11 +127,17 @@ class Container:
         return self.config.working_dir or self.image.working_dir
 
     @property
-    def command(self) -> tuple[str, ...] | None:
+    def command(self) -> tuple[str, ...]:
         """The container's own command: the configuration's, else the image's."""
         if self.config.command is None and self.config.entrypoint is None:
             return self.image.command
-        return self.config.command
+        return self.config.command or ()
+
+    @property
+    def process(self) -> tuple[str, ...]:
+        """The words of the container's own process."""
+        entrypoint = self.config.entrypoint
+        return (*(self.image.entrypoint if entrypoint is None else entrypoint), *self.command)
 
     async def run(self, command: Command) -> CommandResult:
         """Run a command.
@@ -287,6 +270,23 @@ class Container:
             raise typed(ex, "exec", self.id) from ex
         return state
 
+    def ports(self) -> list[dict[str, Any]]:
+        """Describe, as Inspect does, which ports of the engine's host lead here, in this thread."""
+        if not self.config.ports:
+            return []
+        settings = self._engine.api.inspect_container(self.id)["NetworkSettings"]
+        return [
+            {
+                "container_port": int(port.partition("/")[0]),
+                "protocol": port.partition("/")[2],
+                "mappings": [
+                    {"host_ip": end["HostIp"], "host_port": int(end["HostPort"])} for end in ends
+                ],
+            }
+            for port, ends in (settings["Ports"] or {}).items()
+            if ends
+        ]
+
     def is_ready(self) -> bool:
         """Return, without waiting, whether a warm container still lives."""
         return self._executor is not None and self._executor.is_open()
@@ -296,51 +296,54 @@ class Container:
         self.fault = fault
         quietly(self._engine.api.kill, self.id)
 
-    def keep(self) -> None:
-        """Leave the container behind on purpose, marked so that no reaper takes it."""
-        self.kept = True
+    def keep(self, suffix: str) -> None:
+        """Leave the container behind on purpose, with a name that no reaper takes."""
         if self._executor is not None:
             quietly(self._executor.keep)
-        quietly(self._engine.api.rename, self.id, self.name + KEPT)
-        self.name += KEPT
+        quietly(self._engine.api.rename, self.id, self.name + suffix)
+        self.name += suffix
 
     def remove(self) -> bool:
-        """Remove container and networks, in this thread. Safe to call again.
+        """Remove it, in this thread; return false when the engine did not answer."""
+        if self._executor is not None:
+            self._executor.close()
+        return not self.id or quietly(
+            self._engine.api.remove_container, self.id, force=True, v=True
+        )
 
-        Returns:
-            Whether nothing is left; false when the engine did not answer.
+    def start(self) -> None:
+        """Create and start the container, in this thread.
+
+        Raises:
+            SandboxStartError: it did not start.
+            SandboxEngineError: the engine does not answer.
         """
-        with self._removal:
-            if self._removed:
-                return True
-            if self._executor is not None:
-                self._executor.close()
-            api = self._engine.api
-            done = not self.id or quietly(api.remove_container, self.id, force=True, v=True)
-            for network in list(self._networks):
-                if quietly(api.remove_network, network):
-                    self._networks.remove(network)
-            self._removed = done and not self._networks
-            return self._removed
+        try:
+            self._start()
+        except SandboxError:
+            raise
+        except Exception as ex:  # the boundary to the SDK
+            raise typed(ex, f"{self.config.source}: container start") from ex
 
     def _start(self) -> None:
         api = self._engine.api
         config = self.config
         self._not_found = self._engine.not_found_status
-        quota = self._quota = self._engine.storage_quota(self.image.id, self._owner.labels())
+        quota = self._quota = self._engine.storage_quota(self.image.id, self._labels)
         host = host_options(config, storage_quota=quota)
-        networks = [self._network(network) for network in config.networks]
-        if networks:
-            host["network_mode"] = networks[0]
+        mounts = [self._mount(mount) for mount in config.mounts]
         if config.hardening.read_only:
             # Put the program on a volume of its own instead, which is removed with the container.
-            volume = {"Type": "volume", "Target": FOLDER}
-            host["mounts"] = [*host.get("mounts", []), volume]
+            mounts.append({"Type": "volume", "Target": FOLDER})
+        host["mounts"] = mounts
+        ends = [(self._name_of(net), self._end_of(net)) for net in config.networks]
+        if ends:
+            host["network_mode"] = ends[0][0]
         created = api.create_container(
             self.image.id,
             entrypoint=[PROGRAM],
             name=self.name,
-            labels=self._owner.labels(),
+            labels=self._labels,
             environment=dict(config.environment),
             working_dir=config.working_dir,
             user="0:0",  # of the executor, which starts commands as their own users
@@ -348,11 +351,19 @@ class Container:
             platform=config.platform,
             stdin_open=True,
             stop_signal="SIGKILL",
+            # The engine would run the image's own as the executor's user.
+            healthcheck={"test": ["NONE"]},
+            ports=[tuple(port.split("/")) for port in config.ports],
+            networking_config={
+                "EndpointsConfig": {
+                    name: api.create_endpoint_config(**end) for name, end in ends[:1]
+                }
+            },
             host_config=api.create_host_config(**host),
         )
         self.id = created["Id"]
-        for network in networks[1:]:
-            api.connect_container_to_network(self.id, network)
+        for name, end in ends[1:]:
+            api.connect_container_to_network(self.id, name, **end)
         folder = FOLDER if config.hardening.read_only else "/"
         api.put_archive(self.id, folder, pack_program(self.image.architecture, folder))
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -362,32 +373,34 @@ class Container:
 
     def _setup(self) -> Setup:
         config, image = self.config, self.image
-        entrypoint = image.entrypoint if config.entrypoint is None else config.entrypoint
-        command = self.command or ()
-        holds = is_keep_alive(command)
-        if holds and entrypoint:
-            command = (PROGRAM, "hold")
+        command = self.process
+        entrypoint = command[: len(command) - len(self.command)]
+        holds = config.completes or is_keep_alive(self.command)
+        if holds:  # what completes is run when the container is up
+            command = (*entrypoint, PROGRAM, "hold") if entrypoint and not config.completes else ()
         environment = {**dict(image.environment), **dict(config.environment)}
         return Setup(
             capabilities=capability_mask(self._capabilities),
             has_home="HOME" in environment,
             user=self.user,
             folder=self.working_dir,
-            command=() if holds and not entrypoint else (*entrypoint, *command),
+            command=command,
             holds=holds,
             bounded=config.limits.disk is not None and not self._quota,
         )
 
-    def _network(self, network: Any) -> str:
-        api = self._engine.api
-        if network.external:
-            return str(network.name)
-        name = f"{self.name}-{network.name}"
-        api.create_network(
-            name, driver="bridge", internal=network.internal, labels=self._owner.labels()
-        )
-        self._networks.append(name)
-        return name
+    def _name_of(self, network: Network) -> str:
+        return network.name if network.external else f"{self._project}-{network.name}"
+
+    def _end_of(self, network: Network) -> dict[str, Any]:
+        # On a network of others it would answer for the containers of other projects.
+        own = () if network.external else (self.config.service,)
+        return {"aliases": [*own, *network.aliases]}
+
+    def _mount(self, mount: Mount) -> dict[str, Any]:
+        source = f"{self._project}-{mount.source}" if mount.own else mount.source
+        described = {"Type": mount.kind, "Target": mount.target, "ReadOnly": mount.read_only}
+        return {**described, "Source": source} if source else described
 
 
 def _environment(command: Command) -> list[bytes]:

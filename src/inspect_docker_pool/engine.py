@@ -67,6 +67,7 @@ class Engine:
         self._lock = threading.Lock()
         self._calls = Workers("docker_pool", _CALL_THREADS)
         self.starts = Workers("docker_pool_start", _START_THREADS)
+        self.project_starts = Workers("docker_pool_project", 2 * _START_THREADS)
         self.removals = Workers("docker_pool_remove", _REMOVAL_THREADS)
         self.builds = Workers("docker_pool_build", _BUILD_THREADS)
         self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
@@ -181,7 +182,7 @@ class Engine:
         Args:
             seconds: how long to wait for calls that an engine does not answer.
         """
-        for workers in (self.builds, self.starts, self.removals, self._calls):
+        for workers in (self.builds, self.starts, self.project_starts, self.removals, self._calls):
             workers.close(seconds)
         with self._lock:
             clients = list(self._clients)

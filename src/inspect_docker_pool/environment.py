@@ -33,7 +33,7 @@ from inspect_docker_pool.compose import (
     sample_variables,
     used_variables,
 )
-from inspect_docker_pool.config import ContainerConfig, DockerPoolConfig
+from inspect_docker_pool.config import DockerPoolConfig, ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import (
     EXEC,
@@ -49,6 +49,7 @@ from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.executor import OpenCommand
 from inspect_docker_pool.manager import PoolManager, pool_manager
 from inspect_docker_pool.pool import Pool
+from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Tape, taped
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ async def prewarm(
 class Ahead:
     """What samples of one configuration take; made before they ask for it."""
 
-    config: ContainerConfig
+    config: ProjectConfig
     manager: PoolManager = field(compare=False, repr=False)
 
     def make(self) -> Future[Pool]:
@@ -96,9 +97,29 @@ class Ahead:
             pool.expect(count)
 
 
+class Loan:
+    """A project that an episode has. One that is simply dropped is given back, too."""
+
+    def __init__(self, manager: PoolManager, pool: Pool, project: Project) -> None:
+        self.manager = manager
+        self.project = project
+        self._pool = pool
+        # The garbage collector runs anywhere, also in a thread that holds a lock of the pools.
+        self._finalizer = weakref.finalize(self, manager.dropped.put, (pool, project))
+        self._finalizer.atexit = False  # the manager closes everything at exit
+
+    def end(self) -> None:
+        """Give the project back. Safe to call again."""
+        if self._finalizer.detach():
+            self._pool.release(self.project)
+
+    def has_ended(self) -> bool:
+        return not (self._finalizer.alive or self.project.kept)
+
+
 @sandboxenv(name="docker_pool")
 class DockerPoolSandboxEnvironment(SandboxEnvironment):
-    """One episode's container. Docs: ``docs/sandboxes.md``."""
+    """The container of one of an episode's services. Docs: ``docs/sandboxes.md``."""
 
     start_is_cancellable = True
     """A caller that is cancelled leaves the queue, and no container is started for it."""
@@ -170,13 +191,19 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         parsed = parse_config(config, sample_variables(metadata))
         setup = current_setup()
         if setup is None:
-            return {parsed.service: cls(manager, *await manager.acquire(parsed))}
+            return cls._sandboxes(Loan(manager, *await manager.acquire(parsed)))
         part = await manager.snapshots.join(parsed, setup)
-        environment = cls(manager, part.pool, part.container)
-        environment.tape = part.tape
-        part.sandbox = environment
+        sandboxes = cls._sandboxes(Loan(manager, part.pool, part.project))
+        default = sandboxes[parsed.default.service].as_type(cls)
+        default.tape = part.tape
+        part.sandbox = default
         setup.join(part)
-        return {parsed.service: environment}
+        return sandboxes
+
+    @classmethod
+    def _sandboxes(cls, loan: Loan) -> dict[str, SandboxEnvironment]:
+        containers = [c for c in loan.project.containers if not c.config.completes]
+        return {container.config.service: cls(loan, container) for container in containers}
 
     @classmethod
     async def sample_cleanup(
@@ -206,17 +233,12 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         removed = await manager.engine.run(cleanup, manager.engine, id)
         print(f"docker_pool: {removed} container{'' if removed == 1 else 's'} removed")
 
-    def __init__(self, manager: PoolManager, pool: Pool, container: Container) -> None:
+    def __init__(self, loan: Loan, container: Container) -> None:
         super().__init__()
-        self._manager = manager
+        self._loan = loan
         self._container = container
         self.tape: Tape | None = None
         """Set during a set-up that the episodes of a group share."""
-        self._pool = pool
-        # An episode that is simply dropped also releases its container. The garbage collector runs
-        # anywhere, also in a thread that holds a lock of the pools.
-        self._finalizer = weakref.finalize(self, manager.dropped.put, (pool, container))
-        self._finalizer.atexit = False  # the manager closes everything at exit
 
     @property
     def container(self) -> Container:
@@ -224,9 +246,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         return self._container
 
     def release(self) -> None:
-        """Give the container back; it is removed in the background. Safe to call again."""
-        if self._finalizer.detach():
-            self._pool.release(self._container)
+        """Give back all containers of the episode; they are removed in the background."""
+        self._loan.end()
 
     @taped
     async def exec(
@@ -310,24 +331,28 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        if not (self._finalizer.alive or self._container.kept):
+        if self._loan.has_ended():
             # Removal takes a moment, in which the engine still calls the container running.
             raise ConnectionError("the sandbox was given back and is being removed")
         try:
-            await self._manager.engine.run(self._container.check)
+            await self._loan.manager.engine.run(self._container.check)
+            ports = await self._loan.manager.engine.run(self._container.ports)
         except SandboxError as ex:
             raise ConnectionError(f"the sandbox is not running: {ex}") from ex
         name = self._container.name
         user_of_commands = user or self._container.user
         # The container's own user is root, which is the executor's before it becomes another.
         login = [] if user_of_commands in ("root", "0") else ["--user", user_of_commands]
-        return SandboxConnection(
-            type="docker",
-            command=shlex.join(["docker", "exec", "-it", *login, name, "/bin/sh", "-l"]),
-            vscode_command=None if user else ["remote-containers.attachToRunningContainer", name],
-            ports=None,
-            container=name,
-        )
+        connection = {
+            "type": "docker",
+            "command": shlex.join(["docker", "exec", "-it", *login, name, "/bin/sh", "-l"]),
+            "vscode_command": None
+            if user
+            else ["remote-containers.attachToRunningContainer", name],
+            "ports": ports or None,
+            "container": name,
+        }
+        return SandboxConnection.model_validate(connection)
 
     def default_polling_interval(self) -> float:
         return 0.2
@@ -371,12 +396,11 @@ def _result(outcome: CommandResult, timeout: int | None) -> ExecResult[str]:
 
 async def _keep(manager: PoolManager, pool: Pool) -> None:
     """Leave the containers in use running, and print how to reach and remove them."""
-    for container in pool.containers():
-        await manager.engine.run(container.keep)
-        logger.warning(
-            "docker_pool: container %s was left running: docker exec -it %s /bin/sh; remove it "
-            "with: inspect sandbox cleanup docker_pool %s",
-            container.name,
-            container.name,
-            container.name,
-        )
+    for project in pool.projects_in_use():
+        await manager.engine.run(project.keep)
+        for container in project.containers:
+            logger.warning(
+                "docker_pool: container %s was left running: docker exec -it %s /bin/sh; remove "
+                "it with: inspect sandbox cleanup docker_pool %s",
+                *[container.name] * 3,
+            )

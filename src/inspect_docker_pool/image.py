@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
-from inspect_docker_pool.config import GIB, Build, ContainerConfig
+from inspect_docker_pool.config import GIB, Build, ContainerConfig, HealthCheck, ProjectConfig
 from inspect_docker_pool.engine import Engine, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -51,6 +51,7 @@ class Image:
     """Folders that containers get as volumes."""
     architecture: str
     """As the engine names it: ``amd64``, ``arm64``, …"""
+    healthcheck: HealthCheck | None = None
 
 
 def check_volumes(config: ContainerConfig, image: Image) -> None:
@@ -59,6 +60,8 @@ def check_volumes(config: ContainerConfig, image: Image) -> None:
     Raises:
         SandboxConfigError: one that no mount of the configuration replaces.
     """
+    if config.is_server:  # what the policy does not work in
+        return
     covered = {path for path, _ in config.tmpfs} | {mount.target for mount in config.mounts}
     free = [path for path in image.volumes if path.rstrip("/") not in covered]
     if free and config.limits.disk is not None:
@@ -101,16 +104,17 @@ class ImageBudget:
         self._stated: int | None = None
         self._lock = threading.Lock()
 
-    def record_use(self, reference: str, stated: int | None) -> None:
-        """Record that a configuration uses an image, and its budget, if it has one.
+    def record_use(self, config: ProjectConfig) -> None:
+        """Record that the images of a configuration are used, and its budget, if it has one.
 
         The largest budget counts.
         """
         with self._lock:
-            if reference in self._made:
-                self._made.move_to_end(reference)
-            if stated is not None:
-                self._stated = max(self._stated or 0, stated)
+            for reference in map(reference_of, config.services):
+                if reference in self._made:
+                    self._made.move_to_end(reference)
+            if config.pool.images is not None:
+                self._stated = max(self._stated or 0, config.pool.images)
 
     def counts(self, reference: str) -> bool:
         """Tell whether an image was made by this process."""
@@ -193,6 +197,23 @@ class Images:
         self._searches: dict[tuple[object, ...], Future[Image]] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
+
+    def resolve_all(self, config: ProjectConfig, *, refresh: bool) -> Future[list[Image]]:
+        """Make sure that the images of all services exist; see :meth:`resolve`."""
+        searches = [self.resolve(service, refresh=refresh) for service in config.services]
+        found: Future[list[Image]] = Future()
+        missing = threading.Semaphore(len(searches) - 1)
+
+        def land(search: Future[Image]) -> None:
+            if not missing.acquire(blocking=False):  # the last one
+                try:
+                    found.set_result([search.result() for search in searches])
+                except BaseException as ex:  # the boundary: passed to all waiters
+                    found.set_exception(ex)
+
+        for search in searches:
+            search.add_done_callback(land)
+        return found
 
     def resolve(self, config: ContainerConfig, *, refresh: bool = False) -> Future[Image]:
         """Make sure that the image exists; returns immediately.
@@ -387,6 +408,20 @@ def _describe(facts: dict[str, Any]) -> Image:
         ),
         volumes=tuple(config.get("Volumes") or ()),
         architecture=str(facts.get("Architecture") or "amd64"),
+        healthcheck=_healthcheck(config.get("Healthcheck") or {}),
+    )
+
+
+def _healthcheck(given: dict[str, Any]) -> HealthCheck | None:
+    if not given.get("Test"):
+        return None
+    default = HealthCheck(())
+    return HealthCheck(
+        test=tuple(given["Test"]),
+        interval=(given.get("Interval") or 0) / 1e9 or default.interval,
+        timeout=(given.get("Timeout") or 0) / 1e9 or default.timeout,
+        start_period=(given.get("StartPeriod") or 0) / 1e9,
+        retries=given.get("Retries") or default.retries,
     )
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 PREFIX = "inspect-tinker-plugin."
 KIND, OWNER, HOST = PREFIX + "sandbox", PREFIX + "owner", PREFIX + "host"
 PID, STARTED = PREFIX + "pid", PREFIX + "started"
+PROJECT = PREFIX + "project"
+"""Label of what belongs to one episode, beside the owner's."""
 PROVIDER = "docker_pool"
 
 BEAT_SECONDS = 30.0
@@ -147,9 +149,15 @@ def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:
 
 
 def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
-    """Remove every container, network and volume of an owner; return how many containers."""
+    """Remove everything of an owner; return how many containers."""
+    removed = _remove_labelled(engine, f"{OWNER}={owner}", keep_kept=keep_kept)
+    quietly(remove_snapshots, engine, owner)  # none while a container runs from it
+    return removed
+
+
+def _remove_labelled(engine: Engine, label: str, *, keep_kept: bool = False) -> int:
     api = engine.api
-    filters = {"label": f"{OWNER}={owner}"}
+    filters = {"label": label}
     removed = 0
     for _ in range(_ATTEMPTS):
         containers = [
@@ -161,7 +169,6 @@ def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
             removed += len(containers)
             break
         time.sleep(_PAUSE_SECONDS)  # another process is removing one, too
-    quietly(remove_snapshots, engine, owner)
     for network in api.networks(filters=filters):
         quietly(api.remove_network, network["Id"])
     for volume in api.volumes(filters=filters)["Volumes"] or []:
@@ -250,8 +257,9 @@ def cleanup(engine: Engine, id: str | None) -> int:
 
     Args:
         engine: the engine to look at.
-        id: a container's id (or its start) or name, or the id of an owner, all of whose
-            containers are removed even while it lives; ``None`` takes those of dead owners.
+        id: a container's id (or its start) or name, which removes its whole project, or the id of
+            an owner, whose containers are all removed even while it lives; ``None`` takes those
+            of dead owners.
 
     Returns:
         How many containers were removed.
@@ -266,9 +274,10 @@ def cleanup(engine: Engine, id: str | None) -> int:
         filters = {"label": f"{KIND}={PROVIDER}"}
         for container in api.containers(all=True, filters=filters):
             names = [name.lstrip("/") for name in container["Names"] or []]
+            labels = container["Labels"] or {}
             if id in names or container["Id"].startswith(id):
-                return int(quietly(api.remove_container, container["Id"], force=True, v=True))
-            if (container["Labels"] or {}).get(OWNER) == id:
+                return _remove_labelled(engine, f"{PROJECT}={labels.get(PROJECT)}")
+            if labels.get(OWNER) == id:
                 return remove_owned(engine, id)
     except Exception as ex:
         raise typed(ex, "cleanup") from ex

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from logging import getLogger
 from queue import SimpleQueue
 
-from inspect_docker_pool.config import ContainerConfig
+from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.disk_guard import DiskGuard
 from inspect_docker_pool.engine import Engine, engine_address, settled, typed
@@ -29,7 +29,6 @@ from inspect_docker_pool.image import (
     ImageBudget,
     Images,
     check_volumes,
-    reference_of,
 )
 from inspect_docker_pool.lease import (
     BEAT_SECONDS,
@@ -40,6 +39,7 @@ from inspect_docker_pool.lease import (
     reap,
 )
 from inspect_docker_pool.pool import Pool, Waiter, served
+from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
 from inspect_docker_pool.threads import Ticker
 
@@ -60,7 +60,7 @@ that were used last keep theirs. A single pool keeps as many as it asks for."""
 class _Use:
     """One configuration, from its first caller on."""
 
-    config: ContainerConfig
+    config: ProjectConfig
     pool: Pool | None = None
     """The pool for its callers, once the image is known."""
     early: deque[Waiter] = field(default_factory=deque)
@@ -84,9 +84,9 @@ class PoolManager:
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
         self._pools: dict[str, Pool] = {}
-        self._uses: dict[ContainerConfig, _Use] = {}
-        self.dropped: SimpleQueue[tuple[Pool, Container]] = SimpleQueue()
-        """Containers whose sandboxes nothing refers to any more; released by the keeper."""
+        self._uses: dict[ProjectConfig, _Use] = {}
+        self.dropped: SimpleQueue[tuple[Pool, Project]] = SimpleQueue()
+        """Projects whose sandboxes nothing refers to any more; released by the keeper."""
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._tickers: list[Ticker] = []
@@ -94,24 +94,24 @@ class PoolManager:
         self._closed = False
         self._pid = os.getpid()
 
-    async def prepare(self, config: ContainerConfig) -> Pool:
+    async def prepare(self, config: ProjectConfig) -> Pool:
         """Build or pull the image again, as at the start of a task, and return its pool.
 
         Args:
-            config: the configuration of the containers.
+            config: the services' configuration.
 
         Raises:
             SandboxEngineError: the engine cannot be reached.
             SandboxImageError: the image is missing or its build failed.
         """
-        self._budget.record_use(reference_of(config), config.pool.images)
+        self._budget.record_use(config)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             ahead, use.ahead = use.ahead, None
         fresh = ahead is not None and ahead.done() and ahead.exception() is None
         return await settled(self._resolve(use, refresh=not fresh))
 
-    def make_ahead(self, config: ContainerConfig) -> Future[Pool]:
+    def make_ahead(self, config: ProjectConfig) -> Future[Pool]:
         """Build or pull an image before it is needed; returns immediately.
 
         The next :meth:`prepare` uses it as it is. The pool keeps no containers ready until
@@ -120,7 +120,7 @@ class PoolManager:
         Returns:
             The pool to come, cancelled if the pools are closed.
         """
-        self._budget.record_use(reference_of(config), config.pool.images)
+        self._budget.record_use(config)
         made: Future[Pool] = Future()
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
@@ -135,7 +135,7 @@ class PoolManager:
             use.ahead = made
         return made
 
-    async def acquire(self, config: ContainerConfig) -> tuple[Pool, Container]:
+    async def acquire(self, config: ProjectConfig) -> tuple[Pool, Project]:
         """Wait for a container; first come, first served.
 
         The order holds from the first use on, also while the image is still being looked for.
@@ -143,7 +143,7 @@ class PoolManager:
         Raises:
             SandboxError: no image, or no container could be started for this caller.
         """
-        self._budget.record_use(reference_of(config), config.pool.images)
+        self._budget.record_use(config)
         for _ in range(_SEARCHES - 1):
             waiter = Waiter()
             try:
@@ -154,7 +154,7 @@ class PoolManager:
         # Its image was removed, to make room or by another program, while this caller joined.
         return await self._acquire(config, Waiter())
 
-    async def _acquire(self, config: ContainerConfig, waiter: Waiter) -> tuple[Pool, Container]:
+    async def _acquire(self, config: ProjectConfig, waiter: Waiter) -> tuple[Pool, Project]:
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
             pool = use.pool
@@ -167,9 +167,9 @@ class PoolManager:
             return pool, await pool.wait(waiter)
         if first:
             self._resolve(use, refresh=False)
-        container = await served(waiter, lambda waiter: self._withdraw(use, waiter))
+        project = await served(waiter, lambda waiter: self._withdraw(use, waiter))
         assert waiter.pool is not None
-        return waiter.pool, container
+        return waiter.pool, project
 
     def _withdraw(self, use: _Use, waiter: Waiter) -> None:
         with self._lock:
@@ -180,7 +180,7 @@ class PoolManager:
         if pool is not None:
             pool.withdraw(waiter)
 
-    def known(self, config: ContainerConfig) -> Pool | None:
+    def known(self, config: ProjectConfig) -> Pool | None:
         """Return the pool of a configuration that was used before, without waiting."""
         with self._lock:
             use = self._uses.get(config)
@@ -214,7 +214,7 @@ class PoolManager:
         for ticker in tickers:
             ticker.stop(0)
         deadline = time.monotonic() + _CLOSE_SECONDS
-        rest = [container for pool in pools for container in pool.close()]
+        rest = [project for pool in pools for project in pool.close()]
         left = self._remove(rest, deadline)
         while any(p.state.starting or p.state.removing for p in pools):
             if time.monotonic() > deadline:
@@ -234,7 +234,7 @@ class PoolManager:
                 engine_address(),
             )
 
-    def _remove(self, things: Sequence[Container | Snapshots | Beat], deadline: float) -> int:
+    def _remove(self, things: Sequence[Project | Snapshots | Beat], deadline: float) -> int:
         """Remove all of these concurrently; return how many are left at the deadline."""
         try:
             removals = [self.engine.removals.submit(thing.remove) for thing in things]
@@ -260,15 +260,15 @@ class PoolManager:
         def look() -> None:
             try:
                 self._open()
-                image = self._images.resolve(use.config, refresh=refresh)
+                images = self._images.resolve_all(use.config, refresh=refresh)
             except BaseException as ex:  # the boundary: passed to all waiters
                 fail(ex)
             else:
-                image.add_done_callback(arrived)
+                images.add_done_callback(arrived)
 
-        def arrived(image: Future[Image]) -> None:
+        def arrived(images: Future[list[Image]]) -> None:
             try:
-                pool = self._publish(use, image.result())
+                pool = self._publish(use, images.result())
                 if wanted:
                     pool.used()
             except BaseException as ex:  # the boundary: passed to all waiters
@@ -282,24 +282,22 @@ class PoolManager:
             fail(ex)
         return found
 
-    def _publish(self, use: _Use, image: Image) -> Pool:
-        """Return the pool of a configuration whose image exists, also to its early callers."""
+    def _publish(self, use: _Use, images: Sequence[Image]) -> Pool:
+        """Return the pool of a configuration whose images exist, also to its early callers."""
         config = use.config
-        check_volumes(config, image)
-        key = config.key(image.id)
+        check_volumes(config.default, images[0])
+        key = config.key([image.id for image in images])
+
+        def start(snapshot: Image | None) -> Project:
+            used = images if snapshot is None else [snapshot]
+            return Project.start(self.engine, self.owner, config, used, lambda: self._closed)
+
         with self._lock:
             if self._closed:
                 raise SandboxEngineError(CLOSED)
             pool = self._pools.get(key)
             if pool is None:
-                pool = Pool(
-                    self.engine,
-                    config,
-                    lambda snapshot: Container.start(
-                        self.engine, self.owner, config, snapshot or image
-                    ),
-                    self._forget,
-                )
+                pool = Pool(self.engine, config, images, start, self._forget)
                 pool.rest(sum(p.wanted_warm for p in self._pools.values()) >= MOST_WARM)
                 self._pools[key] = pool
             pool.grow(config.pool)
@@ -319,7 +317,7 @@ class PoolManager:
         """Make an image again at its next use, because it was removed to make room."""
         with self._lock:
             for use in self._uses.values():
-                if use.pool is self._pools.get(use.config.key(image)):
+                if use.pool and image in [used.id for used in use.pool.images]:
                     use.pool = None
 
     def _open(self) -> None:
@@ -356,8 +354,8 @@ class PoolManager:
 
     def _tend(self) -> None:
         while not self.dropped.empty():
-            pool, container = self.dropped.get()
-            pool.release(container)
+            pool, project = self.dropped.get()
+            pool.release(project)
         places = MOST_WARM
         for pool in sorted(self.pools(), key=lambda pool: pool.last_used, reverse=True):
             pool.rest(places < pool.wanted_warm and places < MOST_WARM)
@@ -365,7 +363,8 @@ class PoolManager:
             pool.tend()
 
     def _in_use(self) -> list[Container]:
-        return [container for pool in self.pools() for container in pool.containers()]
+        projects = [project for pool in self.pools() for project in pool.projects_in_use()]
+        return [container for project in projects for container in project.containers]
 
 
 _managers: dict[tuple[int, str], PoolManager] = {}

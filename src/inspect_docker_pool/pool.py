@@ -1,6 +1,6 @@
-"""Warm containers of one configuration: hands out fresh ones fairly, and refills.
+"""Warm projects of one configuration: hands out fresh ones fairly, and refills.
 
-A container serves one episode and is removed; only a container that was never handed over
+A project serves one episode and is removed; only a project that was never handed over
 can return to the pool. State is guarded by a lock and waiting is on futures, so
 that episodes in several event loops and threads share a pool. Nothing here calls the
 engine in the caller's thread.
@@ -12,14 +12,13 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import anyio
 
-from inspect_docker_pool.config import ContainerConfig, PoolSize
-from inspect_docker_pool.container import Container
+from inspect_docker_pool.config import PoolSize, ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, measure
 from inspect_docker_pool.engine import Engine, settled
 from inspect_docker_pool.errors import (
@@ -28,12 +27,13 @@ from inspect_docker_pool.errors import (
     SandboxStartError,
 )
 from inspect_docker_pool.image import Image
+from inspect_docker_pool.project import Project
 
 IDLE_SECONDS = 600.0
-"""Idle seconds before a pool removes its warm containers."""
+"""Idle seconds before a pool removes its warm projects."""
 
 NETWORKS = 24
-"""Networks that a pool's containers may have of their own: engines have addresses for about 30."""
+"""Networks that a pool's projects may have of their own: engines have addresses for about 30."""
 
 MAX_BACKOFF_SECONDS = 60.0
 _REMOVE_ATTEMPTS = 3
@@ -61,30 +61,30 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 @dataclass(eq=False)
 class Waiter:
-    """A caller that waits for a container."""
+    """A caller that waits for a project."""
 
     image: Image | None = None
-    """A snapshot to start from; such a container is started for this caller alone."""
-    future: Future[Container] = field(default_factory=Future)
+    """A snapshot to start from; such a project is started for this caller alone."""
+    future: Future[Project] = field(default_factory=Future)
     begun: float = field(default_factory=time.monotonic)
     pool: Pool | None = None
     """The pool that it joined."""
     booked: bool = False
     """Whether a start from ``image`` is in progress."""
     hit: bool = False
-    """Whether the container was ready when the caller came."""
+    """Whether the project was ready when the caller came."""
     lost: bool = False
     """Whether it failed because the pool's image is gone from the engine."""
     loop: asyncio.AbstractEventLoop | None = field(default_factory=_running_loop)
 
-    def give(self, container: Container) -> bool:
-        """Hand a container over; return whether the caller still wanted it."""
+    def give(self, project: Project) -> bool:
+        """Hand a project over; return whether the caller still wanted it."""
         if self.loop is not None and self.loop.is_closed():
             return False  # nobody cancelled what waited in it
         if not self.future.set_running_or_notify_cancel():
             return False
-        self.hit = container.ready_at <= self.begun
-        self.future.set_result(container)
+        self.hit = project.ready_at <= self.begun
+        self.future.set_result(project)
         return True
 
     def fail(self, error: SandboxError) -> None:
@@ -92,30 +92,31 @@ class Waiter:
             self.future.set_exception(error)
 
 
-async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Container:
-    """Await the container for a caller.
+async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Project:
+    """Await the project for a caller.
 
     Args:
         waiter: the caller, in a queue.
         withdraw: takes the caller out of its queue when it is cancelled.
     """
     try:
-        container = await settled(waiter.future)
+        project = await settled(waiter.future)
     except BaseException:
         withdraw(waiter)
         raise
     if waiter.hit:
         measure(WARM_HITS)
     measure(ACQUIRE, time.monotonic() - waiter.begun)
-    return container
+    return project
 
 
 class Pool:
-    """The containers of one key.
+    """The projects of one key: the containers of as many episodes.
 
     Args:
         engine: the engine that they run on.
-        config: the configuration of the containers.
+        config: the configuration of the projects.
+        images: the images of their services.
         start: starts one from the pool's own image or from a snapshot, blocking, or raises.
         lost: called when the pool's image is gone from the engine.
     """
@@ -123,27 +124,29 @@ class Pool:
     def __init__(
         self,
         engine: Engine,
-        config: ContainerConfig,
-        start: Callable[[Image | None], Container],
+        config: ProjectConfig,
+        images: Sequence[Image],
+        start: Callable[[Image | None], Project],
         lost: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.config = config
+        self.images = images
         self._engine = engine
         self._start = start
         self._lost = lost
         self._lock = threading.Lock()
-        self._idle: deque[Container] = deque()
-        self._leased: set[Container] = set()
+        self._idle: deque[Project] = deque()
+        self._leased: set[Project] = set()
         self._waiters: deque[Waiter] = deque()
         self._starting = 0
-        self._dedicated = 0  # starting containers that come from a snapshot, for one caller
+        self._dedicated = 0  # starting projects that come from a snapshot, for one caller
         self._removing = 0
         self._failures = 0
         self._last_error: SandboxError | None = None
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
-        if own := sum(not network.external for network in config.networks):
+        if own := len(config.networks):
             most = max(1, NETWORKS // own)
             self._max = most if self._max is None else min(self._max, most)
         self._floor = 0
@@ -170,24 +173,24 @@ class Pool:
 
     @property
     def wanted_warm(self) -> int:
-        """How many containers the configurations of this pool want ready."""
+        """How many projects the configurations of this pool want ready."""
         return self._warm
 
     def grow(self, size: PoolSize) -> None:
-        """Keep as many containers ready as the more demanding of two configurations wants."""
+        """Keep as many projects ready as the more demanding of two configurations wants."""
         with self._lock:
             self._warm = max(self._warm, size.warm)
 
     def rest(self, resting: bool) -> None:
-        """Stop keeping containers ready (the pool stays open), or resume it."""
+        """Stop keeping projects ready (the pool stays open), or resume it."""
         self._resting = resting
 
     def used(self) -> None:
-        """Record that somebody wants this pool's containers."""
+        """Record that somebody wants this pool's projects."""
         self._last_used = time.monotonic()
 
     def expect(self, count: int) -> int:
-        """Start containers for future callers, as many as ``max`` allows; return how many.
+        """Start projects for future callers, as many as ``max`` allows; return how many.
 
         They are kept until as many callers have come. Zero cancels the expectation.
         """
@@ -200,7 +203,7 @@ class Pool:
         return room
 
     async def prewarm(self, count: int) -> None:
-        """Wait until this many containers are ready (as far as ``max`` allows).
+        """Wait until this many projects are ready (as far as ``max`` allows).
 
         Raises:
             SandboxError: the first start that failed.
@@ -216,14 +219,14 @@ class Pool:
                     raise self._last_error or SandboxStartError("the sandbox pool is closed")
             await anyio.sleep(0.02)
 
-    async def acquire(self, image: Image | None = None) -> Container:
-        """Wait for a container for this caller alone; first come, first served.
+    async def acquire(self, image: Image | None = None) -> Project:
+        """Wait for a project for this caller alone; first come, first served.
 
         Args:
             image: a snapshot to start from, in place of the pool's own image.
 
         Raises:
-            SandboxError: no container could be started for this caller.
+            SandboxError: no project could be started for this caller.
         """
         waiter = Waiter(image)
         self.join(waiter)
@@ -244,61 +247,61 @@ class Pool:
             self._waiters.append(waiter)
         self.pump()
 
-    async def wait(self, waiter: Waiter) -> Container:
-        """Await the container for a caller in the queue, who leaves the queue when cancelled."""
+    async def wait(self, waiter: Waiter) -> Project:
+        """Await the project for a caller in the queue, who leaves the queue when cancelled."""
         return await served(waiter, self.withdraw)
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Take a cancelled caller out; a container that was starting for it is not affected."""
-        container: Container | None = None
+        """Take a cancelled caller out; a project that was starting for it is not affected."""
+        project: Project | None = None
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             if not (waiter.future.cancel() or waiter.future.cancelled()):
                 if waiter.future.exception() is None:
-                    container = waiter.future.result()
-                if container not in self._leased:
-                    container = None
-            if container is not None:
-                self._leased.discard(container)
+                    project = waiter.future.result()
+                if project not in self._leased:
+                    project = None
+            if project is not None:
+                self._leased.discard(project)
                 if self._closed or waiter.image is not None:
                     self._removing += 1
                 else:
-                    self._idle.appendleft(container)
-                    container = None  # back in the pool
-        if container is not None:
-            self._dispose(container)
+                    self._idle.appendleft(project)
+                    project = None  # back in the pool
+        if project is not None:
+            self._dispose(project)
         self.pump()
 
-    def release(self, container: Container) -> Future[None] | None:
-        """Give a container back for removal in the background. Safe to call again."""
+    def release(self, project: Project) -> Future[None] | None:
+        """Give a project back for removal in the background. Safe to call again."""
         with self._lock:
-            if container not in self._leased:
+            if project not in self._leased:
                 return None
-            self._leased.discard(container)
-            if container.kept:
+            self._leased.discard(project)
+            if project.kept:
                 return None
             self._removing += 1
-        return self._dispose(container)
+        return self._dispose(project)
 
     def tend(self) -> None:
         """Refill, shrink and retry; called after every change and periodically."""
-        surplus: list[Container] = []
+        surplus: list[Project] = []
         with self._lock:
             while len(self._idle) > max(self._warm_now(), self._waiting()):
                 surplus.append(self._idle.popleft())
             self._removing += len(surplus)
-        for container in surplus:
-            self._dispose(container)
+        for project in surplus:
+            self._dispose(project)
         self.pump()
 
-    def containers(self) -> list[Container]:
-        """List the containers in use."""
+    def projects_in_use(self) -> list[Project]:
+        """List the projects in use."""
         with self._lock:
             return list(self._leased)
 
-    def close(self) -> list[Container]:
-        """Accept no more callers; return what is left to remove, leased containers included."""
+    def close(self) -> list[Project]:
+        """Accept no more callers; return what is left to remove, leased projects included."""
         with self._lock:
             self._closed = True
             rest = [*self._idle, *(c for c in self._leased if not c.kept)]
@@ -311,9 +314,9 @@ class Pool:
         return rest
 
     def pump(self) -> None:
-        """Serve waiting callers, then start missing containers."""
-        for container in self._serve():
-            self._dispose(container)
+        """Serve waiting callers, then start missing projects."""
+        for project in self._serve():
+            self._dispose(project)
         for waiter in self._book():
             self._submit_start(waiter)
 
@@ -326,7 +329,7 @@ class Pool:
         return max(0 if self._resting else self._warm, self._floor)
 
     def _waiting(self) -> int:
-        """Number of callers that any container of the pool can serve."""
+        """Number of callers that any project of the pool can serve."""
         return sum(waiter.image is None for waiter in self._waiters)
 
     def _total(self) -> int:
@@ -341,36 +344,36 @@ class Pool:
 
     # Serving ------------------------------------------------------------------------
 
-    def _serve(self) -> list[Container]:
-        """Hand out ready containers; return those that died while they were idle."""
-        dead: list[Container] = []
+    def _serve(self) -> list[Project]:
+        """Hand out ready projects; return those that died while they were idle."""
+        dead: list[Project] = []
         with self._lock:
             while self._idle and self._waiting():
-                container = self._idle.popleft()
-                if not container.is_ready():
+                project = self._idle.popleft()
+                if not project.is_ready():
                     self._removing += 1
-                    dead.append(container)
-                elif not self._hand_over(container):
-                    self._idle.appendleft(container)
+                    dead.append(project)
+                elif not self._hand_over(project):
+                    self._idle.appendleft(project)
         return dead
 
-    def _hand_over(self, container: Container) -> bool:
+    def _hand_over(self, project: Project) -> bool:
         # Within the lock, so that callers wake in the order in which they came.
         for waiter in list(self._waiters):
             if waiter.image is None:
                 self._waiters.remove(waiter)
-                self._leased.add(container)
-                if waiter.give(container):
+                self._leased.add(project)
+                if waiter.give(project):
                     self._floor = max(0, self._floor - 1)
                     return True
-                self._leased.discard(container)
+                self._leased.discard(project)
         return False
 
     # Starting -----------------------------------------------------------------------
 
     def _book(self) -> list[Waiter | None]:
         """Register the starts that are wanted and allowed now, in the order of the callers."""
-        surplus: Container | None = None
+        surplus: Project | None = None
         with self._lock:
             if self._closed:
                 return []
@@ -393,7 +396,7 @@ class Pool:
             self._dedicated += sum(waiter is not None for waiter in starts)
             stuck = any(w.image is not None and not w.booked for w in self._waiters)
             if stuck and self._idle:
-                # A warm container occupies the place that one from a snapshot needs.
+                # A warm project occupies the place that one from a snapshot needs.
                 surplus = self._idle.pop()
                 self._removing += 1
         if surplus is not None:
@@ -401,7 +404,9 @@ class Pool:
         return starts
 
     def _submit_start(self, waiter: Waiter | None) -> None:
-        starts = self._engine.starts
+        # Several services wait for each other more than they work.
+        several = len(self.config.services) > 1
+        starts = self._engine.project_starts if several else self._engine.starts
         # Refilling a pool has to wait while an episode waits.
         submit = starts.submit if waiter or self._waiting() else starts.submit_later
         try:
@@ -416,7 +421,7 @@ class Pool:
 
     def _start_one(self, waiter: Waiter | None) -> None:
         with self._lock:
-            # The caller that wanted this container may be gone by now.
+            # The caller that wanted this project may be gone by now.
             unwanted = waiter not in self._waiters if waiter else self._surplus() > 0
             unwanted = unwanted or self._closed
             if unwanted:
@@ -425,7 +430,7 @@ class Pool:
             self.pump()
             return
         try:
-            container = self._start(waiter.image if waiter else None)
+            project = self._start(waiter.image if waiter else None)
         except BaseException as ex:
             self._failed(waiter, ex if isinstance(ex, SandboxError) else SandboxStartError(str(ex)))
             return
@@ -435,19 +440,19 @@ class Pool:
             if waiter is None:
                 keep = not self._closed
                 if keep:
-                    self._idle.append(container)
+                    self._idle.append(project)
             else:
                 keep = waiter in self._waiters
                 if keep:
                     self._waiters.remove(waiter)
-                    self._leased.add(container)
-                    keep = waiter.give(container)
+                    self._leased.add(project)
+                    keep = waiter.give(project)
                     if not keep:
-                        self._leased.discard(container)
+                        self._leased.discard(project)
             if not keep:
                 self._removing += 1
         if not keep:
-            self._remove(container)
+            self._remove(project)
         self.pump()
 
     def _failed(self, waiter: Waiter | None, ex: SandboxError) -> None:
@@ -474,16 +479,16 @@ class Pool:
 
     # Removing -----------------------------------------------------------------------
 
-    def _dispose(self, container: Container) -> Future[None] | None:
+    def _dispose(self, project: Project) -> Future[None] | None:
         try:
-            return self._engine.removals.submit(self._remove, container)
+            return self._engine.removals.submit(self._remove, project)
         except RuntimeError:  # the interpreter is shutting down: no threads any more
-            self._remove(container)
+            self._remove(project)
             return None
 
-    def _remove(self, container: Container) -> None:
+    def _remove(self, project: Project) -> None:
         for attempt in range(_REMOVE_ATTEMPTS):
-            if container.remove():
+            if project.remove():
                 break
             time.sleep(0.2 * 2**attempt)
         with self._lock:

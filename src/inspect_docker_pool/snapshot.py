@@ -28,7 +28,7 @@ from inspect_docker_pool.command import How, RequestKind
 from inspect_docker_pool.config import (
     ENGINE_CAPABILITIES,
     GIB,
-    ContainerConfig,
+    ProjectConfig,
     command_capabilities,
     is_keep_alive,
 )
@@ -39,6 +39,7 @@ from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
 from inspect_docker_pool.pool import Pool
+from inspect_docker_pool.project import Project
 
 logger = getLogger(__name__)
 
@@ -144,15 +145,15 @@ class ForkMember:
     """One episode's part in a set-up; a :class:`Sharer`."""
 
     def __init__(
-        self, snapshots: Snapshots, setup: SampleSetup, pool: Pool, container: Container
+        self, snapshots: Snapshots, setup: SampleSetup, pool: Pool, project: Project
     ) -> None:
         self.pool = pool
-        self.container = container
+        self.project = project
         self.sandbox: Taped | None = None
         self.fork: _Fork | None = None
         """For a leader."""
         self.heard: str | None = None
-        """The key of the snapshot that the container came from."""
+        """The key of the snapshot that the project came from."""
         self.before = ""
         self.tape: Tape | None = None
         self._snapshots = snapshots
@@ -166,11 +167,11 @@ class ForkMember:
             self.sandbox.tape = None
         if self.fork is None:
             if self.tape is None:
-                self._snapshots.took(self._setup, self.container.config, seconds)
+                self._snapshots.took(self._setup, self.project.config, seconds)
             return
         snapshot = None
         try:
-            self._snapshots.took(self._setup, self.container.config, seconds)
+            self._snapshots.took(self._setup, self.project.config, seconds)
             snapshot = await self._snapshots.take(self, seconds)
         finally:
             self._snapshots.end(self.fork, snapshot)
@@ -185,8 +186,8 @@ class ForkMember:
             self._snapshots.drop(self.heard)
 
 
-Acquire = Callable[[ContainerConfig], Awaitable[tuple[Pool, Container]]]
-Known = Callable[[ContainerConfig], Pool | None]
+Acquire = Callable[[ProjectConfig], Awaitable[tuple[Pool, Project]]]
+Known = Callable[[ProjectConfig], Pool | None]
 
 
 class Snapshots:
@@ -207,10 +208,10 @@ class Snapshots:
         self._lock = threading.Lock()
         self._forks: OrderedDict[str, _Fork] = OrderedDict()
         self._unfaithful: set[str] = set()
-        self._seconds: dict[ContainerConfig, float] = {}
+        self._seconds: dict[ProjectConfig, float] = {}
         """Recent set-up times by configuration: a task's samples are alike."""
 
-    async def join(self, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
+    async def join(self, config: ProjectConfig, setup: SampleSetup) -> ForkMember:
         """Return a container for an episode, from a snapshot if there is or will soon be one.
 
         Raises:
@@ -226,28 +227,28 @@ class Snapshots:
             self.drop(fork.key)  # the image was built again in the meantime
         elif snapshot is not None:
             try:
-                container = await snapshot.pool.acquire(snapshot.image)
+                project = await snapshot.pool.acquire(snapshot.image)
             except SandboxError as ex:
                 logger.info("docker_pool: a snapshot could not be used: %s", ex)
                 self.drop(fork.key)
             else:
                 measure(FORKS)
-                part = ForkMember(self, setup, snapshot.pool, container)
+                part = ForkMember(self, setup, snapshot.pool, project)
                 part.tape, part.heard = Tape(snapshot.recorded), fork.key
                 return part
         return ForkMember(self, setup, *await self._acquire(config))
 
-    async def _lead(self, fork: _Fork, config: ContainerConfig, setup: SampleSetup) -> ForkMember:
+    async def _lead(self, fork: _Fork, config: ProjectConfig, setup: SampleSetup) -> ForkMember:
         try:
-            pool, container = await self._acquire(config)
+            pool, project = await self._acquire(config)
         except BaseException:
             self.end(fork, None)
             raise
-        part = ForkMember(self, setup, pool, container)
+        part, container = ForkMember(self, setup, pool, project), project.default
         try:
             if container.image.entrypoint or not is_keep_alive(container.command):
                 raise _Unfaithful("a process of its own has state beside the container's files")
-            if command_capabilities(config) - ENGINE_CAPABILITIES:
+            if command_capabilities(config.default) - ENGINE_CAPABILITIES:
                 raise _Unfaithful("its capabilities can change what no image holds")
             part.before = await self._state(container)
         except (_Unfaithful, SandboxError) as ex:
@@ -256,7 +257,7 @@ class Snapshots:
             return part
         except BaseException:
             self.end(fork, None)
-            pool.release(container)
+            pool.release(project)
             raise
         part.fork, part.tape = fork, Tape()
         return part
@@ -270,7 +271,7 @@ class Snapshots:
             with self._lock:
                 fork.waiting -= 1
 
-    def took(self, setup: SampleSetup, config: ContainerConfig, seconds: float) -> None:
+    def took(self, setup: SampleSetup, config: ProjectConfig, seconds: float) -> None:
         """Record how long a set-up took."""
         with self._lock:
             if setup.files or setup.setup:
@@ -287,7 +288,7 @@ class Snapshots:
 
     async def take(self, part: ForkMember, seconds: float) -> Snapshot | None:
         """Commit the leader's container, if that is faithful and somebody will want it."""
-        fork, config = part.fork, part.container.config
+        fork, config, container = part.fork, part.project.config, part.project.default
         assert fork is not None
         assert part.tape is not None
         with self._lock:
@@ -296,14 +297,14 @@ class Snapshots:
             return None
         try:
             for attempt in range(_LOOKS):
-                if await self._state(part.container) == part.before:
+                if await self._state(container) == part.before:
                     break
                 await anyio.sleep(0.1 * 2**attempt)  # ending processes may need a moment
             else:
                 raise _Unfaithful("set-up left processes, or state outside of the layer")
-            if lost := await self._scan(part.container):
+            if lost := await self._scan(container):
                 raise _Unfaithful(f"an image does not hold {lost.splitlines()[0]}")
-            image, size = await self._engine.run(self._commit, part.container, fork.key)
+            image, size = await self._engine.run(self._commit, container, fork.key)
         except _Unfaithful as ex:
             self._refuse(fork.key, config, str(ex))
         except SandboxError as ex:
@@ -313,14 +314,14 @@ class Snapshots:
             return Snapshot(image, part.pool, size, tuple(part.tape.recorded))
         return None
 
-    def _refuse(self, key: str, config: ContainerConfig, reason: str) -> None:
+    def _refuse(self, key: str, config: ProjectConfig, reason: str) -> None:
         logger.info("docker_pool: no snapshot of %s: %s", config.source, reason)
         with self._lock:
             self._unfaithful.add(key)
 
-    def _fork_of(self, config: ContainerConfig, setup: SampleSetup) -> tuple[_Fork | None, bool]:
+    def _fork_of(self, config: ProjectConfig, setup: SampleSetup) -> tuple[_Fork | None, bool]:
         """Find or open the fork of a set-up; return also whether the caller leads it."""
-        if config.snapshot == "never" or not (setup.files or setup.setup):
+        if not _may_share(config) or not (setup.files or setup.setup):
             return None, False
         key = f"{config.digest}-{setup.digest[:24]}"
         with self._lock:
@@ -333,15 +334,15 @@ class Snapshots:
             fork = self._forks[key] = _Fork(key)
             return fork, True
 
-    def expects(self, config: ContainerConfig, *, script: bool, files: bool) -> bool:
+    def expects(self, config: ProjectConfig, *, script: bool, files: bool) -> bool:
         """Return whether groups with such a set-up are likely to share it."""
-        if config.snapshot == "never" or not (script or files):
+        if not _may_share(config) or not (script or files):
             return False
         if config.snapshot == "always":
             return True
         return script and self._seconds.get(config, QUICK_SECONDS) >= QUICK_SECONDS
 
-    def _pays(self, config: ContainerConfig, setup: SampleSetup) -> bool:
+    def _pays(self, config: ProjectConfig, setup: SampleSetup) -> bool:
         large = sum(map(len, setup.files.values())) >= SMALL_BYTES
         return self.expects(config, script=setup.setup is not None or large, files=True)
 
@@ -426,6 +427,11 @@ class Snapshots:
         with self._lock:
             self._forks.pop(key, None)
         return True
+
+
+def _may_share(config: ProjectConfig) -> bool:
+    # Set-up can change the servers beside a sandbox, which its image does not hold.
+    return config.snapshot != "never" and len(config.services) == 1
 
 
 class _Unfaithful(Exception):

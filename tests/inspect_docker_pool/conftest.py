@@ -50,6 +50,17 @@ def _engine(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
+def compose_plugin() -> None:
+    """Docker's plugin that reads compose files; it needs no engine."""
+    program = shutil.which("docker")
+    if (
+        program is None
+        or subprocess.run([program, "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("the program 'docker' is not there, or has no plugin 'compose'")
+
+
+@pytest.fixture
 def manager() -> Iterator[PoolManager]:
     """New pools of this process; afterwards nothing of them may be left on the engine or here."""
     close_all()  # containers kept warm by tests without this fixture would count here

@@ -142,7 +142,7 @@ async def test_a_rebuilt_image_leaves_nothing_behind(
         pool = manager.known(parse_config(config))
         assert pool is not None
         another = await pool.acquire()
-        made.add(another.image.id)
+        made.add(another.default.image.id)
         pool.release(another)
         await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
     assert len(made) == 4
