@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai.log import bundle_log_dir, list_eval_logs
+from inspect_ai.log import list_eval_logs
 from tests.logs.rollouts import (
-    apart,
     dataset,
     die_while_assembling,
     die_while_writing,
@@ -36,7 +35,6 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending, writer
-from inspect_tinker_plugin.logs.rollout import figures as figures_of
 from inspect_tinker_plugin.logs.staging import STAGING, runs_in
 from inspect_tinker_plugin.rl.dataset import InspectRLDataset
 from inspect_tinker_plugin.train.data import TrainingDataBuilder
@@ -149,14 +147,6 @@ async def test_a_batch_that_is_visited_again_has_a_log_for_each_attempt(tmp_path
     assert [len(samples(log)) for log in logs_in(tmp_path)] == [2, 2, 2]
 
 
-async def test_a_resumed_training_overwrites_nothing(tmp_path: Path) -> None:
-    for words in ("1", "wrong"):
-        await roll_out_batch(dataset(arithmetic(1), tmp_path), 0, words)
-    assemble_pending(tmp_path)
-    assert sorted(rewards(log)[0] for log in logs_in(tmp_path)) == [0.0, 1.0]
-    assert len({log.eval.run_id for log in logs_in(tmp_path)}) == 2
-
-
 async def test_logs_are_listed_in_the_order_of_training(tmp_path: Path) -> None:
     data = dataset(arithmetic(12), tmp_path)
     for index in range(12):
@@ -165,18 +155,6 @@ async def test_logs_are_listed_in_the_order_of_training(tmp_path: Path) -> None:
     listed = sorted(Path(info.name).name for info in list_eval_logs(str(tmp_path)))
     assert [f"batch-{i:06d}" in name for i, name in enumerate(listed)] == [True] * 12
     assert [log.metadata["policy_step"] for log in logs_in(tmp_path)] == list(range(12))
-
-
-async def test_a_trainers_own_epochs_are_further_steps_of_the_policy(tmp_path: Path) -> None:
-    data = dataset(arithmetic(2), tmp_path)
-    for step in range(4):  # as the cookbook's num_epochs=2 does
-        await roll_out_batch(data, step % len(data))
-    assemble_pending(tmp_path)
-    logs = sorted(logs_in(tmp_path), key=lambda log: log.eval.created)
-    assert [log.metadata["batch"] for log in logs] == [0, 1, 0, 1]
-    assert [log.metadata["policy_step"] for log in logs] == [0, 1, 2, 3]
-    noted = [figures_of(log.samples[0])["policy_step"] for log in logs if log.samples]
-    assert noted == [0, 1, 2, 3]
 
 
 def resumed_from(folder: Path, step: int) -> None:
@@ -378,14 +356,6 @@ roll_out(dataset(arithmetic(1), Path({str(tmp_path)!r})).get_batch(0)[0], ["1"])
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
     assert rewards(only_log(tmp_path)) == [1.0]
     assert [path.suffix for path in tmp_path.iterdir()] == [".eval"]
-
-
-async def test_inspect_view_bundles_the_folder(tmp_path: Path) -> None:
-    logs, bundle = tmp_path / "logs", tmp_path / "bundle"
-    await roll_out_batch(dataset(arithmetic(1), logs), 0)
-    assemble_pending(logs)
-    apart(bundle_log_dir, str(logs), str(bundle))
-    assert len(list((bundle / "logs").glob("*.eval"))) == 1
 
 
 async def test_a_cancelled_group_is_written_all_the_same(tmp_path: Path) -> None:

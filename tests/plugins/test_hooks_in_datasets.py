@@ -124,14 +124,3 @@ async def test_inspect_rl_episode_observers(
         own = [event for event in events if event["episode"] == episode]
         assert [event["event"] for event in own] == ["start", "turn", "turn", "end"]
         assert own[-1]["reward"] == 1.0
-
-
-async def test_rewards_of_an_example_package_work_in_a_group() -> None:
-    group = await rollout(
-        adding(),
-        ["3", "3", "it must be 3"],
-        group_size=3,
-        reward="brevity(score:includes, words=1)",
-        group_reward="consensus",
-    )
-    assert sorted(group.get_total_rewards()) == pytest.approx([1 / 3, 2 / 3, 2 / 3])

@@ -87,17 +87,6 @@ async def test_a_key_that_the_metrics_name_must_be_there(reward: str) -> None:
     assert await rewards_of(asking(judged(whole)), ["!"], reward=reward) == [0.5]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [{}, {"kind": 1.0, "clear": None}, {"kind": 1.0, "clear": float("nan")}],
-    ids=["empty", "None", "NaN"],
-)
-async def test_part_of_a_dict_score_is_not_enough(value: dict[str, Any]) -> None:
-    with pytest.raises(EpisodeError) as caught:
-        await rewards_of(asking(judged(value)), ["!"])
-    assert caught.value.cause is Cause.UNSCORED
-
-
 @pytest.mark.parametrize("given", [0.5, "C", [1.0]], ids=repr)
 async def test_a_scorer_that_returns_no_score_object_fails(given: Any) -> None:
     @scorer(metrics=[mean()])

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from inspect_ai import Task
-from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelRole, get_model
 from inspect_ai.scorer import Score, Scorer, Target, match, mean, model_graded_qa, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
@@ -17,7 +16,6 @@ from inspect_ai.tool import Tool, tool
 from inspect_ai.util import collect
 from tests.rl.policies import Words, encode, renderer, tool_call
 from tests.rl.tasks import (
-    add,
     adding,
     agent,
     arithmetic,
@@ -88,22 +86,6 @@ async def test_a_right_answer_is_rewarded_and_a_wrong_one_is_not() -> None:
     assert (total(right), total(wrong)) == (1.0, 0.0)
     assert right.stop_reason == wrong.stop_reason == "completed"
     assert final(right)["score/match"] == 1.0
-
-
-async def test_tool_calls_are_carried_out_and_shown_to_the_policy() -> None:
-    policy = Words([tool_call("add", '{"x":1,"y":41}'), "It is 42."])
-    task = Task(
-        dataset=[Sample(id=1, input="1+41?", target="42")],
-        solver=[use_tools(add()), generate()],
-        scorer=match(location="any"),
-    )
-    trajectory = await do_single_rollout(policy, await make_env(task))
-    assert total(trajectory) == 1.0
-    assert len(trajectory.transitions) == 2
-    first, second = policy.prompts
-    sampled = trajectory.transitions[0].ac.tokens
-    assert second[: len(first) + len(sampled)] == first + sampled
-    assert "42" in renderer().tokenizer.decode(second[len(first) + len(sampled) :])
 
 
 async def test_step_takes_extra_and_a_cut_reply_counts_as_cut() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from inspect_ai.dataset import Sample
 from inspect_ai.log import (
@@ -26,7 +25,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.hooks import GroupOutcome
 from inspect_tinker_plugin.contracts.policy import POLICY_MODEL, POLICY_PROVIDER
 from inspect_tinker_plugin.contracts.rewards import UnscoredError
-from inspect_tinker_plugin.rewards.scores import score_reward
+from inspect_tinker_plugin.rewards.scores import locate_score, read_score
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
             entry = _entry(summary, len(index.logs), log, score)
             groups.setdefault((log.task, repr(entry.id)), []).append(entry)
         index.logs.append(log)
-    if score is not None and not any(_locate(score, names)):
+    if score is not None and not locate_score(score, names)[0]:
         raise ConfigError(f"no log has a score {score!r}; there is {', '.join(sorted(names))}")
     place = 0
     for group in groups.values():
@@ -183,30 +182,12 @@ def reward_of(scores: Mapping[str, Score], path: str | None) -> float | None:
         scores: Scores of a sample.
         path: The score's name, or ``name.key``; ``None`` for the mean of all.
     """
-    if path is not None:
-        name, key = _locate(path, scores)
-        chosen = {name: scores[name]} if name else {}
-        if name and key:
-            value = scores[name].value
-            entry = value.get(key) if isinstance(value, Mapping) else None
-            if entry is None:
-                return None
-            chosen = {key: Score(value=entry)}
-    else:
-        chosen = dict(scores)
+    named = {name: SampleScore(score=score) for name, score in scores.items()}
     try:
-        values = [score_reward(n, SampleScore(score=each)).value for n, each in chosen.items()]
+        values = [read_score(each, named).value for each in (scores if path is None else [path])]
     except UnscoredError:
         return None
     return sum(values) / len(values) if values else None
-
-
-def _locate(path: str, names: Mapping[str, Any] | set[str]) -> tuple[str, str]:
-    """Split ``name.key``; the longest beginning that is a name wins, for names with dots."""
-    name = path
-    while name and name not in names:
-        name = name.rpartition(".")[0]
-    return name, path[len(name) + 1 :] if name else ""
 
 
 def logged_outcomes(

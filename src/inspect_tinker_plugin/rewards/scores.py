@@ -7,8 +7,9 @@ that it does not understand, lists and dicts; here those are errors or are exami
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from inspect_ai.scorer import (
@@ -49,36 +50,51 @@ class ScoreReward:
         Raises:
             UnscoredError: there is no such score or key, or it is not a number.
         """
-        scorer, key = self._locate(result)
-        score = result.scores[scorer]
-        if key is None:
-            return score_reward(scorer, score, keys=result.expected_scores.get(scorer, ()))
-        entries = dict(_entries(score.score.value))
-        if key not in entries:
-            raise UnscoredError(
-                f"score {scorer!r} has no key {key!r}; "
-                + (f"its keys are {_listed(entries)}" if entries else "it is a single value"),
-                scorer=scorer,
-                key=key,
-            )
-        value = _number(entries[key], scorer, key, score)
-        return Reward(value, {f"score/{scorer}.{key}": value})
+        return read_score(self.path, result.scores, result.expected_scores)
 
-    def _locate(self, result: EpisodeResult) -> tuple[str, str | None]:
-        """Split the path; the longest prefix that names a score wins, for names with dots."""
-        if self.path in result.scores:
-            return self.path, None
-        scorer = self.path
-        while "." in scorer:
-            scorer = scorer.rpartition(".")[0]
-            if scorer in result.scores:
-                return scorer, self.path[len(scorer) + 1 :]
-        if self.path in result.expected_scores:
-            raise UnscoredError(
-                f"scorer {self.path!r} gave no score (it returned None)", scorer=self.path
-            )
-        given = _listed(result.scores) if result.scores else "none at all"
-        raise UnscoredError(f"no score named {self.path!r}; there is {given}", scorer=self.path)
+
+def read_score(
+    path: str,
+    scores: Mapping[str, SampleScore],
+    expected: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Reward:
+    """Read one of several scores as a number.
+
+    Args:
+        path: Its name, or ``name.key`` for one key of a dict (or index of a list).
+        scores: The scores by name.
+        expected: Names of the task's scorers, each with the keys that it must have.
+
+    Raises:
+        UnscoredError: there is no such score or key, or it is not a number.
+    """
+    scorer, key = locate_score(path, scores)
+    if not scorer:
+        if path in expected:
+            raise UnscoredError(f"scorer {path!r} gave no score (it returned None)", scorer=path)
+        given = _listed(scores) if scores else "none at all"
+        raise UnscoredError(f"no score named {path!r}; there is {given}", scorer=path)
+    score = scores[scorer]
+    if not key:
+        return score_reward(scorer, score, keys=expected.get(scorer, ()))
+    entries = dict(_entries(score.score.value))
+    if key not in entries:
+        raise UnscoredError(
+            f"score {scorer!r} has no key {key!r}; "
+            + (f"its keys are {_listed(entries)}" if entries else "it is a single value"),
+            scorer=scorer,
+            key=key,
+        )
+    value = _number(entries[key], scorer, key, score)
+    return Reward(value, {f"score/{scorer}.{key}": value})
+
+
+def locate_score(path: str, names: Container[str]) -> tuple[str, str]:
+    """Split ``name.key``; the longest beginning that is a name wins, for names with dots."""
+    name = path
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name, path[len(name) + 1 :] if name else ""
 
 
 @dataclass(frozen=True)
