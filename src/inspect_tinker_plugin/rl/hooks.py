@@ -112,9 +112,11 @@ class EpisodeHooks:
     async def report_start(self, task: str, sample: Sample, epoch: int) -> None:
         """Tell observers that an episode is about to run."""
         if self._observers:
-            about = {"episode": self._id, "task": task, "epoch": epoch}
             await self._observers.tell(
-                "on_episode_start", lambda: EpisodeStarted(sample=deepcopy(sample), **about)
+                "on_episode_start",
+                lambda: EpisodeStarted(
+                    episode=self._id, task=task, sample=deepcopy(sample), epoch=epoch
+                ),
             )
 
     async def report_turn(self, request: TurnRequest, output: object) -> None:
