@@ -38,17 +38,25 @@ def require_agent_clients() -> None:
         pytest.importorskip(name, reason="the extra `agents`")
 
 
-def run(*command: str | Path, cwd: Path | None = None, path: Path | None = None) -> str:
+def run(
+    *command: str | Path,
+    cwd: Path | None = None,
+    path: Path | None = None,
+    version: str | None = None,
+) -> str:
     """Run a program that has to succeed, and return what it prints.
 
     Args:
         command: the program and its arguments.
         cwd: the folder that it runs in.
         path: a folder of packages that comes before the installed ones.
+        version: what is built is this release, whatever the last tag is.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
+    if version is not None:
+        environment["SETUPTOOLS_SCM_PRETEND_VERSION"] = version
     done = subprocess.run(
         [str(each) for each in command],
         cwd=cwd,

@@ -38,6 +38,8 @@ def imported() -> dict[str, set[str]]:
     main = ROOT / "src" / PROJECT["name"].replace("-", "_")
     packages = {path.name for path in main.parent.iterdir()}
     for path in main.parent.rglob("*.py"):
+        if path.is_relative_to(main / "templates"):  # packages of their own
+            continue
         part = path.relative_to(main if path.is_relative_to(main) else main.parent).parts[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,15 @@ def test_the_scripts_on_the_page_are_scripts(tmp_path: Path) -> None:
         file.write_text(text)
         lengths[file.stem] = [len(episode) for episode in read_script(file)]
     assert lengths == {"one_episode": [2], "two_episodes": [2, 1]}
+
+
+def test_the_tests_on_the_page_about_hooks_pass() -> None:
+    names: dict[str, Any] = {}
+    exec(titled("hooks.md")['title="test_my_plugin.py"'], names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

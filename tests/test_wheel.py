@@ -1,4 +1,7 @@
-"""The built wheel in a clean environment, with the lock and without, outside of the repository."""
+"""The distributions of a release: what is in them, and the wheel in a clean environment.
+
+The wheel is built from the source distribution, as a release builds it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import os
 import shlex
 import shutil
 import sys
+import tarfile
 import venv
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,13 +26,51 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PIP = ["-m", "pip", "--disable-pip-version-check"]
 
 
+VERSION = "0.1.0"
+BUILD = """
+import sys
+from hatchling.build import build_sdist, build_wheel
+print({"sdist": build_sdist, "wheel": build_wheel}[sys.argv[1]](sys.argv[2]))
+"""
+MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Both distributions of one version."""
+
+    sdist: Path
+    wheel: Path
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    built = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
-    run(sys.executable, *PIP, *built)
-    [found] = folder.glob("*.whl")
-    return found
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    folder = tmp_path_factory.mktemp("dist")
+
+    def build(kind: str, source: Path) -> Path:
+        args = ["-W", "ignore", "-c", BUILD, kind, str(folder)]
+        return folder / run(sys.executable, *args, cwd=source, version=VERSION).split()[-1]
+
+    sdist = build("sdist", ROOT)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return Distributions(sdist, build("wheel", folder / sdist.name.removesuffix(".tar.gz")))
+
+
+@pytest.mark.slow
+def test_a_release_has_the_packages_and_small_files(built: Distributions) -> None:
+    assert built.sdist.name == f"inspect_tinker_plugin-{VERSION}.tar.gz"
+    assert built.wheel.name == f"inspect_tinker_plugin-{VERSION}-py3-none-any.whl"
+    assert built.wheel.stat().st_size < MEGABYTE
+    assert built.sdist.stat().st_size < 2.5 * MEGABYTE
+    files = set(zipfile.ZipFile(built.wheel).namelist())
+    packages = {path.name for path in (ROOT / "src").iterdir() if (path / "__init__.py").exists()}
+    about = f"inspect_tinker_plugin-{VERSION}.dist-info"
+    pth = {name for name in files if name.endswith(".pth")}
+    assert {name.partition("/")[0] for name in files} == {*packages, about, *pth}
+    assert len(pth) == 1
+    tracked = run("git", "ls-files", "src", cwd=ROOT).split()
+    assert {name.removeprefix("src/") for name in tracked} <= files
 
 
 def locked() -> dict[str, str]:
@@ -53,7 +97,7 @@ def installed(python: Path) -> dict[str, str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("with_lock", [True, False], ids=["with the lock", "without it"])
 def test_the_wheel_works_in_a_clean_environment(
-    with_lock: bool, wheel: Path, tmp_path: Path
+    with_lock: bool, built: Distributions, tmp_path: Path
 ) -> None:
     try:
         run(sys.executable, *PIP, "download", "-q", "--no-deps", "-d", tmp_path, "sniffio")
@@ -64,7 +108,7 @@ def test_the_wheel_works_in_a_clean_environment(
     torch = f"torch=={locked()['torch']}"
     run(python, *PIP, "install", "-q", *shlex.split(os.environ.get("TORCH_ARGS", "")), torch)
     lock = ["-c", str(CONSTRAINTS)] if with_lock else []
-    run(python, *PIP, "install", "-q", *lock, torch, wheel)
+    run(python, *PIP, "install", "-q", *lock, torch, built.wheel)
     if with_lock:
         expected = locked()
         found = installed(python)
@@ -80,5 +124,5 @@ def test_the_wheel_works_in_a_clean_environment(
     assert "completed" in shown
     where = "import inspect_tinker_plugin as p; print(p.__version__, p.__file__)"
     version, file = run(python, "-c", where, cwd=work).split()
-    assert version in wheel.name
+    assert version == VERSION
     assert file.startswith(str(tmp_path))

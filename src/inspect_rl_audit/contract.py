@@ -45,8 +45,8 @@ class AuditOptions:
     out: Path
     """Folder for ``audit.html``, ``audit.json``, the logs and the journal."""
 
-    probes: Sequence[str] = ()
-    """Expressions that name probes; every installed probe when empty."""
+    probes: Sequence[str | Probe] = ()
+    """Probes, or expressions that name them; every installed probe when empty."""
 
     selection: Selection = field(default_factory=Selection)
     """Samples of the task that are audited."""

@@ -166,20 +166,21 @@ def _identity(task: Task, name: str | None, options: AuditOptions) -> dict[str, 
 HOOK = "inspect_rl_audit_probes"
 
 
-def resolve_probes(names: Sequence[str] = ()) -> Mapping[str, Probe]:
+def resolve_probes(names: Sequence[str | Probe] = ()) -> Mapping[str, Probe]:
     """Make probes.
 
     Args:
-        names: Expressions, such as ``baselines`` or ``spelling(language='en')``; every probe
-            that is installed, made without arguments, when there are none.
+        names: Probes, or expressions such as ``baselines`` or ``spelling(language='en')``; every
+            probe that is installed, made without arguments, when there are none.
 
     Raises:
         ConfigError: An unknown name, a malformed expression, or an object that is no probe.
     """
     catalogue = default_plugins().catalogue(HOOK)
     probes: dict[str, Probe] = {}
-    for name in names or list(catalogue.entries):
-        built = build(name, catalogue).value
+    for each in names or list(catalogue.entries):
+        name = each if isinstance(each, str) else type(each).__name__
+        built = build(each, catalogue).value if isinstance(each, str) else each
         if not callable(built) or isinstance(built, type):
             raise PluginError(f"probe {name!r} is {built!r:.80}, which cannot be called")
         probes[name] = built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,18 @@ def test_a_package_that_an_option_needs_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
         config("wandb_project=x")
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_project_needs_one_of_the_packages_that_the_cookbook_knows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    known = {"wandb": None, "trackio": None, "neptune_scale": None, name: object()}
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda each: known[each] if each in known else find(each)
+    )
+    assert config("wandb_project=x").wandb_project == "x"
 
 
 def test_without_a_key_the_two_ways_forward_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

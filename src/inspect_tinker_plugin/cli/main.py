@@ -12,6 +12,7 @@ import click
 
 from inspect_tinker_plugin.cli.compare import bench, check
 from inspect_tinker_plugin.cli.export import export_command, rescore_command
+from inspect_tinker_plugin.cli.new import new_command
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.cli.serve import serve_command
@@ -158,6 +159,7 @@ for _command in (
     bench,
     check,
     export_command,
+    new_command,
     rescore_command,
     rollout,
     serve_command,

@@ -67,7 +67,7 @@ def try_sampler(spec: SamplerSpec, pool: SamplePool, *, count: int) -> None:
         sampler = make()
         sampler.begin(pool)
         for step in range(2):
-            for position in _choose(sampler, step, count, len(pool.samples)):
+            for position in choose_positions(sampler, step, count, len(pool.samples)):
                 sampler.learn(GroupOutcome(position=position, rewards=rewards, step=step))
         dict(sampler.figures())
     except (Exception, SystemExit) as error:
@@ -101,7 +101,7 @@ def _resolve(spec: SamplerSpec) -> tuple[Callable[[], Sampler], str]:
     return make, origin
 
 
-def _choose(sampler: Sampler, step: int, count: int, size: int) -> list[int]:
+def choose_positions(sampler: Sampler, step: int, count: int, size: int) -> list[int]:
     """Return the positions of a step's samples.
 
     Raises:
@@ -205,7 +205,7 @@ class SamplerState:
             return self._chosen[step]
         learned = [each for each in self._waiting() if each[:2] not in self._known]
         self._learn(learned)
-        chosen = _choose(self.sampler, step, count, self._size)
+        chosen = choose_positions(self.sampler, step, count, self._size)
         line = {"step": step, "learned": learned, "chosen": chosen}
         self._journal.write({**line, "figures": dict(self.sampler.figures())})
         for number, index, *_ in learned:

@@ -1,7 +1,8 @@
-"""The test kit: scripted models, and the check that an episode matches an eval."""
+"""The test kit: scripted models, parts of plugins in episodes, and episodes beside evals."""
 
 from __future__ import annotations
 
+from inspect_tinker_plugin.testing.kit import play_episode, run_sampler, run_tool_calls
 from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
 from inspect_tinker_plugin.testing.policy import (
     ScriptedPolicy,
@@ -31,6 +32,9 @@ __all__ = [
     "check_parity_async",
     "load_renderer",
     "load_tokenizer",
+    "play_episode",
+    "run_sampler",
+    "run_tool_calls",
     "say",
     "scripted_model",
     "submit",

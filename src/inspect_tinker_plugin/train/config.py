@@ -199,6 +199,10 @@ _LEAST: Mapping[str, tuple[str, float]] = {
 """How options of the cookbook are written on the command line, and their least values."""
 
 
+_TRACKERS = ("wandb", "trackio", "neptune_scale")
+"""Packages that the cookbook gives ``wandb_project`` to, each that is installed."""
+
+
 def _check(config: Any) -> None:
     """Refuse what the loop would refuse after its start, and what cannot teach anything."""
     for name, option in (("learning_rate", "--learning-rate"), ("temperature", "temperature")):
@@ -219,8 +223,10 @@ def _check(config: Any) -> None:
             "--group-size 1 teaches nothing: an episode is compared with the others of its group. "
             "Take at least 2"
         )
-    if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("wandb_project needs a package that is not installed: pip install wandb")
+    if config.wandb_project is not None and not any(map(importlib.util.find_spec, _TRACKERS)):
+        raise ConfigError(
+            "wandb_project needs a package that is not installed: pip install wandb, or trackio"
+        )
 
 
 def _check_local(config: Any) -> None:

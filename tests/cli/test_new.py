@@ -1,0 +1,50 @@
+"""`inspect rl new`: what it writes can be installed, is found, and passes its own tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.packages import run
+
+from inspect_tinker_plugin.cli.main import rl
+
+python = partial(run, sys.executable, "-W", "ignore")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fruit", "Big-Shop"])
+def test_the_packages_install_and_pass_their_tests(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    done = CliRunner().invoke(rl, ["new", str(folder)])
+    assert done.exit_code == 0, done.output
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in written if "newname" in path.read_text().lower()]
+    site, packages = tmp_path / "site", sorted(folder.glob("*-*/"))
+    assert [path.name for path in packages] == [f"{name.lower()}-plugin", f"{name.lower()}-tasks"]
+    pip = ["-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target"]
+    python(*pip, site, *packages)
+    passed = python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, path=site)
+    assert "4 passed" in passed
+    inspect_rl = ["-m", "inspect_tinker_plugin", "plugins", "--json"]
+    listed = json.loads(python(*inspect_rl, cwd=folder, path=site))["plugins"]
+    module = f"{name.lower().replace('-', '_')}_plugin"
+    [plugin] = [each for each in listed if each["name"] == module]
+    assert plugin["error"] is None
+    assert len(plugin["hooks"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("2fast", "cannot name"), ("a+b", "cannot name"), ("full", "not empty")]
+)
+def test_nothing_is_written_where_it_would_not_work(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(rl, ["new", str(tmp_path / name)])
+    assert done.exit_code == 1
+    assert reason in done.output
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]
