@@ -70,7 +70,9 @@ def _names(node: ast.AST, path: Path) -> list[str]:
     return []
 
 
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = sorted(
+    path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "templates")
+)
 IMPORTS = [found for path in SOURCES for found in imports_of(path)]
 
 
