@@ -68,12 +68,13 @@ class Teaching:
         return model
 
 
-def teach_and_train(teaching: Teaching, folder: Path, **training: Any) -> None:
+def teach_and_train(teaching: Teaching, folder: Path, *, run: str = "run", **training: Any) -> None:
     """Teach, then train; everything is in ``folder`` afterwards.
 
     Args:
         teaching: What the model imitates first.
         folder: Where the models and the run are. The same call continues an interrupted run.
+        run: Name of the run's folder; runs in one folder begin with the same model.
         training: Further fields of the :class:`TrainRequest`.
     """
     try:
@@ -81,7 +82,7 @@ def teach_and_train(teaching: Teaching, folder: Path, **training: Any) -> None:
             task=teaching.task,
             local=True,
             model=str(teaching.beginner(folder)),
-            log_dir=folder / "run",
+            log_dir=folder / run,
             renderer=RENDERER,
             **training,
         )
