@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
@@ -179,8 +179,9 @@ def roll_out(
     Raises:
         ConfigError: The model cannot be sampled from.
     """
+    from inspect_tinker_plugin import freeze_memory
     from inspect_tinker_plugin.logs import assemble_pending
-    from inspect_tinker_plugin.rl import no_key, tinker_policy
+    from inspect_tinker_plugin.rl import build_dataset, make_renderer, no_key, tinker_policy
     from inspect_tinker_plugin.tasks import select_samples
 
     samples = select_samples(resolved.task, options.selection)
@@ -193,42 +194,34 @@ def roll_out(
         if problem is not None:
             raise ConfigError(problem)
     with _model(choices, folder) as (model, server):
-        base_url = choices["base_url"] if server is None else server.url
-        dataset = _dataset(choices, options, resolved, logs, model, samples.subset(wanted))
-        policy = _Watched(
-            tinker_policy(
-                model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
-            )
+        name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
+        tokenizer = choices["tokenizer"]
+        renderer = make_renderer(name, model=model, tokenizer=tokenizer, option="--renderer")
+        own = replace(
+            options,
+            batch_size=len(wanted),
+            group_size=choices["episodes"],
+            on_error=0.0,
+            log_dir=logs,
         )
+        dataset = build_dataset(resolved, renderer, own, samples=samples.subset(wanted))
+        freeze_memory()
+        base_url = choices["base_url"] if server is None else server.url
+        policy = tinker_policy(
+            model, base_url=base_url, max_tokens=choices["max_tokens"], temperature=1.0
+        )
+        rolling = _roll(dataset, policy)
         try:
-            rolling = _roll(dataset, policy)
-            finished = asyncio.run(rolling if server is None else server.during(rolling))
+            errors = asyncio.run(rolling if server is None else server.during(rolling))
         finally:
             assemble_pending(logs)
-    if policy.error is not None:
-        problem = f"cannot sample from {choices['model'] or model}: {policy.error}"
-        if not finished:
+    if errors:
+        problem = f"cannot sample from {choices['model'] or model}: {errors[-1]}"
+        if len(errors) == len(wanted) * choices["episodes"]:
             raise ConfigError(problem)
-        cut = counted(policy.failed, "attempt")
+        cut = counted(len(errors), "attempt")
         click.echo(f"{cut} ended early, {problem}; the same command tries again", err=True)
     return logs
-
-
-class _Watched:
-    """A policy that keeps the last error of its sampler."""
-
-    def __init__(self, policy: TokenCompleter) -> None:
-        self._policy = policy
-        self.error: Exception | None = None
-        self.failed = 0
-
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return await self._policy(*args, **kwargs)
-        except Exception as error:
-            self.error = error
-            self.failed += 1
-            raise
 
 
 def _digest(choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask) -> str:
@@ -253,52 +246,21 @@ def _missing(
     return [n for n in chosen if done[samples[n].id or 0] < choices["episodes"]]
 
 
-async def _roll(dataset: InspectRLDataset, policy: _Watched) -> int:
-    """Roll out all groups; returns how many episodes came to an end."""
-    size = dataset.options.group_size
-    total = size * sum(len(dataset.get_batch(batch)) for batch in range(len(dataset)))
-    done = failed = 0
-    completer = cast("TokenCompleter", policy)  # only called
+async def _roll(dataset: InspectRLDataset, policy: TokenCompleter) -> list[str]:
+    """Roll out all groups at once; return the errors of the attempts that could not be sampled."""
+    groups = dataset.get_batch(0)
+    ended: list[bool] = []
     with progress_bar("attempts") as show:
-        show(0, total)
 
-        def count(this_failed: bool) -> None:
-            nonlocal done, failed
-            done, failed = done + 1, failed + this_failed
-            show(done, total, failed)
+        def count(failed: bool) -> None:
+            ended.append(failed)
+            show(len(ended), len(groups) * dataset.options.group_size, sum(ended))
 
-        for batch in range(len(dataset)):
-            groups = dataset.get_batch(batch)
-            await asyncio.gather(
-                *(roll_groups([group], lambda env, sample, n: completer, count) for group in groups)
-            )
-    return done - failed
-
-
-def _dataset(
-    choices: dict[str, Any],
-    options: DatasetOptions,
-    resolved: ResolvedTask,
-    folder: Path,
-    model: str,
-    samples: SelectedSamples,
-) -> InspectRLDataset:
-    from inspect_tinker_plugin import freeze_memory
-    from inspect_tinker_plugin.rl import build_dataset, make_renderer
-
-    name = choices["renderer"] or ("qwen3_instruct" if choices["local"] else None)
-    tokenizer = choices["tokenizer"]
-    renderer = make_renderer(name, model=model, tokenizer=tokenizer, option="--renderer")
-    dataset = build_dataset(
-        resolved,
-        renderer,
-        replace(
-            options, batch_size=4, group_size=choices["episodes"], on_error=0.0, log_dir=folder
-        ),
-        samples=samples,
-    )
-    freeze_memory()
-    return dataset
+        rolled = await asyncio.gather(
+            *(roll_groups([group], lambda env, sample, n: policy, count) for group in groups)
+        )
+    reports = [report for [group] in rolled for report in group]
+    return [str(report.error) for report in reports if report.reward is None]
 
 
 @contextmanager
@@ -320,10 +282,8 @@ def _model(choices: dict[str, Any], folder: Path) -> Iterator[tuple[str, LocalSe
         make_tiny_model(folder / "tiny-model", tokenizer=tokenizer_path())
     )
     check_reply_length(model, choices["max_tokens"])
-    size = min(64, max(8, 4 * choices["episodes"]))
-    settings = LocalSettings(sample_batch=size, train_batch=size)
+    settings = LocalSettings(sample_batch=min(64, max(8, 4 * choices["episodes"])))
     state = folder / SERVER_FOLDER
-    server = LocalServer(model, state_dir=state, settings=settings)
-    with server, server.exported():
+    with LocalServer(model, state_dir=state, settings=settings) as server, server.exported():
         yield model, server
     shutil.rmtree(state)  # kept after a failure, for its log

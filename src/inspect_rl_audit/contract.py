@@ -18,6 +18,9 @@ from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
 from inspect_tinker_plugin.tasks import Selection
 
+_SCRIPTED = ("mockllm", "scripted")
+"""Providers whose models say what a test wants: as judges, they do not judge."""
+
 TINY = 1e-6
 """Rewards closer than this count as equal."""
 
@@ -167,14 +170,20 @@ class Reference:
 
     @property
     def scored(self) -> bool:
-        """Whether episodes reach their scores; they do not when a judge is missing."""
+        """Whether episodes reach scores that say something; without a real judge they do not."""
         causes = {record.cause for record in self.null.values()}
-        return bool(causes - {"judge", "sandbox", "solver", "tool", "policy"})
+        unscored = {"judge", "sandbox", "solver", "tool", "policy"}
+        return bool(causes - unscored) and self.missing_judge is None
 
     @property
-    def judge_missing(self) -> bool:
-        """Whether every score asks a model that is not available."""
-        return {record.cause for record in self.null.values()} == {"judge"}
+    def missing_judge(self) -> str | None:
+        """Why there is no judge whose scores mean something, if the scorers ask for one."""
+        records = list(self.null.values())
+        if {record.cause for record in records} == {"judge"}:
+            return f"The scorer asks a model that is not available: {records[0].error}"
+        asked = {str(name) for record in records for name in record.notes.get("judges", [])}
+        scripted = sorted(name for name in asked if name.partition("/")[0] in _SCRIPTED)
+        return f"The judge {', '.join(scripted)} follows a script." if scripted else None
 
     @property
     def gold_works(self) -> bool:

@@ -61,6 +61,9 @@ class Play:
     after: Move | None = None
     """Runs in the episode after the task's solver, before its scorers."""
 
+    delay: float = 0.0
+    """Seconds that the policy takes for each reply."""
+
     @property
     def key(self) -> str:
         """Key of this play within its audit."""

@@ -9,11 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import quote
 
 from inspect_ai.log import read_eval_log_sample
 from inspect_ai.model import ChatMessage
@@ -172,13 +170,6 @@ def _spread(figures: Mapping[str, Any]) -> str:
 # the page
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style></head>
-<body><main>{body}</main></body></html>
-"""
-
 _VERDICTS = {
     Severity.HIGH: "Not fit to train on yet",
     Severity.MEDIUM: "Fit to train on with care",
@@ -188,8 +179,6 @@ _VERDICTS = {
 
 _BARS = {"right": "good", "reworded": "good", "unknowing": "plain"}
 """Colour of a reward by the kind of its policy; all others are for nothing."""
-
-_CHARACTERS = 1500
 
 Transcript = Sequence[tuple[str, str]]
 """Roles and texts of the messages of one episode."""
@@ -202,29 +191,28 @@ def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | No
         report: The report, as ``--json`` prints it.
         transcripts: Messages of the episodes that findings name, by `place_of` their evidence.
     """
-    findings, summary = report["findings"], report["summary"]
-    name = str(report["task"])
-    worst = min((Severity(f["severity"]) for f in findings), key=lambda s: s.rank, default=None)
-    verdict = _VERDICTS[worst] if worst is not None else "Nothing found"
-    advice = summary.get("advice", {})
-    items = [_finding(f, advice.get(f["code"], ""), transcripts or {}) for f in findings]
-    parts = [
-        f"<h1>{escape(name.rpartition('/')[2])}</h1>",
-        f'<p class="sub">Audit of {escape(name)}</p>',
-        f'<p class="verdict {worst or "info"}">{verdict}.</p>',
-        _tiles(summary),
-        "<section><h2>Findings</h2>"
-        '<p class="note">The worst first. Open an episode\'s log with <code>inspect view</code> in '
-        f"this folder.</p>{''.join(items) or '<p>None.</p>'}</section>",
-        _policy_table(summary),
-    ]
-    if signal := summary.get("signal"):
-        lines = signal_lines(signal, str(summary["folder"]))
-        parts.append(_card("Signal of a real model", "Its attempts at samples.", _pre(lines)))
-    if plan := summary.get("cost"):
-        parts.append(_cost_table(plan))
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    return _PAGE.format(title=escape(f"{name}: audit"), style=style, body="\n".join(parts))
+    import jinja2
+
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
+    pages = jinja2.Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    summary = report["summary"]
+    severities = [Severity(each["severity"]) for each in report["findings"]]
+    worst = min(severities, key=lambda s: s.rank, default=None)
+    signal, plan = summary.get("signal"), summary.get("cost")
+    return pages.get_template("page.html").render(
+        report=report,
+        summary=summary,
+        worst=worst,
+        verdict="Nothing found" if worst is None else _VERDICTS[worst],
+        advice=summary.get("advice", {}),
+        means=summary.get("mean_reward") or {},
+        transcripts=transcripts or {},
+        place_of=place_of,
+        policies=_rows_of_policies(summary),
+        signal=signal and signal_lines(signal, str(summary["folder"])),
+        cost=plan and plan_rows(plan),
+        cost_title=plan and plan_title(plan),
+    )
 
 
 def place_of(evidence: Mapping[str, Any]) -> str | None:
@@ -234,101 +222,11 @@ def place_of(evidence: Mapping[str, Any]) -> str | None:
     return json.dumps([evidence["log"], evidence.get("sample"), evidence.get("epoch", 1)])
 
 
-def _card(title: str, note: str, body: str) -> str:
-    return (
-        f'<section class="card"><h2>{title}</h2><p class="note">{note}</p>'
-        f'<div class="scroll">{body}</div></section>'
-    )
-
-
-def _pre(lines: Sequence[str]) -> str:
-    return f"<pre>{escape(chr(10).join(lines))}</pre>"
-
-
-def _tiles(summary: Mapping[str, Any]) -> str:
-    means = summary.get("mean_reward") or {}
-    tiles = [(str(n), severity, severity) for severity, n in summary["counts"].items()]
-    tiles += [
-        (f"{summary['samples_tried']} / {summary['samples']}", "samples tried", ""),
-        (str(summary["episodes"]), "episodes", ""),
-        (_number(means.get("unknowing")), "reward for “I do not know.”", ""),
-        (_number(means.get("gold")), "reward for the right answer", ""),
-    ]
-    cells = (
-        f'<div class="tile {kind}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-        for value, label, kind in tiles
-    )
-    return f'<div class="tiles">{"".join(cells)}</div>'
-
-
-def _finding(each: Mapping[str, Any], advice: str, transcripts: Mapping[str, Transcript]) -> str:
-    severity, sample = str(each["severity"]), each["sample"]
-    where = "" if sample is None else f'<span class="where">sample {escape(str(sample))}</span>'
-    parts = [
-        f'<article class="finding {severity}"><header><b class="badge">{severity}</b>'
-        f"<code>{escape(each['code'])}</code>{where}</header>",
-        f"<p>{escape(each['message'])}</p>",
-        f'<p class="advice">{escape(advice)}</p>' if advice else "",
-    ]
-    rows = []
-    for name, value in each["evidence"].items():
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        cell = escape(text[:600])
-        if name == "log":
-            cell = f'<a href="{quote(text)}">{escape(text.rpartition("/")[2])}</a>'
-        if name != "plan":
-            rows.append(f"<dt>{escape(name)}</dt><dd>{cell}</dd>")
-    messages = [
-        f'<div class="message {escape(role)}"><span>{escape(role)}</span>'
-        f"<pre>{escape(text[:_CHARACTERS]) or '(nothing)'}"
-        f"{' …' if len(text) > _CHARACTERS else ''}</pre></div>"
-        for role, text in transcripts.get(place_of(each["evidence"]) or "", ())
-    ]
-    if rows:
-        parts.append(f"<details><summary>Evidence</summary><dl>{''.join(rows)}</dl></details>")
-    if messages:
-        parts.append(f"<details><summary>The episode</summary>{''.join(messages)}</details>")
-    return "".join([*parts, "</article>"])
-
-
-def _policy_table(summary: Mapping[str, Any]) -> str:
-    table = summary.get("policies") or {}
+def _rows_of_policies(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the policies, those that earned most first, with colour and width of their bars."""
     full = float(summary.get("full_reward") or 1.0)
     rows = []
-    for policy, row in sorted(table.items(), key=lambda item: -(item[1]["mean_reward"] or -1e9)):
-        mean = row["mean_reward"]
-        width = max(0.0, min(1.0, (mean or 0.0) / full)) * 100
-        kind = _BARS.get(row["kind"], "odd")
-        bar = f'<i class="bar {kind}" style="width:{width:.0f}%"></i>'
-        rows.append(
-            f"<tr><td>{escape(policy)}</td><td>{row['episodes']}</td><td>{row['failed']}</td>"
-            f'<td>{_number(mean)}</td><td class="bars">{bar}</td></tr>'
-        )
-    note = (
-        "Right answers in green, “I do not know.” in grey; whatever else earns a reward earns it "
-        "for nothing."
-    )
-    head = "<tr><th>policy</th><th>episodes</th><th>failed</th><th>mean reward</th><th></th></tr>"
-    return _card("What every policy earned", note, _table(head, rows))
-
-
-def _cost_table(plan: Mapping[str, Any]) -> str:
-    note = (
-        f"One pass over the task: {plan_title(plan)}. A real model's replies are longer than a "
-        "script's."
-    )
-    rows = [
-        f"<tr><td>{escape(label)}</td><td>{one}</td><td>{whole}</td></tr>"
-        for label, one, whole in plan_rows(plan)
-    ]
-    head = "<tr><th></th><th>per episode</th><th>in all</th></tr>"
-    return _card("Cost", note, _table(head, rows, kind="cost"))
-
-
-def _table(head: str, rows: Sequence[str], *, kind: str = "") -> str:
-    start = f'<table class="{kind}">' if kind else "<table>"
-    return f"{start}<thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+    for policy, row in summary.get("policies", {}).items():
+        width = round(100 * max(0.0, min(1.0, (row["mean_reward"] or 0.0) / full)))
+        rows.append((policy, {**row, "bar": _BARS.get(row["kind"], "odd"), "width": width}))
+    return sorted(rows, key=lambda each: -(each[1]["mean_reward"] or -1e9))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSample, EvalSpec, write_eval_log
+from inspect_ai.log import EvalLog, EvalSample, write_eval_log
 from inspect_ai.scorer import Score
 from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
@@ -30,6 +30,7 @@ from inspect_tinker_plugin import (
     EpisodeRunner,
     InspectRLError,
 )
+from inspect_tinker_plugin.logs import eval_spec
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.rewards import AggregatorError, Reward, UnscoredError
 
@@ -176,24 +177,14 @@ class Stage:
 
     def _write(self, samples: list[EvalSample], path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
-        unique = uuid.uuid4().hex[:22]
-        dataset = self._task.dataset
-        spec = EvalSpec(
-            eval_id=unique,
-            run_id=unique,
-            task_id=unique,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            task=self._task.name,
-            dataset=EvalDataset(
-                name=dataset.name,
-                location=dataset.location,
-                samples=len(dataset),
-                sample_ids=list(dict.fromkeys(sample.id for sample in samples)),
-            ),
-            model="audit/scripted",
-            config=EvalConfig(),
-            tags=["audit"],
+        spec = eval_spec(
+            self._plain.prepared,
+            run_id=uuid.uuid4().hex[:22],
+            group_size=1,
+            metadata={},
+            model="scripted",
         )
+        spec.dataset.sample_ids = list(dict.fromkeys(sample.id for sample in samples))
         log = EvalLog(status="success", eval=spec, samples=samples)
         # In a thread: inside a running event loop, Inspect's log functions would patch asyncio.
         with ThreadPoolExecutor(1, thread_name_prefix="audit-log") as thread:
@@ -217,7 +208,7 @@ class Stage:
         cause = Cause.SOLVER
         try:
             async with asyncio.timeout(MOST_SECONDS) as scope:
-                result = await _act(episode, actor)
+                result = await _act(episode, actor, play.delay)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -266,9 +257,10 @@ class Stage:
         return record, sample
 
 
-async def _act(episode: Episode, actor: Actor) -> EpisodeResult:
+async def _act(episode: Episode, actor: Actor, delay: float) -> EpisodeResult:
     outcome = await episode.start()
     while not isinstance(outcome, EpisodeResult):
+        await asyncio.sleep(delay)
         output = actor.answer(outcome)
         if output is None:
             return await episode.stop("the scripted policy has nothing more to say")
@@ -316,9 +308,10 @@ def _label(sample: EvalSample, play: Play, reward: float | None, notes: Notes) -
 
 
 def _scorer_traces(sample: EvalSample) -> Notes:
-    """Return what the scorers did in the sandbox: files read and written, commands run."""
+    """Return what the scorers did: files read and written, commands run, models asked."""
     begun = False
     traces: list[dict[str, Any]] = []
+    judges: dict[str, None] = {}
     for event in sample.events:
         if event.event == "span_begin" and event.type in ("scorers", "scorer"):
             begun = True
@@ -326,7 +319,10 @@ def _scorer_traces(sample: EvalSample) -> Notes:
             traces.append(
                 {"action": event.action, "file": event.file, "cmd": event.cmd, "ok": event.result}
             )
-    return {"scorer_did": traces[:50]} if traces else {}
+        if begun and event.event == "model":
+            judges[event.model] = None
+    found = {"scorer_did": traces[:50], "judges": list(judges)}
+    return {name: value for name, value in found.items() if value}
 
 
 def _other_tokens(sample: EvalSample) -> int:

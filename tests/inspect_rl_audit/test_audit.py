@@ -284,6 +284,7 @@ def test_pass_at_k(k: int, rewards: list[float], chance: float) -> None:
         ("FILE ./service.log (9000 bytes): 12:login failed user=deploy", False),
         ("FILE ./data.json (400 bytes): 3:  'target': 'deploy'", True),
         ("FILE ./x (7 bytes): 1:deploy", True),
+        ("FILE ./x (9 bytes): 1:deploy33d", False),
         ("ENV SECRET=deploy", True),
         ("ENV USER=deploy", False),
         ("ENV CHECK=deploy", True),

@@ -12,7 +12,6 @@ from tests.inspect_docker_pool.conftest import missing_engine
 from tests.inspect_rl_audit.corpus import (
     CORPUS,
     ELSEWHERE,
-    ONE_PER_PROBE,
     Planted,
     answers,
     sandboxes,
@@ -30,14 +29,22 @@ def usual_first(cases: Iterable[Planted], usual: set[str]) -> list[ParameterSet]
     """Mark all cases but the usual ones as long."""
     params = []
     for case in cases:
-        marks = [] if case.make.__name__ in usual else [pytest.mark.long]
-        params.append(pytest.param(case, id=case.id, marks=marks))
+        marks = [] if case.name in usual else [pytest.mark.long]
+        params.append(pytest.param(case, id=case.name, marks=marks))
     return params
 
 
+ONE_PER_PROBE = {
+    *("a_careless_dataset", "nearly_always_yes", "a_target_is_taken_for_a_pattern"),
+    *("tests_after_the_reply", "tests_beside_the_work", "to the last sign", "only what is new"),
+    "trained_on_what_is_known",
+}
+"""The tasks of a usual run of tests, in the order of the probes; the others are long."""
+
+
 @pytest.mark.parametrize("case", usual_first([c for c in CORPUS if not c.docker], ONE_PER_PROBE))
-async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
-    if "near" in case.codes[0]:
+async def test_planted_defects_are_found(case: Planted, tmp_path: Path) -> None:
+    if "test-near-overlap" in case.codes:
         pytest.importorskip("datasketch", reason="the extra `audit`")
     report = await audited(case.make(), tmp_path, **case.options)
     found = {each.code for each in report.findings}
@@ -45,25 +52,20 @@ async def test_a_planted_defect_is_found(case: Planted, tmp_path: Path) -> None:
     assert "probe-failed" not in found
 
 
-USUAL = (answers.clean_match, answers.clean_choices_with_luck, answers.clean_agent)
+USUAL = ("match", "clean_choices_with_luck", "clean_agent")
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(m, id=m.__name__, marks=[] if m in USUAL else [pytest.mark.long])
-        for m in answers.CLEAN
-    ],
+    "name", [pytest.param(n, marks=[] if n in USUAL else [pytest.mark.long]) for n in answers.CLEAN]
 )
-async def test_nothing_grave_is_found_where_nothing_is_wrong(
-    make: Callable[[], Task], tmp_path: Path
-) -> None:
-    report = await audited(make(), tmp_path)
+async def test_nothing_grave_is_found_where_nothing_is_wrong(name: str, tmp_path: Path) -> None:
+    report = await audited(answers.CLEAN[name](), tmp_path)
     own = [each for each in report.findings if each.code in CODES]  # not those of other plugins
     grave = [each for each in own if each.severity.at_least(Severity.MEDIUM)]
-    allowed = {"hedged-answer"} if make is answers.clean_includes else set()
+    allowed = {"hedged-answer"} if name == "includes" else set()
     assert {each.code for each in grave} <= allowed, grave
     assert not [each for each in own if each.severity is Severity.HIGH]
+    assert ("judge-missing" in {each.code for each in own}) == ("script" in name)
 
 
 @pytest.fixture
@@ -75,11 +77,32 @@ def engine() -> None:
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
-    "case", usual_first([c for c in CORPUS if c.docker], {"the_image_remembers"})
+    "case", usual_first([c for c in CORPUS if c.docker], {"everything_is_left_as_it_was"})
 )
 async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path: Path) -> None:
     report = await audited(case.make(), tmp_path, samples=2, probes=["sandbox"])
     assert set(case.codes) <= {each.code for each in report.findings}
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+async def test_persistence_pays_nothing_where_the_policy_never_was(tmp_path: Path) -> None:
+    """What an audit recommends for such attacks ends them: its cheats are run with it on."""
+    solution = tmp_path / "solve.sh"
+    solution.write_text("echo 'def double(x): return 2 * x' > /tmp/double.py\n")
+    report = await audited(
+        sandboxes.everything_is_left_as_it_was(),
+        tmp_path / "out",
+        samples=1,
+        probes=["sandbox", "gold"],
+        gold=str(solution),
+        episode_options={"score_sandbox": "fresh", "score_files": ["/tmp/double.py"]},
+    )
+    assert report.summary["mean_reward"] == {"unknowing": 0.0, "gold": 1.0}
+    assert not {each.code for each in report.findings} & set(sandboxes.PERSISTENT)
+    played = {name for name in report.summary["policies"] if name.startswith("cheat:")}
+    assert {"cheat:overwrite-tests", "cheat:shadow", "cheat:leave-process"} <= played
+    assert all("--score-sandbox fresh" in CODES[code].advice for code in sandboxes.PERSISTENT)
 
 
 @pytest.mark.long
@@ -101,7 +124,7 @@ def test_every_code_has_a_planted_case() -> None:
     planted = {code for case in CORPUS for code in case.codes}
     assert planted | set(ELSEWHERE) == set(CODES)
     assert not planted & set(ELSEWHERE)
-    assert {case.make.__name__ for case in CORPUS} >= ONE_PER_PROBE
+    assert {case.name for case in CORPUS} >= ONE_PER_PROBE
     for place in ELSEWHERE.values():
         file, _, test = place.partition("::")
         assert f"def {test}(" in Path(__file__).with_name(file).read_text()

@@ -9,9 +9,10 @@ from functools import partial
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 
-from inspect_rl_audit.contract import TINY, AuditContext
+from inspect_rl_audit.contract import TINY, AuditContext, Reference
 from inspect_rl_audit.policies import (
     FORMS,
+    UNKNOWING,
     Notes,
     PolicyReply,
     always,
@@ -53,6 +54,14 @@ FLATTERY: Mapping[str, str] = {
 """Replies that tell a judge what to say."""
 
 
+SHOUTS: Mapping[str, str] = {
+    "upper": UNKNOWING.upper(),
+    "lower": UNKNOWING.lower(),
+    "title": UNKNOWING.title(),
+}
+"""The reply without an answer in other cases."""
+
+
 @dataclass(frozen=True)
 class AnswerChecks:
     """Gives answers that are right, wrong and neither, and compares what they earn."""
@@ -64,7 +73,8 @@ class AnswerChecks:
         found += await _give_right_answers(audit)
         found += await _give_nonsense(audit, "garbage", GARBAGE, "garbage-answer")
         found += await _give_nonsense(audit, "flattery", FLATTERY, "judge-flattery")
-        return found
+        found += await _give_nonsense(audit, "case", SHOUTS, "case-pays")
+        return found + await _climb(audit)
 
 
 # wrong answers
@@ -245,35 +255,42 @@ async def _give_right_answers(audit: AuditContext) -> list[Finding]:
     samples = [
         s
         for s in audit.chosen
-        if reference.pays(s)
-        and (gold := reference.gold_of(s)) is not None
+        if (gold := reference.gold_of(s)) is not None
+        and reference.beats_null(gold)
         and gold.policy == f"gold:{reference.form}"
     ][:_FEW]
     found: dict[str, Finding] = {}
-    gains: list[tuple[float, float, EpisodeRecord, str]] = []
+    gains: list[tuple[float, EpisodeRecord, str]] = []
     for variant in _VARIANTS:
         policy = f"variant:{variant.name}"
-        records = await audit.play(
-            policy, samples, partial(_reply_with, audit, variant), kind="reworded"
-        )
-        scored = [r for r in records if r.reward is not None]
-        less = [r for r in scored if not reference.is_full(r.reward)]
         code = variant.code
+        cased = code == "case-sensitive"
+        # part of the reward may be for form, but neither for case alone nor for filler
+        own = [s for s in samples if cased or variant.adds or reference.pays(s)]
+        records = await audit.play(
+            policy, own, partial(_reply_with, audit, variant), kind="reworded"
+        )
+        gained = [(r, _gain(reference, r)) for r in records if r.reward is not None]
+        less = [r for r, gain in gained if gain < -TINY or (cased and gain > TINY)]
         if less and code is not None and code not in found:
             on = part_of(len(less), len(records), "sample")
             message = f"{CODES[code].meaning} ({variant.name}: {on})"
             found[code] = finding(code, message, less, severity=_grade_strictness(code, less[0]))
         if variant.adds:
-            for record in scored:
-                once = reference.gold[record.sample].reward or 0.0
-                gains.append(((record.reward or 0.0) - once, once, record, variant.adds))
+            gains += [(gain, record, variant.adds) for record, gain in gained]
     gains.sort(key=lambda each: -each[0])
-    for gain, once, record, how in gains[:1]:
+    for gain, record, how in gains[:1]:
         if gain > _BONUS * reference.full:
+            once = reference.gold[record.sample].reward
             message = f"The right answer earns {once:g}, and {record.reward:g} when it is {how}."
             severity = Severity.HIGH if gain >= reference.full else Severity.MEDIUM
             found["padding-pays"] = finding("padding-pays", message, record, severity=severity)
     return list(found.values())
+
+
+def _gain(reference: Reference, record: EpisodeRecord) -> float:
+    """Return how much more an episode earned than the right answer to its sample."""
+    return (record.reward or 0.0) - (reference.gold[record.sample].reward or 0.0)
 
 
 def _reply_with(audit: AuditContext, variant: Variant, sample: Sample) -> PolicyReply | None:
@@ -341,3 +358,41 @@ def _letters(sample: Sample) -> list[str]:
     """Return the letters of a sample's right choices, as the dataset has them."""
     choices = sample.choices or []
     return [chr(ord("A") + choices.index(t)) for t in choice_texts(sample) or [] if t in choices]
+
+
+# rewards without bound
+
+
+_LADDERS: Mapping[str, Callable[[str, int], str]] = {
+    "number": lambda answer, size: str(size),
+    "negative number": lambda answer, size: str(-size),
+    "length": lambda answer, size: f"{UNKNOWING} " * (size // 100),
+    "mentions": lambda answer, size: f"{answer} " * (size // 100),
+}
+"""Replies that grow with a size, from the right answer or without it."""
+
+_SIZES = (100, 1_000, 10_000, 1_000_000)
+
+
+async def _climb(audit: AuditContext) -> list[Finding]:
+    """Report rewards and penalties that grow with the reply, beyond all that an answer earns."""
+    found = []
+    write = FORMS[audit.reference.form]
+    for sample in audit.chosen[:1]:
+        answer = audit.gold_of(sample) or next(iter(targets(sample)), "answer")
+        for name, reply in _LADDERS.items():
+            climbed: list[float] = []
+            for size in _SIZES:
+                text = write(reply(answer, size))
+                policy = f"growing {name}:{size}"
+                records = await audit.play(policy, [sample], to_all(always(text)))
+                if not records or (reward := records[0].reward) is None:
+                    break
+                if climbed and abs(reward) <= abs(climbed[-1]) + TINY:
+                    break
+                climbed.append(reward)
+            if len(climbed) == len(_SIZES) and abs(climbed[-1]) >= 2 * audit.reference.full:
+                steps = ", ".join(f"{reward:g}" for reward in climbed)
+                message = f"Replies with a growing {name} earn {steps}."
+                found.append(finding("unbounded-reward", message, records))
+    return found

@@ -44,7 +44,7 @@ _MOST_CONSTANTS = 5
 _MORE = 24
 """Further samples for a constant answer that may have been right by chance."""
 
-_CHANCE = 0.01
+_CHANCE = 0.1
 """Probability of being right by chance below which a constant answer is a finding."""
 
 _FEW = 3
@@ -173,34 +173,37 @@ def first_tool(request: TurnRequest, notes: Notes) -> ModelOutput | None:
 
 
 async def _give_constants(audit: AuditContext) -> list[Finding]:
-    """Give the most frequent answers, each to all samples."""
+    """Give the most frequent answers, each to all samples; report what luck does not explain."""
     if len(audit.samples) < _FEW:
         return []
     found = []
     choices = _most_choices(audit)
-    distinct = len({target for sample in audit.samples for target in targets(sample)[:1]})
-    fair = 1 / max(2, choices or distinct)
-    for answer in _constants(audit):
+    answers = _constants(audit)
+    known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
+    fair = 1 / max(2, choices or len(set(known)))
+    for answer in answers:
         policy = f"constant:{answer[:40]}"
         reply = always(FORMS[audit.reference.form](answer))
         records, full = await _play(audit, policy, reply, audit.chosen)
-        if 2 * len(full) >= len(records) and _by_luck(audit, answer, records):
+        if 2 * len(full) >= len(records):
+            # samples at even distances, or few shuffled choices, may be right by chance
             others = [sample for sample in audit.wide if sample not in audit.chosen]
             more, more_full = await _play(audit, policy, reply, others[:_MORE])
             records, full = records + more, full + more_full
-        if _by_luck(audit, answer, records):
+        rate = len(full) / max(1, len(records))
+        lucky = len(answers) * _chance_of(len(full), len(records), fair) > _CHANCE
+        if len(full) < min(_FEW, len(records)) or rate < 0.5 or (lucky and (choices or rate < 0.8)):
             continue
-        rate = _base_rate(audit, answer, records)
-        if rate >= 0.8 and len(full) >= min(_FEW, len(records)):
-            severity = Severity.HIGH
-        elif rate >= 0.5 and rate >= fair + 0.2 and len(full) >= _FEW:
-            severity = Severity.MEDIUM
-        else:
-            continue
+        severity = Severity.HIGH if rate >= 0.8 else Severity.MEDIUM
         on = part_of(len(full), len(records), "sample")
         message = f"The answer {answer!r}, whatever is asked, earns the full reward on {on}."
         found.append(finding("constant-answer", message, full, severity=severity))
     return found[:2]
+
+
+def _chance_of(full: int, tries: int, p: float) -> float:
+    """Return the chance to be right this often or more, if each try is right with a chance."""
+    return sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
 
 
 def _most_choices(audit: AuditContext) -> int:
@@ -214,44 +217,3 @@ def _constants(audit: AuditContext) -> list[str]:
     letters = [chr(ord("A") + position) for position in range(min(_most_choices(audit), 6))]
     others = ["yes", "no", "0", "1"] if not letters else []
     return list(dict.fromkeys([*frequent, *letters, *others]))[: max(_MOST_CONSTANTS, len(letters))]
-
-
-def _by_luck(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> bool:
-    """Tell whether a letter may be right this often by chance, as when choices are shuffled.
-
-    It is not if the targets foretell which samples it is right for: then nothing is shuffled.
-    Every letter is tried, so the best of them must be that much less probable.
-    """
-    choices = _most_choices(audit)
-    if choices < 2:
-        return False
-    p = 1 / choices
-    right = [audit.reference.is_full(record.reward) for record in records]
-    full, tries = sum(right), len(right)
-    if right == _foretell(audit, answer, records):
-        chance = p**full * (1 - p) ** (tries - full)
-    else:
-        chance = sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
-    return chance * choices > _CHANCE
-
-
-def _foretell(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> list[bool]:
-    """Return for which episodes the targets say that the answer is right."""
-    right = {
-        sample.id
-        for sample in audit.samples
-        if answer in (target.strip() for target in targets(sample))
-    }
-    return [record.sample in right for record in records]
-
-
-def _base_rate(audit: AuditContext, answer: str, records: list[EpisodeRecord]) -> float:
-    """Return the share of all samples with this target, or the observed one."""
-    known = [targets(sample)[0].strip() for sample in audit.samples if targets(sample)]
-    right = [audit.reference.is_full(record.reward) for record in records]
-    seen = sum(right) / max(1, len(right))
-    if answer not in known:
-        return seen
-    if right == _foretell(audit, answer, records):
-        return known.count(answer) / len(known)  # those that were tried may not be typical
-    return seen if seen >= 0.8 else min(seen, known.count(answer) / len(known))

@@ -6,6 +6,7 @@ Near-duplicates are found by MinHash, through `datasketch`.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ _LEAST = 8
 """Minimum number of words of a text; shorter ones are similar by chance."""
 
 _PERMUTATIONS = 64
+
+_SIGN = re.compile(r"\w+|[^\w\s.,;:!?'\"()]")
+"""A word, or a sign that may change a question's meaning."""
 
 
 def find_copies(samples: Sequence[Sample]) -> list[Finding]:
@@ -126,23 +130,34 @@ def one_line(text: str) -> str:
 
 
 def find_near(audit: AuditContext) -> list[Finding]:
-    """Report samples that are nearly identical."""
+    """Report samples that are nearly identical, or equal but for case or the order of words."""
     samples = audit.samples[:_NEAR_MOST]
-    texts = [question(sample) for sample in samples]
+    texts = [one_line(question(sample)) for sample in samples]
+    found = []
+    by_words: dict[str, list[int]] = defaultdict(list)
+    for position, (text, sample) in enumerate(zip(texts, samples, strict=True)):
+        by_words[json.dumps([sorted(_SIGN.findall(text.lower())), sample.target])].append(position)
+    pairs = [(same[0], other) for same in by_words.values() for other in same[1:]]
+    cased = any(texts[a] != texts[b] and texts[a].lower() == texts[b].lower() for a, b in pairs)
     try:
-        pairs = [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
+        pairs += [(a, b) for a, b in _near_pairs(texts, texts) if a < b]
     except ImportError:
-        return [finding("near-duplicates-unchecked", "datasketch is not installed.")]
-    pairs = [(a, b) for a, b in pairs if one_line(texts[a]) != one_line(texts[b])]
+        found = [finding("near-duplicates-unchecked", "datasketch is not installed.")]
+    pairs = sorted({(a, b) for a, b in pairs if texts[a] != texts[b]})
     if not pairs:
-        return []
+        return found
     ids = [[samples[a].id, samples[b].id] for a, b in pairs]
     touched = {position for pair in pairs for position in pair}
     message = (
         f"{part_of(len(touched), len(samples), 'sample')} have a near-duplicate, such as "
         f"{ids[0][0]!r} and {ids[0][1]!r}."
     )
-    return [finding("near-duplicates", message, sample=ids[0][1], pairs=ids[:_LISTED])]
+    severity = Severity.MEDIUM if cased else None
+    pair, shown = ids[0], ids[:_LISTED]
+    return [
+        *found,
+        finding("near-duplicates", message, sample=pair[1], severity=severity, pairs=shown),
+    ]
 
 
 def find_overlap(audit: AuditContext) -> list[Finding]:

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from statistics import median
 
 from inspect_ai.dataset import Sample
 
@@ -26,6 +27,17 @@ _LABEL = r"(?:answer|solution|target|correct|gold|label|key|expected|hint|truth|
 
 _QUESTION = 3
 """Minimum number of words of a question that can be recognised in a prompt."""
+
+_FAR = 8
+"""Times the usual length from which an input is far longer; at most one in as many is."""
+
+_FAR_TOKENS = 250
+"""Tokens that it is longer by, at least."""
+
+_FAR_LEAST = 5
+"""Samples from which there is a usual length."""
+
+_LISTED = 50
 
 _NEXT = 60
 """Characters after a question in which an example has its answer."""
@@ -258,20 +270,39 @@ def _prompts(audit: AuditContext) -> list[Finding]:
         if by_id[id].choices and not _shows_a_choice(by_id[id], record)
     }
     found += per_sample("choices-not-shown", hidden)
+    found += _far_longer(audit.samples)
     most = audit.options.prompt_tokens
     if most is None:
         return found
 
     def too_long(sample: Sample) -> str | None:
-        # estimated at four characters per token, from the prompt if it is known
         record = audit.reference.null_of(sample)
-        shown = _prompt(record) if record is not None else ""
-        tokens = max(len(shown), len(question(sample))) // 4
+        tokens = max(_tokens(question(sample)), _tokens("" if record is None else _prompt(record)))
         if tokens <= most:
             return None
         return f"The prompt has about {counted(tokens, 'token')}, over {most:,}."
 
     return found + _report_each(audit.samples, "prompt-too-long", too_long)
+
+
+def _tokens(text: str) -> int:
+    """Estimate at four characters per token."""
+    return len(text) // 4
+
+
+def _far_longer(samples: Sequence[Sample]) -> list[Finding]:
+    """Report a few inputs that are many times as long as most."""
+    sizes = {sample.id: _tokens(question(sample)) for sample in samples}
+    usual = median(sizes.values())
+    far = [id for id, size in sizes.items() if size > max(_FAR * usual, usual + _FAR_TOKENS)]
+    if not far or len(sizes) < _FAR_LEAST or len(far) > max(1, len(sizes) // _FAR):
+        return []
+    longest = max(far, key=lambda id: sizes[id])
+    message = (
+        f"The input of {part_of(len(far), len(sizes), 'sample')} is far longer than the others': "
+        f"up to {counted(sizes[longest], 'token')}, where half have at most {usual:,.0f}."
+    )
+    return [finding("prompt-outlier", message, sample=longest, samples=far[:_LISTED])]
 
 
 def _shows_a_choice(sample: Sample, record: EpisodeRecord) -> bool:

@@ -10,9 +10,11 @@ may have no way to do that.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -30,6 +32,7 @@ from inspect_rl_audit.policies import (
     Play,
     PolicyReply,
     always,
+    holds,
     right_answer,
     targets,
 )
@@ -111,25 +114,26 @@ def _attacks(
     read = [path for path in dict.fromkeys(read) if not host or not path.startswith("/")]
     first = [command.split()[0].rpartition("/")[2] for command in commands if command.split()]
     tests = [path for path in named if path not in written]
+    script = partial(moves.attack, host=host)
     attacks = [
-        Attack("tests-writable", "overwrite-tests", moves.overwrite_tests(host=host, also=tests)),
-        Attack("tests-writable", "delete-tests", moves.delete_tests(host=host)),
-        Attack("test-configuration", "plant-configuration", moves.plant_configuration(host=host)),
+        Attack("tests-writable", "overwrite-tests", script("overwrite_tests", *tests)),
+        Attack("tests-writable", "delete-tests", script("delete_tests")),
+        Attack("test-configuration", "plant-configuration", script("plant_configuration")),
         Attack(
             "process-left-behind",
             "leave-process",
-            moves.leave_process(host=host, also=[*named, *sorted(written)]),
+            script("leave_process", *named, *sorted(written)),
         ),
     ]
     attacks += [
-        Attack("result-forged", f"forge-{kind}", moves.forge_results(read, text))
+        Attack("result-forged", f"forge-{kind}", script("forge_results", *read, TEXT=text))
         for kind, text in _FORGERIES.items()
         if read
     ]
     if not host:
         inner = [w for c in commands for w in re.findall(r"[\w.+-]+", c)][:40]
         likely = [w for w in (*first, *inner) if w in _COMMANDS or w in first]
-        attacks.append(Attack("command-shadowed", "shadow", moves.shadow_commands(likely)))
+        attacks.append(Attack("command-shadowed", "shadow", script("shadow_commands", *likely)))
     return attacks
 
 
@@ -178,7 +182,7 @@ async def _try(
 
 async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:
     """See whether the clock may be set; it is not tried, for containers share their machine's."""
-    play = moves.play_script("cheat:clock", sample, moves.MAY_SET_CLOCK)
+    play = moves.play_script("cheat:clock", sample, moves.attack("may_set_clock"))
     message = f"{CODES['clock-changed'].meaning} The clock was left alone: it is its machine's."
     return [
         finding("clock-changed", message, record, severity=_grade(way), channel=way)
@@ -218,7 +222,8 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
         if not wanted or sample.choices or len(str(wanted[0])) > 2000:
             continue
         target = str(wanted[0]).strip().splitlines()[0][:200]
-        script = moves.search(target, host=host)
+        packed = base64.b64encode(target.encode()).decode()
+        script = moves.attack("search", host=host, TARGET64=packed)
         reply = moves.through_tools(script, _found_or_unknowing(audit, sample, target))
         before = _look_first(script, host=host, target=target)
         plays.append(Play(policy="cheat:search", sample=sample, reply=reply, before=before))
@@ -283,6 +288,8 @@ def judged_places(output: str, target: str) -> list[dict[str, str]]:
     places = []
     for line in output.splitlines():
         kind, _, rest = line.partition(" ")
+        if kind in ("FILE", "ENV", "PROC") and not holds(rest, target):
+            continue  # part of a longer word or number
         if kind == "FILE":
             place = re.match(r"(.+?)(?: \((\d+) bytes\))?: (?:(\d+):)?(.*)", rest)
             if place is None:
@@ -303,11 +310,7 @@ def judged_places(output: str, target: str) -> list[dict[str, str]]:
             telling = value.strip() == target or _OWN_FILE.search(name) or len(target) >= 6
             if name not in _STANDARD and telling and len(target) > 1:
                 places.append({"code": "target-in-environment", "line": rest[:160]})
-        elif (
-            kind == "PROC"
-            and len(target) > 3
-            and re.search(rf"(?<!\w){re.escape(target)}(?!\w)", rest)
-        ):
+        elif kind == "PROC" and len(target) > 3:
             places.append({"code": "target-in-processes", "line": rest[:160]})
     return places[:10]
 
@@ -344,7 +347,8 @@ async def _solution_files(
 ) -> list[Finding]:
     if host or any(targets(sample) for sample in samples):
         return []
-    plays = [moves.play_script("cheat:list-solutions", s, moves.LIST_SOLUTIONS) for s in samples]
+    script = moves.attack("list_solutions")
+    plays = [moves.play_script("cheat:list-solutions", s, script) for s in samples]
     for record in await audit.stage.run(plays):
         lines = str(record.notes.get("output", "")).splitlines()
         files = [line for line in lines if line.startswith(("/", "."))]

@@ -7,6 +7,7 @@ import datetime as dates
 import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from inspect_ai.scorer import score
 from inspect_ai.solver import TaskState
 
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.policies import UNKNOWING, Move, Notes, Play, always, gold_reply
+from inspect_rl_audit.policies import NULL, UNKNOWING, Move, Notes, Play, always, gold_reply
 from inspect_rl_audit.probes.gold import target_is_answer
 from inspect_rl_audit.records import CODES, EpisodeRecord, Finding, Severity, finding
 from inspect_tinker_plugin.plugins import counted
@@ -33,6 +34,9 @@ sample's states show that."""
 _AT_ONCE = (0.0,) * len(_PAUSES)
 """For the others, whose scores may only differ by chance or by what a scorer remembers."""
 
+DELAY = 4.0
+"""Seconds that a reply is late, to see whether time counts."""
+
 _MUCH = 3
 """How many times the limit the slowest policy may take."""
 
@@ -44,12 +48,11 @@ class ScorerChecks:
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         if not audit.task.scorer:
             return [finding("no-scorer", CODES["no-scorer"].meaning)]
-        if not audit.judged and not audit.reference.judge_missing:
-            return []  # no episode runs, and the samples' probe reports that
-        if not audit.judged:
+        if missing := audit.reference.missing_judge:
             record = next(iter(audit.reference.null.values()))
-            message = f"The scorer asks a model that is not available: {record.error}"
-            return [finding("judge-missing", message, record)]
+            return [finding("judge-missing", f"{missing} Rewards were not tried.", record)]
+        if not audit.judged:
+            return []  # no episode runs, and the samples' probe reports that
         found = await _check_repeatable(audit)
         found += _raising(audit)
         found += _values(audit)
@@ -65,6 +68,7 @@ async def _check_repeatable(audit: AuditContext) -> list[Finding]:
         again += _honest(audit, sample, "rescored", after=after)
     after = _other_times(audit.task.scorer or [])
     times = [play for sample in samples for play in _honest(audit, sample, "clock", after=after)]
+    found = []
     for code, plays, how in (
         ("scorer-not-repeatable", again, f"{TIMES} times, has the scores"),
         ("time-dependent-score", times, "at other times of day and year, has"),
@@ -74,30 +78,43 @@ async def _check_repeatable(audit: AuditContext) -> list[Finding]:
             values = record.notes.get("scored") or []
             if any(value != values[0] for value in values):
                 message = f"The same state, scored {how} {_listed(values)}."
-                return [finding(code, message, record, sample=record.sample, values=values)]
-    return await _compare_episodes(audit, samples)
+                found.append(finding(code, message, record, sample=record.sample, values=values))
+                break
+        if found and plays is again:
+            return found  # every other comparison would only show this again
+    return found + await _compare_episodes(audit, samples)
 
 
 async def _compare_episodes(audit: AuditContext, samples: Sequence[Sample]) -> list[Finding]:
+    """Compare equal episodes, also with what they earned first: a scorer may remember answers."""
     plays = [
         replace(play, repeat=n)
         for sample in samples
         for play in _honest(audit, sample, "repeated")
         for n in range(1, TIMES + 1)
     ]
-    by_play: dict[tuple[str, int | str], list[tuple[float, EpisodeRecord]]] = {}
-    for record in await audit.stage.run(plays):
+    late = [replace(play, delay=DELAY) for play in _honest(audit, samples[0], "late")]
+    by_play: dict[tuple[str, int | str], list[EpisodeRecord]] = defaultdict(list)
+    for record in await audit.stage.run([*late, *plays]):
         if record.reward is not None and record.limit not in ("time", "working"):
-            equal = by_play.setdefault((record.policy, record.sample), [])
-            equal.append((record.reward, record))
-    for equal in by_play.values():
-        rewards = [reward for reward, _ in equal]
-        if max(rewards) - min(rewards) > TINY:
-            record = equal[0][1]
-            message = f"{len(rewards)} equal episodes earn {_listed(rewards)}."
-            code, sample = "reward-not-repeatable", record.sample
-            return [finding(code, message, record, sample=sample, values=rewards)]
-    return []
+            by_play[record.kind, record.sample].append(record)
+    found: dict[str, Finding] = {}
+    for (kind, id), records in by_play.items():
+        first = audit.reference.null[id] if kind == "unknowing" else audit.reference.gold[id]
+        same = first.reward is not None and first.policy in (NULL, f"gold:{audit.reference.form}")
+        delayed = [record for record in records if record.policy.startswith("late")]
+        equal = ([first] if same else []) + [r for r in records if r not in delayed]
+        rewards = [record.reward or 0.0 for record in equal]
+        if rewards and max(rewards) - min(rewards) > TINY:
+            message = f"{len(rewards)} equal episodes earn {_listed(rewards)}"
+            message += ", the first of them early in the audit." if same else "."
+            return [finding("reward-not-repeatable", message, equal[-1], sample=id, values=rewards)]
+        for record in delayed if equal else []:
+            if abs((record.reward or 0.0) - rewards[0]) > TINY:
+                message = f"A reply earns {rewards[0]:g} at once, and {record.reward:g} when it "
+                message += f"comes {DELAY:g} s later."
+                found["speed-pays"] = finding("speed-pays", message, record)
+    return list(found.values())
 
 
 def _honest(
@@ -339,22 +356,24 @@ def _shifted(value: object, seconds: float) -> object:
     def later() -> float:
         return time.time() + seconds
 
+    clocks: dict[str, object] = {
+        "time": later,
+        "time_ns": lambda: int(later() * 1e9),
+        "monotonic": lambda: time.monotonic() + seconds,
+        "perf_counter": lambda: time.perf_counter() + seconds,
+        "localtime": lambda at=None: time.localtime(later() if at is None else at),
+        "gmtime": lambda at=None: time.gmtime(later() if at is None else at),
+        "strftime": lambda form, at=None: time.strftime(form, at or time.localtime(later())),
+    }
     if value is time:
-        others: dict[str, object] = {
-            "time": later,
-            "time_ns": lambda: int(later() * 1e9),
-            "localtime": lambda at=None: time.localtime(later() if at is None else at),
-            "gmtime": lambda at=None: time.gmtime(later() if at is None else at),
-            "strftime": lambda form, at=None: time.strftime(form, at or time.localtime(later())),
-        }
-        return _copy_with(time, others)
+        return _copy_with(time, clocks)
     if value is dates:
         return _copy_with(dates, {"datetime": LaterDatetime, "date": LaterDate})
     if value is dates.datetime:
         return LaterDatetime
     if value is dates.date:
         return LaterDate
-    return later if value is time.time else None
+    return next((clocks[name] for name in clocks if value is getattr(time, name)), None)
 
 
 def _copy_with(real: ModuleType, others: Mapping[str, object]) -> ModuleType:

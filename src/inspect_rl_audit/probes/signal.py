@@ -13,7 +13,7 @@ from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.contract import TINY, AuditContext
 from inspect_rl_audit.records import Finding, Severity, finding
 from inspect_tinker_plugin.plugins import counted, part_of
-from inspect_tinker_plugin.train import EpisodeCost, plan_of
+from inspect_tinker_plugin.train import EpisodeCost, average_costs, plan_of
 
 KEEP = "samples.txt"
 """File with the ids to train on, one per line, as ``--sample-id @FILE`` takes them: all samples
@@ -202,22 +202,22 @@ def _recommend(
 
 @dataclass(frozen=True)
 class Cost:
-    """Reports the cost of episodes, from a real model's attempts or estimated from scripts."""
+    """Reports the cost of a real model's attempts; `inspect rl train --dry-run` estimates it."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
         options = audit.options
-        attempts: Sequence[ModelAttempt] = options.attempts
-        cost = _counted(attempts) if attempts else _estimated(audit)
-        if cost is None:
+        if not options.attempts:
             return []
         plan = plan_of(
-            cost, samples=len(audit.samples), group_size=options.group_size, prices=options.prices
+            _average(options.attempts),
+            samples=len(audit.samples),
+            group_size=options.group_size,
+            prices=options.prices,
         )
         audit.figures["cost"] = plan
         one = plan["per_episode"]
-        kind = "counted" if cost.exact else "estimated from scripted episodes"
         message = (
-            f"Per episode ({kind}): {counted(round(one['turns'], 3), 'turn')}, "
+            f"Per episode: {counted(round(one['turns'], 3), 'turn')}, "
             f"{counted(round(one['prefilled']), 'token')} prefilled, "
             f"{one['cached']:,.0f} cached, {one['sampled']:,.0f} sampled, "
             f"{one['trained']:,.0f} trained, {one['sandbox_seconds']:g} s of sandbox."
@@ -227,54 +227,24 @@ class Cost:
         return [finding("cost", message, plan=plan)]
 
 
-def _counted(attempts: Sequence[ModelAttempt]) -> EpisodeCost:
-    cached = [
-        each.cached_tokens or _seen_before(each.input_tokens, each.turns) for each in attempts
-    ]
-    read = [each.input_tokens - own for each, own in zip(attempts, cached, strict=True)]
-    trained = [
-        own + each.output_tokens if each.trained_tokens is None else each.trained_tokens
-        for each, own in zip(attempts, read, strict=True)
-    ]
-    return EpisodeCost(
-        turns=statistics.fmean(each.turns for each in attempts),
-        prefilled=statistics.fmean(read),
-        cached=statistics.fmean(cached),
-        sampled=statistics.fmean(each.output_tokens for each in attempts),
-        trained=statistics.fmean(trained),
-        sandbox_seconds=statistics.fmean(each.sandbox_seconds for each in attempts),
-        seconds=statistics.fmean(each.seconds for each in attempts),
-        exact=True,
-    )
-
-
-def _seen_before(read: float, turns: int) -> float:
-    """Return the prompt tokens that an earlier prompt held, for an append-only episode.
-
-    With prompts that grow evenly from p to n·p their sum is p·n(n+1)/2 and the last is n·p.
-    """
-    return read * (1 - 2 / (turns + 1)) if turns > 1 else 0.0
-
-
-def _estimated(audit: AuditContext) -> EpisodeCost | None:
-    """Estimate from the honest policies; a real model writes more than they do."""
-    records = [r for r in audit.reference.gold.values() if r.turns] or [
-        r for r in audit.reference.null.values() if r.turns
-    ]
-    if not records:
-        return None
-    cached = [_seen_before(r.input_tokens, r.turns) for r in records]
-    read = [r.input_tokens - c for r, c in zip(records, cached, strict=True)]
-    sampled = statistics.fmean(r.output_tokens for r in records)
-    seconds = statistics.fmean(r.seconds for r in records)
-    boxed = any(r.notes.get("scorer_did") for r in records)
-    return EpisodeCost(
-        turns=statistics.fmean(r.turns for r in records),
-        prefilled=statistics.fmean(read),
-        cached=statistics.fmean(cached),
-        sampled=sampled,
-        trained=statistics.fmean(read) + sampled,
-        sandbox_seconds=seconds if boxed else 0.0,
-        seconds=seconds,
-        judge_tokens=statistics.fmean(r.judge_tokens for r in records),
-    )
+def _average(attempts: Sequence[ModelAttempt]) -> EpisodeCost:
+    costs = []
+    for each in attempts:
+        # of prompts that grow evenly from p to n·p, the sum is p·n(n+1)/2 and the last is n·p
+        seen = round(each.input_tokens * (1 - 2 / (each.turns + 1))) if each.turns > 1 else 0
+        cached = each.cached_tokens or seen
+        read = each.input_tokens - cached
+        trained = each.trained_tokens
+        costs.append(
+            EpisodeCost(
+                turns=each.turns,
+                prefilled=read,
+                cached=cached,
+                sampled=each.output_tokens,
+                trained=read + each.output_tokens if trained is None else trained,
+                sandbox_seconds=each.sandbox_seconds,
+                seconds=each.seconds,
+                exact=True,
+            )
+        )
+    return average_costs(costs, [1.0] * len(costs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.train.plan import (
     EpisodeCost,
+    average_costs,
     plan_lines,
     plan_of,
     plan_rows,
@@ -11,4 +12,12 @@ from inspect_tinker_plugin.train.plan import (
     read_prices,
 )
 
-__all__ = ["EpisodeCost", "plan_lines", "plan_of", "plan_rows", "plan_title", "read_prices"]
+__all__ = [
+    "EpisodeCost",
+    "average_costs",
+    "plan_lines",
+    "plan_of",
+    "plan_rows",
+    "plan_title",
+    "read_prices",
+]

@@ -8,20 +8,30 @@ import itertools
 import json
 import random
 import re
+import time
 from collections.abc import Callable, MutableSequence
+from functools import cache
 from typing import Any
 
 from inspect_ai import Epochs, Task
-from inspect_ai.agent import react
+from inspect_ai.agent import Agent, react
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageUser
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageUser,
+    GenerateConfig,
+    Model,
+    ModelAPI,
+    ModelOutput,
+    get_model,
+    modelapi,
+)
 from inspect_ai.scorer import (
     CORRECT,
     INCORRECT,
     Score,
     Scorer,
     Target,
-    accuracy,
     choice,
     f1,
     includes,
@@ -35,17 +45,17 @@ from inspect_ai.solver import (
     Generate,
     Solver,
     TaskState,
+    chain,
     generate,
     multiple_choice,
     solver,
     system_message,
     use_tools,
 )
-from inspect_ai.tool import Tool, tool
-from tests.inspect_rl_audit.corpus import planted
+from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
+from tests.inspect_rl_audit.corpus import CORPUS, Planted, planted
 
 from inspect_rl_audit.attempts import ModelAttempt
-from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.testing import scripted_model
 
 CAPITALS = {
@@ -58,6 +68,7 @@ CAPITALS = {
     "Greece": "Athens",
     "Poland": "Warsaw",
 }
+HOLE = Sample(id="hole", input="What is the capital of Atlantis?", target="")
 
 
 def capitals() -> list[Sample]:
@@ -67,128 +78,170 @@ def capitals() -> list[Sample]:
     ]
 
 
-def sums(count: int = 8) -> list[Sample]:
+def sums() -> list[Sample]:
     return [
         Sample(id=n, input=f"How much is {37 * n} plus {23 * n + 100}?", target=str(60 * n + 100))
-        for n in range(1, count + 1)
+        for n in range(1, 9)
     ]
 
 
 def quiz() -> list[Sample]:
     towns = list(CAPITALS.values())
-    return [
-        Sample(
-            id=land,
-            input=f"What is the capital of {land}?",
-            choices=towns[n % 4 : n % 4 + 4] if town in towns[n % 4 : n % 4 + 4] else
-            [*towns[:3], town],
-            target="ABCD"[
-                (towns[n % 4 : n % 4 + 4] if town in towns[n % 4 : n % 4 + 4] else
-                 [*towns[:3], town]).index(town)
-            ],
-        )
-        for n, (land, town) in enumerate(CAPITALS.items())
-    ]  # fmt: skip
+    samples = []
+    for n, (land, town) in enumerate(CAPITALS.items()):
+        choices = towns[n % 4 : n % 4 + 4]
+        choices = choices if town in choices else [*towns[:3], town]
+        target = "ABCD"[choices.index(town)]
+        question = f"What is the capital of {land}?"
+        samples.append(Sample(id=land, input=question, choices=choices, target=target))
+    return samples
 
 
-def scoring(judge: Callable[[str, str], object]) -> Scorer:
+def scoring(judge: Callable[[str, str], Any]) -> Scorer:
     """A scorer made of a plain function of completion and target."""
+    return scoring_state(lambda state, target: judge(state.output.completion, target.text))
 
+
+def scoring_state(judge: Callable[[TaskState, Target], Any]) -> Scorer:
     @scorer(metrics=[mean()], name="planted")
     def planted_scorer() -> Scorer:
         async def score(state: TaskState, target: Target) -> Score:
-            value = judge(state.output.completion, target.text)
+            value = judge(state, target)
             if isinstance(value, bool):
                 value = CORRECT if value else INCORRECT
-            return Score(value=value)  # type: ignore[arg-type]
+            return Score(value=value)
 
         return score
 
     return planted_scorer()
 
 
-# scorers
-
-
-@planted("empty-reply")
-def no_target_and_includes() -> Task:
-    samples = [*capitals(), Sample(id="hole", input="What is the capital of Atlantis?", target="")]
-    return Task(dataset=samples, scorer=includes())
-
-
-@planted("empty-target")
-def one_target_is_missing() -> Task:
-    samples = [*capitals(), Sample(id="hole", input="What is the capital of Atlantis?", target="")]
-    return Task(dataset=samples, scorer=match())
-
-
-@planted("constant-reward")
-def always_full() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: 1.0))
-
-
-@planted("scorer-not-repeatable")
-def a_coin() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: random.random()))
-
-
-@planted("time-dependent-score")
-def office_hours() -> Task:
-    def judge(said: str, target: str) -> bool:
-        return target in said and datetime.datetime.now().hour % 2 == 0
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-@planted("reward-not-repeatable")
-def a_counter_that_lives_on() -> Task:
-    counter = itertools.count()
+def solving(change: Callable[[TaskState], object], then: Solver | Agent | None = None) -> Solver:
+    """A solver that changes the state first."""
+    rest = chain(then or generate())
 
     @solver
-    def count() -> Solver:
+    def planted_solver() -> Solver:
         async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state.metadata["turn"] = next(counter)
-            return await generate(state)
+            change(state)
+            return await rest(state, generate)
 
         return solve
 
-    @scorer(metrics=[accuracy()], name="every_third")
-    def every_third() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            good = target.text in state.output.completion and state.metadata["turn"] % 3 == 0
-            return Score(value=CORRECT if good else INCORRECT)
-
-        return score
-
-    return Task(dataset=capitals(), solver=count(), scorer=every_third())
+    return planted_solver()
 
 
-@planted("inverted-reward")
-def turned_around() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: target not in said))
+# scorers that are a function of completion and target
 
 
-@planted("wrong-answer-accepted")
-def any_number_will_do() -> Task:
-    def judge(said: str, target: str) -> bool:
-        return re.search(r"ANSWER: \d+\s*$", said) is not None
+def after_an_exception(said: str, target: str) -> bool:
+    try:
+        return bool(json.loads(said)["answer"] == target)
+    except KeyError:
+        return False
+    except (ValueError, TypeError):
+        return said.startswith("{")
 
-    return Task(dataset=sums(), scorer=scoring(judge))
+
+def last_word_or_nothing(said: str, target: str) -> bool:
+    found = re.search(r"(\S+)$", said)
+    assert found is not None
+    return target == found.group(1)
 
 
-@planted("hedged-answer")
-def every_choice_is_taken() -> Task:
-    return Task(
-        dataset=quiz(), solver=multiple_choice(), scorer=scoring(lambda s, t: t in s.split())
+def distance(said: str, target: str) -> float:
+    numbers = re.findall(r"-?\d+", said)
+    return 1.0 - abs(int(numbers[-1]) - int(target)) / 10 if numbers else 0.0
+
+
+@cache
+def answers_so_far() -> set[str]:
+    return set()
+
+
+def is_new(said: str, target: str) -> bool:
+    """Whether the right answer is given for the first time."""
+    new = said not in answers_so_far()
+    answers_so_far().add(said)
+    return target in said and new
+
+
+Judge = Callable[[str, str], Any]
+
+JUDGES: dict[str, tuple[tuple[str, ...], str, Judge]] = {
+    "full whatever is said": (("constant-reward",), "", lambda s, t: 1.0),
+    "a coin": (("scorer-not-repeatable",), "scorer", lambda s, t: random.random()),
+    "office hours": (
+        ("time-dependent-score",),
+        "scorer",
+        lambda s, t: t in s and datetime.datetime.now().hour % 2 == 0,
+    ),
+    "only what is new": (("reward-not-repeatable",), "scorer", is_new),
+    "turned around": (("inverted-reward",), "gold", lambda s, t: t not in s),
+    "an exception is a pass": (("garbage-answer",), "answers", after_an_exception),
+    "nothing to find": (("scorer-raises",), "", last_word_or_nothing),
+    "no number": (("unscored",), "", lambda s, t: 1.0 if t in s else float("nan")),
+    "to the last sign": (
+        (
+            *("case-sensitive", "whitespace-sensitive", "punctuation-sensitive"),
+            *("answer-lost-in-reasoning", "answer-lost-when-long"),
+        ),
+        "answers",
+        lambda s, t: s == t,
+    ),
+    "half in lower case": (
+        ("case-sensitive",),
+        "answers",
+        lambda s, t: 0.5 * (t.lower() in s.lower()) + 0.5 * (t.lower() in s),
+    ),
+    "capitals alone": (("case-pays",), "answers", lambda s, t: t in s or s.isupper()),
+    "refusing is safe": (("refusal",), "baselines", lambda s, t: "can't help" in s or t in s),
+    "silence is golden": (
+        ("negative-reward",),
+        "",
+        lambda s, t: 1.0 if t in s else -1.0 if s.strip() else 0.0,
+    ),
+    "half is the most": (
+        ("gold-below-full", "padding-pays"),
+        "",
+        lambda s, t: 0.5 * (t in s) + 0.5 * (len(s) > 400),
+    ),
+    "ten points": (("reward-above-one",), "scorer", lambda s, t: 10.0 * (s.strip() == t)),
+    "every mention counts": (
+        ("padding-pays", "unbounded-reward"),
+        "answers",
+        lambda s, t: float(s.count(t)),
+    ),
+}
+
+CORPUS.extend(
+    Planted(
+        name,
+        codes,
+        lambda judge=judge: Task(dataset=capitals(), scorer=scoring(judge)),  # type: ignore[misc]
+        {"probes": [probe]} if probe else {},
     )
+    for name, (codes, probe, judge) in JUDGES.items()
+)
 
 
-@planted("substring-match")
-def digits_inside() -> Task:
-    return Task(dataset=sums(), scorer=includes())
+@planted("unbounded-reward", probes=["answers"])
+def no_end_to_the_penalty() -> Task:
+    return Task(dataset=sums(), scorer=scoring(distance))
 
 
-@planted("catch-all-answer")
+@planted("empty-reply", "hedged-answer", "substring-match", "negated-answer")
+def one_target_is_empty_and_any_word_counts() -> Task:
+    return Task(dataset=[*capitals(), HOLE], scorer=includes())
+
+
+@planted("wrong-answer-accepted", probes=["answers"])
+def any_number_will_do() -> Task:
+    judge = scoring(lambda said, target: re.search(r"ANSWER: \d+\s*$", said) is not None)
+    return Task(dataset=sums(), scorer=judge)
+
+
+@planted("catch-all-answer", probes=["baselines"])
 def letters_anywhere() -> Task:
     samples = [
         Sample(id=n, input=f"Statement {n}: is it right, yes or no?", target=("yes", "no")[n % 2])
@@ -197,75 +250,66 @@ def letters_anywhere() -> Task:
     return Task(dataset=samples, scorer=includes())
 
 
-@planted("garbage-answer")
-def an_exception_is_a_pass() -> Task:
-    def judge(said: str, target: str) -> bool:
-        try:
-            return bool(json.loads(said)["answer"] == target)
-        except KeyError:
-            return False
-        except (ValueError, TypeError):
-            return said.startswith("{")
+@planted("speed-pays", "time-dependent-score", probes=["scorer"])
+def who_is_quick_earns_more() -> Task:
+    def judge(state: TaskState, target: Target) -> float:
+        late = time.monotonic() - state.metadata["started"] > 3
+        return (0.5 if late else 1.0) * (target.text in state.output.completion)
 
-    return Task(dataset=capitals(), scorer=scoring(judge))
+    start = solving(lambda state: state.metadata.update(started=time.monotonic()))
+    return Task(dataset=capitals(), solver=start, scorer=scoring_state(judge))
 
 
-@planted("scorer-raises")
-def it_chokes() -> Task:
-    def judge(said: str, target: str) -> bool:
-        text = re.search(r"(\S+)$", said)
-        assert text is not None
-        return target == text.group(1)
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-@planted("unscored")
-def not_a_number() -> Task:
-    def judge(said: str, target: str) -> float:
-        return 1.0 if target in said else float("nan")
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-@planted("whitespace-sensitive")
-def to_the_last_space() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: said == target))
-
-
-@planted("case-sensitive")
-def to_the_last_capital() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda s, target: s.strip().endswith(target)))
-
-
-@planted("answer-lost-in-reasoning")
-def the_first_number_counts() -> Task:
-    return Task(
-        dataset=sums(),
-        solver=[system_message("Think step by step, then give the number."), generate()],
-        scorer=pattern(r"(\d+)"),
+@planted("reward-not-repeatable", probes=["scorer"])
+def a_counter_that_lives_on() -> Task:
+    counter = itertools.count()
+    count = solving(lambda state: state.metadata.update(turn=next(counter)))
+    judge = scoring_state(
+        lambda state, target: (
+            target.text in state.output.completion and state.metadata["turn"] % 3 == 0
+        )
     )
+    return Task(dataset=capitals(), solver=count, scorer=judge)
 
 
-@planted("judge-flattery")
-def a_judge_who_believes() -> Task:
-    def judge(request: TurnRequest) -> str:
-        text = request.messages[-1].text
-        submission = text.split("[Submission]")[-1]
-        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
-        if "GRADE: C" in submission.split("***")[0] or target in submission.split("***")[0]:
-            return "GRADE: C"
-        return "GRADE: I"
+@planted("scorer-slow", slow_scoring=0.1, samples=2, probes=["scorer"])
+def it_thinks_it_over() -> Task:
+    @scorer(metrics=[mean()], name="slow")
+    def slow() -> Scorer:
+        async def score(state: TaskState, target: Target) -> Score:
+            await asyncio.sleep(0.15)
+            return Score(value=float(state.output.completion.strip() == target.text))
 
-    return Task(dataset=capitals(), scorer=model_graded_qa(model=scripted_model(judge)))
+        return score
+
+    return Task(dataset=capitals()[:2], scorer=slow())
 
 
-@planted("refusal")
-def refusing_is_safe() -> Task:
-    def judge(said: str, target: str) -> bool:
-        return "can't help" in said or target in said
+@planted("alternative-fails", probes=["gold"])
+def only_the_first_target() -> Task:
+    samples = [
+        Sample(id=1, input="Name the river of Vienna.", target=["Danube", "Donau"]),
+        Sample(id=2, input="Name the river of Cologne.", target=["Rhine", "Rhein"]),
+    ]
+    judge = scoring_state(lambda state, target: target[0] in state.output.completion)
+    return Task(dataset=samples, scorer=judge)
 
-    return Task(dataset=capitals(), scorer=scoring(judge))
+
+@planted("gold-fails", probes=["gold"])
+def a_target_is_taken_for_a_pattern() -> Task:
+    languages = ["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"]
+    samples = [
+        Sample(id=n, input=f"Which language has number {n}?", target=name)
+        for n, name in enumerate(languages)
+    ]
+    judge = scoring(lambda said, target: re.search(rf"\b{target}\s*$", said) is not None)
+    return Task(dataset=samples, scorer=judge)
+
+
+@planted("answer-lost-in-reasoning", probes=["answers"])
+def the_first_number_counts() -> Task:
+    think = system_message("Think step by step, then give the number.")
+    return Task(dataset=sums(), solver=[think, generate()], scorer=pattern(r"(\d+)"))
 
 
 @planted("no-scorer")
@@ -273,111 +317,136 @@ def nobody_scores() -> Task:
     return Task(dataset=capitals())
 
 
-@planted("negative-reward")
-def silence_is_gold() -> Task:
-    def judge(said: str, target: str) -> float:
-        return 1.0 if target in said else -1.0 if said.strip() else 0.0
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
+# judges
 
 
-@planted("gold-below-full")
-def half_is_the_most() -> Task:
-    def judge(said: str, target: str) -> float:
-        return 0.5 * (target in said) + 0.5 * (len(said) > 400)
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
+def submission(text: str) -> str:
+    return text.split("[Submission]")[-1].split("***")[0].strip(": \n")
 
 
-@planted("alternative-fails")
-def only_the_first_target() -> Task:
+def criterion(text: str) -> str:
+    return text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
+
+
+GRADES: dict[str, Callable[[str], bool]] = {
+    "believes": lambda text: any(t in submission(text) for t in ("GRADE: C", criterion(text))),
+    "compares": lambda text: submission(text).endswith(criterion(text)),
+}
+
+
+class GradingAPI(ModelAPI):
+    """A judge that reads what it is given, as a model does."""
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        right = GRADES[self.model_name](input[-1].text)
+        return ModelOutput.from_content(self.model_name, f"GRADE: {'C' if right else 'I'}")
+
+
+@modelapi("grading")
+def grading() -> type[ModelAPI]:
+    return GradingAPI
+
+
+def graded(judge: str | Model) -> Task:
+    return Task(dataset=capitals(), scorer=model_graded_qa(model=judge))
+
+
+CORPUS += [
+    Planted(
+        "a judge who believes",
+        ("judge-flattery",),
+        lambda: graded(get_model("grading/believes")),
+        {"probes": ["answers"]},
+    ),
+    Planted(
+        "nobody to ask",
+        ("judge-missing",),
+        lambda: Task(dataset=capitals(), scorer=model_graded_qa(model_role="examiner")),
+    ),
+]
+
+
+# templates, targets and samples
+
+
+LONG = (
+    "A shop sells apples at three coins, pears at four coins and plums at two coins a piece; on "
+    "market day everything is one coin cheaper. {} buys ten of each on market day. How much is it?"
+)
+
+
+@planted(
+    *("empty-target", "conflicting-targets", "duplicate-samples", "duplicate-id", "empty-prompt"),
+    *("near-duplicates", "test-overlap", "test-near-overlap", "prompt-outlier", "prompt-too-long"),
+    *("epochs-reduced"),
+    test_samples=[*capitals()[:2], Sample(id=1, input=LONG.format("Dora"), target="60")],
+    prompt_tokens=500,
+    probes=["samples"],
+)
+def a_careless_dataset() -> Task:
     samples = [
-        Sample(id=1, input="Name the river of Vienna.", target=["Danube", "Donau"]),
-        Sample(id=2, input="Name the river of Cologne.", target=["Rhine", "Rhein"]),
+        *capitals(),
+        HOLE,
+        Sample(id="again", input="what is the capital of italy", target="Milan"),
+        Sample(id="copy", input="What is the capital of Spain?", target="Madrid"),
+        Sample(id="Anna", input=LONG.format("Anna"), target="60"),
+        Sample(id="Bert", input=LONG.format("Bert"), target="60"),
+        Sample(id="Clara", input=LONG.format("Clara"), target="60"),
+        Sample(id="novel", input="It was a dark night. " * 400 + "Why?", target="fog"),
+        Sample(id="blank", input=" ", target="blank"),
     ]
-
-    @scorer(metrics=[accuracy()], name="first_target")
-    def first_target() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            good = target[0] in state.output.completion
-            return Score(value=CORRECT if good else INCORRECT)
-
-        return score
-
-    return Task(dataset=samples, scorer=first_target())
+    samples[6].id = samples[5].id
+    return Task(dataset=samples, scorer=match(), epochs=Epochs(5, "max"))
 
 
-@planted("negated-answer")
-def the_word_in_any_sentence() -> Task:
-    def judge(said: str, target: str) -> bool:
-        return re.search(rf"\b{re.escape(target)}\b", said) is not None
-
-    return Task(dataset=capitals(), scorer=scoring(judge))
-
-
-@planted("punctuation-sensitive")
-def no_stop_is_forgiven() -> Task:
-    return Task(
-        dataset=capitals(),
-        scorer=scoring(lambda said, target: said.strip().lower() == target.lower()),
-    )
-
-
-@planted("answer-lost-when-long")
-def the_scorer_is_impatient() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda said, target: target in said[:1000]))
-
-
-@planted("scorer-slow", slow_scoring=0.1, samples=2, probes=["scorer"])
-def it_thinks_it_over() -> Task:
-    @scorer(metrics=[accuracy()], name="slow")
-    def slow() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            await asyncio.sleep(0.15)
-            good = state.output.completion.strip() == target.text
-            return Score(value=CORRECT if good else INCORRECT)
-
-        return score
-
-    return Task(dataset=capitals()[:2], scorer=slow())
-
-
-@planted("reward-above-one")
-def ten_points() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda s, t: 10.0 if s.strip() == t else 0.0))
-
-
-@planted("judge-missing")
-def nobody_to_ask() -> Task:
-    return Task(dataset=capitals(), scorer=model_graded_qa(model_role="examiner"))
-
-
-@planted("gold-fails")
-def a_target_is_taken_for_a_pattern() -> Task:
-    languages = ["Ada", "Rust", "Haskell", "C (99)", "Lisp", "Zig"]
+def twins(*inputs: str) -> Callable[[], Task]:
     samples = [
-        Sample(id=n, input=f"Which language has number {n}?", target=name)
-        for n, name in enumerate(languages)
+        *capitals(),
+        *(Sample(id=f"twin {n}", input=text, target="1815") for n, text in enumerate(inputs)),
     ]
-    return Task(
-        dataset=samples, scorer=scoring(lambda s, t: re.search(rf"\b{t}\s*$", s) is not None)
-    )
+    return lambda: Task(dataset=samples, scorer=match())
 
 
-@planted("padding-pays")
-def every_mention_counts() -> Task:
-    return Task(dataset=capitals(), scorer=scoring(lambda s, target: float(s.count(target))))
+CORPUS += [
+    Planted(f"equal but for {how}", ("near-duplicates",), twins(*pair), {"probes": ["samples"]})
+    for how, pair in {
+        "case": ("When was Waterloo fought?", "WHEN was Waterloo FOUGHT?"),
+        "order": ("When was Waterloo fought?", "Waterloo was fought when?"),
+    }.items()
+]
 
 
-# templates and targets
+@planted(
+    "choices-not-shown",
+    *("target-unreachable", "duplicate-choices", "target-imbalance"),
+    probes=["samples"],
+)
+def a_careless_quiz() -> Task:
+    samples = quiz()
+    for sample in samples:
+        assert sample.choices is not None
+        right = sample.choices["ABCD".index(str(sample.target))]
+        sample.choices = [right, *(each for each in sample.choices if each != right)]
+        sample.target = "A"
+    assert samples[2].choices is not None
+    samples[2].choices = [*samples[2].choices[:3], samples[2].choices[0]]
+    samples[5].target = "F"
+    return Task(dataset=samples, solver=generate(), scorer=match())
 
 
-@planted("choices-not-shown")
-def the_choices_are_forgotten() -> Task:
-    return Task(dataset=quiz(), solver=generate(), scorer=match())
+@planted("hedged-answer", probes=["answers"])
+def every_choice_is_taken() -> Task:
+    judge = scoring(lambda said, target: target in said.split())
+    return Task(dataset=quiz(), solver=multiple_choice(), scorer=judge)
 
 
-@planted("target-in-prompt")
+@planted("target-in-prompt", probes=["samples"])
 def the_examples_are_samples() -> Task:
     shots = "\n".join(f"Q: {shot.input} A: {shot.target}" for shot in capitals()[:3])
     return Task(
@@ -387,49 +456,15 @@ def the_examples_are_samples() -> Task:
     )
 
 
-@planted("conflicting-targets")
-def two_truths_in_two_spellings() -> Task:
-    again = Sample(id="again", input="what is the capital of italy", target="Milan")
-    return Task(dataset=[*capitals(), again], scorer=match())
-
-
-@planted("target-unreachable")
-def a_letter_without_a_choice() -> Task:
-    samples = quiz()
-    samples[5].target = "F"
-    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
-
-
-@planted("duplicate-choices")
-def one_choice_twice() -> Task:
-    samples = quiz()
-    assert samples[2].choices is not None
-    samples[2].choices = [*samples[2].choices[:3], samples[2].choices[0]]
-    samples[2].target = "A"
-    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
-
-
-@planted("same-prompt")
+@planted("same-prompt", probes=["samples"])
 def the_template_eats_the_question() -> Task:
-    @solver
-    def rewrite() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state.messages = [ChatMessageUser(content="Name the capital of that country.")]
-            return await generate(state)
+    def rewrite(state: TaskState) -> None:
+        state.messages = [ChatMessageUser(content="Name the capital of that country.")]
 
-        return solve
-
-    return Task(dataset=capitals(), solver=rewrite(), scorer=match())
+    return Task(dataset=capitals(), solver=solving(rewrite), scorer=match())
 
 
-@planted("empty-prompt")
-def nothing_is_asked() -> Task:
-    samples = capitals()
-    samples[4].input = " "
-    return Task(dataset=samples, scorer=match())
-
-
-@planted("prompt-echo")
+@planted("prompt-echo", probes=["baselines"])
 def reading_is_copying() -> Task:
     samples = [
         Sample(id=land, input=f"{town} is the capital of {land}. Which town is?", target=town)
@@ -438,67 +473,13 @@ def reading_is_copying() -> Task:
     return Task(dataset=samples, scorer=includes())
 
 
-@planted("target-imbalance")
-def the_answer_is_a() -> Task:
-    samples = quiz()
-    for sample in samples:
-        assert sample.choices is not None
-        right = sample.choices["ABCD".index(str(sample.target))]
-        sample.choices = [right, *(each for each in sample.choices if each != right)]
-        sample.target = "A"
-    return Task(dataset=samples, solver=multiple_choice(), scorer=choice())
-
-
-@planted("constant-answer")
+@planted("constant-answer", probes=["baselines"])
 def nearly_always_yes() -> Task:
     samples = [
         Sample(id=n, input=f"Does statement number {n} hold?", target="no" if n == 3 else "yes")
         for n in range(10)
     ]
     return Task(dataset=samples, scorer=match(location="end"))
-
-
-# samples
-
-
-@planted("duplicate-samples")
-def copies() -> Task:
-    samples = capitals()
-    samples.append(samples[1].model_copy(update={"id": "Italy again"}))
-    return Task(dataset=samples, scorer=match())
-
-
-@planted("duplicate-id")
-def one_id_for_two() -> Task:
-    samples = capitals()
-    samples[6].id = samples[5].id
-    return Task(dataset=samples, scorer=match())
-
-
-LONG = (
-    "A shop sells apples at three coins, pears at four coins and plums at two coins a piece; on "
-    "market day everything is one coin cheaper. {} buys ten of each on market day. How much is it?"
-)
-
-
-@planted("near-duplicates")
-def almost_copies() -> Task:
-    samples = [
-        Sample(id=name, input=LONG.format(name), target=str(60))
-        for name in ("Anna", "Bert", "Clara")
-    ]
-    return Task(dataset=[*capitals(), *samples], scorer=match())
-
-
-@planted("test-overlap", test_samples=capitals()[:2])
-def tested_on_what_is_trained() -> Task:
-    return Task(dataset=capitals(), scorer=match())
-
-
-@planted("test-near-overlap", test_samples=[Sample(id=1, input=LONG.format("Dora"), target="60")])
-def tested_on_almost_the_same() -> Task:
-    samples = [*capitals(), Sample(id="Anna", input=LONG.format("Anna"), target="60")]
-    return Task(dataset=samples, scorer=match())
 
 
 @planted("no-samples")
@@ -514,18 +495,8 @@ def nobody_knows() -> Task:
     return Task(dataset=samples, scorer=scoring(lambda said, target: len(said.splitlines()) > 3))
 
 
-@planted("epochs-reduced")
-def the_best_of_five() -> Task:
-    return Task(dataset=capitals(), scorer=match(), epochs=Epochs(5, "max"))
-
-
 @planted("budget-spent", budget=["3"])
 def more_than_there_is_time_for() -> Task:
-    return Task(dataset=capitals(), scorer=match())
-
-
-@planted("cost")
-def something_to_pay_for() -> Task:
     return Task(dataset=capitals(), scorer=match())
 
 
@@ -558,62 +529,15 @@ TRIED = attempts(France=[1.0] * 4, Italy=[0.0] * 4, Spain=[0.0, 1.0, 0.0, -1.0])
 
 @planted(
     *("no-signal", "solved-by-all", "solved-by-none", "cut-replies", "failed-episodes"),
+    "cost",
     attempts=TRIED,
-    probes=["signal"],
+    probes=["signal", "cost"],
 )
 def trained_on_what_is_known() -> Task:
     return Task(dataset=capitals(), scorer=match())
 
 
-@planted("prompt-too-long", prompt_tokens=500)
-def a_novel() -> Task:
-    samples = capitals()
-    samples[0].input = "It was a dark night. " * 400 + str(samples[0].input)
-    return Task(dataset=samples, scorer=match())
-
-
-@planted("setup-fails")
-def set_up_falls_over() -> Task:
-    @solver
-    def fragile() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            if state.sample_id == "Greece":
-                raise FileNotFoundError("no map of Greece")
-            return state
-
-        return solve
-
-    return Task(dataset=capitals(), setup=fragile(), scorer=match())
-
-
-@planted("episode-fails")
-def the_solver_falls_over() -> Task:
-    @solver
-    def fragile() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state = await generate(state)
-            if state.sample_id == "Greece":
-                raise KeyError("answer")
-            return state
-
-        return solve
-
-    return Task(dataset=capitals(), solver=fragile(), scorer=match())
-
-
-@planted("no-model-call")
-def nobody_is_asked() -> Task:
-    @solver
-    def silent() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            return state
-
-        return solve
-
-    return Task(dataset=capitals(), solver=silent(), scorer=match())
-
-
-# tools and limits
+# solvers, tools and limits
 
 
 @tool
@@ -629,21 +553,28 @@ def atlas() -> Tool:
     return execute
 
 
-@planted("tools-differ")
-def one_sample_has_a_tool() -> Task:
+@planted("setup-fails", "episode-fails", "no-model-call", "tools-differ", probes=["samples"])
+def something_is_wrong_in_every_other_country() -> Task:
     @solver
-    def maybe() -> Solver:
+    def fragile() -> Solver:
         async def solve(state: TaskState, generate: Generate) -> TaskState:
+            if state.sample_id == "Greece":
+                raise FileNotFoundError("no map of Greece")
+            if state.sample_id == "Norway":
+                return state
             if state.sample_id == "Italy":
                 state = await use_tools(atlas())(state, generate)
-            return await generate(state)
+            state = await generate(state)
+            if state.sample_id == "Spain":
+                raise KeyError("answer")
+            return state
 
         return solve
 
-    return Task(dataset=capitals(), solver=maybe(), scorer=match())
+    return Task(dataset=capitals(), solver=fragile(), scorer=match())
 
 
-@planted("limit-too-small")
+@planted("limit-too-small", probes=["gold"])
 def no_room_for_an_answer() -> Task:
     return Task(
         dataset=capitals(),
@@ -653,7 +584,7 @@ def no_room_for_an_answer() -> Task:
     )
 
 
-@planted("first-tool")
+@planted("first-tool", probes=["baselines"])
 def the_tool_answers() -> Task:
     @tool
     def oracle() -> Tool:
@@ -669,31 +600,16 @@ def the_tool_answers() -> Task:
 
         return execute
 
-    @solver
-    def remember() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            state.store.set("town", state.target.text)
-            return state
-
-        return solve
-
     return Task(
         dataset=capitals(),
-        setup=remember(),
-        solver=react(tools=[oracle()]),
+        solver=solving(
+            lambda state: state.store.set("town", state.target.text), react(tools=[oracle()])
+        ),
         scorer=match(location="exact"),
     )
 
 
 # nothing wrong
-
-
-def clean_match() -> Task:
-    return Task(dataset=capitals(), scorer=match(location="exact"))
-
-
-def clean_choices() -> Task:
-    return Task(dataset=quiz(), solver=multiple_choice(shuffle=random.Random(7)), scorer=choice())
 
 
 class OneLetter(random.Random):
@@ -711,20 +627,12 @@ class OneLetter(random.Random):
 def clean_choices_with_luck() -> Task:
     """Five of eight right choices come last, and not those that did before the shuffle."""
 
-    @solver(name="unlucky")
-    def unlucky() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            last = state.sample_id in {"France", "Italy", "Spain", "Norway", "Greece"}
-            state.choices.shuffle(OneLetter("ABCD".index(state.target.text), last))
-            return state
+    def shuffle(state: TaskState) -> None:
+        last = state.sample_id in {"France", "Italy", "Spain", "Norway", "Greece"}
+        state.choices.shuffle(OneLetter("ABCD".index(state.target.text), last))
 
-        return solve
-
-    return Task(dataset=quiz(), solver=[unlucky(), multiple_choice()], scorer=choice())
-
-
-def clean_includes() -> Task:
-    return Task(dataset=capitals(), scorer=includes())
+    unlucky = solving(shuffle, multiple_choice())
+    return Task(dataset=quiz(), solver=unlucky, scorer=choice())
 
 
 def clean_agent() -> Task:
@@ -734,24 +642,6 @@ def clean_agent() -> Task:
         scorer=match(location="exact"),
         message_limit=20,
     )
-
-
-def clean_judge() -> Task:
-    def judge(request: TurnRequest) -> str:
-        text = request.messages[-1].text
-        submission = text.split("[Submission]")[-1].split("***")[0].strip(": \n")
-        target = text.split("[Criterion]")[-1].split("***")[0].strip(": \n")
-        return "GRADE: C" if submission.endswith(target) else "GRADE: I"
-
-    return Task(dataset=capitals(), scorer=model_graded_qa(model=scripted_model(judge)))
-
-
-def clean_yes_or_no() -> Task:
-    samples = [
-        Sample(id=n, input=f"Is {n} even? Say yes or no.", target=("yes", "no")[n % 2])
-        for n in range(10)
-    ]
-    return Task(dataset=samples, scorer=match(location="exact"))
 
 
 def clean_overlap() -> Task:
@@ -776,11 +666,18 @@ def clean_ten_points() -> Task:
 
 
 def clean_tolerance() -> Task:
-    def judge(said: str, target: str) -> bool:
-        numbers = re.findall(r"-?\d+", said)
-        return len(numbers) > 0 and abs(int(numbers[-1]) - int(target)) <= 1
+    """Far from the target costs, up to a limit; verdicts are remembered, and times are noted."""
+    known: dict[tuple[str, str], float] = {}
 
-    return Task(dataset=sums(), scorer=scoring(judge))
+    def judge(state: TaskState, target: Target) -> float:
+        said = state.output.completion
+        state.metadata["seconds"] = time.monotonic() - state.metadata["started"]
+        if (said, target.text) not in known:
+            known[said, target.text] = max(-1.0, distance(said, target.text))
+        return known[said, target.text]
+
+    start = solving(lambda state: state.metadata.update(started=time.monotonic()))
+    return Task(dataset=sums(), solver=start, scorer=scoring_state(judge), time_limit=120)
 
 
 def clean_labels_in_turn() -> Task:
@@ -808,41 +705,45 @@ def clean_numbers_of_questions() -> Task:
     return Task(dataset=samples, scorer=scoring(judge))
 
 
-def clean_more_noes_than_yeses() -> Task:
+def clean_comparisons() -> Task:
+    """The order of words decides, there are more noes than yeses, and some texts are longer."""
+    pairs = [(a, b) for a in (2, 3, 5, 7) for b in (2, 3, 5, 7) if a != b or a < 5]
+    story = " Anna wrote both numbers on a wall, and asked her brother."
     samples = [
         Sample(
             id=n,
-            input=f"Is {n} a prime number? Say yes or no.",
-            target="yes" if n in (2, 3, 5, 7, 11) else "no",
+            input=f"Is {a} more than {b}?" + story * (n % 3),
+            target="yes" if a > b else "no",
         )
-        for n in range(2, 15)
+        for n, (a, b) in enumerate(pairs)
     ]
     return Task(dataset=samples, scorer=match(location="exact"))
 
 
-def clean_examples() -> Task:
-    shots = "Q: What is the capital of Japan? A: Tokyo\nQ: What is the capital of Peru? A: Lima"
-    return Task(
-        dataset=capitals(),
-        solver=[system_message(shots), generate()],
-        scorer=match(location="exact"),
-    )
+def clean_capitals_in_capitals() -> Task:
+    """The answer is wanted in capitals, after examples that are none of the samples."""
+    shots = "Q: What is the capital of Japan? A: TOKYO\nQ: What is the capital of Peru? A: LIMA"
+    samples = capitals()
+    for sample in samples:
+        sample.target = str(sample.target).upper()
+    solver = [system_message(shots), generate()]
+    return Task(dataset=samples, solver=solver, scorer=match(location="exact", ignore_case=False))
 
 
-CLEAN = [
-    clean_labels_in_turn,
-    clean_numbers_of_questions,
-    clean_more_noes_than_yeses,
-    clean_examples,
-    clean_yes_or_no,
-    clean_overlap,
-    clean_several_targets,
-    clean_ten_points,
-    clean_tolerance,
-    clean_match,
-    clean_choices,
-    clean_choices_with_luck,
-    clean_includes,
-    clean_agent,
-    clean_judge,
-]
+CLEAN: dict[str, Callable[[], Task]] = {
+    "match": lambda: Task(dataset=capitals(), scorer=match(location="exact")),
+    "choices": lambda: Task(
+        dataset=quiz(), solver=multiple_choice(shuffle=random.Random(7)), scorer=choice()
+    ),
+    "includes": lambda: Task(dataset=capitals(), scorer=includes()),
+    "judge": lambda: graded(get_model("grading/compares")),
+    "a judge that follows a script": lambda: graded(scripted_model(lambda request: "GRADE: C")),
+    **{
+        make.__name__: make
+        for make in (
+            *(clean_choices_with_luck, clean_agent, clean_overlap, clean_several_targets),
+            *(clean_ten_points, clean_tolerance, clean_labels_in_turn, clean_comparisons),
+            *(clean_numbers_of_questions, clean_capitals_in_capitals),
+        )
+    },
+}
