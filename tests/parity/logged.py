@@ -10,11 +10,8 @@ from inspect_ai.log import EvalSample
 
 from inspect_tinker_plugin.testing.traces import (
     Names,
-    dump_limit,
     dump_logged_error,
-    dump_message,
     dump_output,
-    dump_scores,
     dump_value,
     jsonable,
 )
@@ -46,10 +43,10 @@ def logged(sample: EvalSample, *, ordered: bool) -> dict[str, Any]:
     """The compared parts of a logged sample by name."""
     names = Names()
     parts: dict[str, Any] = {
-        "messages": [dump_message(message, names) for message in sample.messages],
+        "messages": dump_value(sample.messages, names),
         "output": dump_output(sample.output, names),
-        "scores": dump_scores(sample.scores, names),
-        "limit": dump_limit(sample.limit),
+        "scores": dump_value(sample.scores or {}, names),
+        "limit": jsonable(sample.limit),
         "error": dump_logged_error(sample.error),
         "usage": [jsonable(usage) for usage in sample.model_usage.values()],
         **{field: dump_value(getattr(sample, field), names) for field in FIELDS},

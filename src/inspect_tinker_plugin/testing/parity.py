@@ -142,29 +142,14 @@ async def _attempt(side: Awaitable[Trace]) -> Trace | Exception:
 def compare_runs(
     expected: Trace, found: Trace, *, side: Side, ignore: Sequence[str] = ()
 ) -> ParityReport:
-    """Compare an eval's run with an episode's.
-
-    Args:
-        expected: The eval's run.
-        found: The episode's run.
-        side: How the episode was played.
-        ignore: Paths that are left out.
-    """
+    """Compare an eval's run with an episode's, but for what paths leave out."""
+    report = ParityReport(name="", differences=[], eval_side=expected, episode_side=found)
     if found.grader is not None:
-        return ParityReport(
-            name="",
-            differences=[],
-            missing_grader=found.grader,
-            eval_side=expected,
-            episode_side=found,
-        )
-    same_tokens = side == "messages"
-    return ParityReport(
-        name="",
-        differences=compare_traces(expected, found, same_tokens=same_tokens, ignore=ignore),
+        return replace(report, missing_grader=found.grader)
+    return replace(
+        report,
+        differences=compare_traces(expected, found, same_tokens=side == "messages", ignore=ignore),
         faults=expected.script_faults or (found.script_faults if found.ran_out else ()),
-        eval_side=expected,
-        episode_side=found,
     )
 
 
@@ -172,7 +157,11 @@ def _compare_outcomes(expected: Trace | Exception, found: Trace | Exception) -> 
     """Describe sides of which at least one did not run."""
     runs = {"eval": expected, "episode": found}
     outcomes = {side: _describe_outcome(run) for side, run in runs.items()}
-    errors = {side: _in_words(run) for side, run in runs.items() if isinstance(run, Exception)}
+    errors = {
+        side: f"{type(run).__name__}: {internals.in_one_line(run)}"
+        for side, run in runs.items()
+        if isinstance(run, Exception)
+    }
     report = ParityReport(
         name="",
         differences=[],
@@ -192,12 +181,8 @@ def _describe_outcome(run: Trace | Exception) -> str:
     if isinstance(run, ParityError):
         return f"did not run to its end: {run}"
     if isinstance(run, Exception):
-        return f"cannot run: {_in_words(run)}"
+        return f"cannot run: {type(run).__name__}: {internals.in_one_line(run)}"
     return f"ran, in {counted(len(run.requests), 'turn')}"
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {internals.in_one_line(error)}"
 
 
 def _failed_alike(expected: Trace, found: Trace) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -187,17 +186,16 @@ def default_script(sample: Sample) -> Callable[[TurnRequest], ModelOutput | Exce
     tool is called wherever it is offered; other tools are left alone.
     """
     target = target_of(sample)
+    answer = answer_with(target)
 
-    def answer(request: TurnRequest) -> ModelOutput | Exception:
+    def reply(request: TurnRequest) -> ModelOutput | Exception:
         if request.index >= MOST_TURNS:
             return ScriptExhausted(
                 f"the task asked {MOST_TURNS} times and did not end; give it a script or a limit"
             )
-        if request.index > 0 and any(_is_submit(tool) for tool in request.tools):
-            return submit(target)
-        return say(f"I think so.\n\nANSWER: {target}")
+        return answer(request) if request.index else say(f"I think so.\n\nANSWER: {target}")
 
-    return answer
+    return reply
 
 
 def target_of(sample: Sample) -> str:
@@ -205,19 +203,14 @@ def target_of(sample: Sample) -> str:
     return sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
 
 
-def answer_with(target: str) -> Script:
+def answer_with(target: str) -> Callable[[TurnRequest], ModelOutput]:
     """Answer every turn with one answer, through the ``submit`` tool where it is offered."""
 
     def answer(request: TurnRequest) -> ModelOutput:
-        if any(_is_submit(tool) for tool in request.tools):
-            return submit(target)
-        return say(f"ANSWER: {target}")
+        tools = {tool.name: list(tool.parameters.properties) for tool in request.tools}
+        return submit(target) if tools.get("submit") == ["answer"] else say(f"ANSWER: {target}")
 
     return answer
-
-
-def _is_submit(tool: ToolInfo) -> bool:
-    return tool.name == "submit" and list(tool.parameters.properties) == ["answer"]
 
 
 class ScriptedCall(BaseModel):
@@ -267,8 +260,8 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
             parsed = _LINE.validate_json(line)
         except ValidationError as error:
             raise ConfigError(
-                f"{path}, line {number}: neither a reply nor a list of replies "
-                f"({_first_problem(error)}). A reply is a string or "
+                f"{path}, line {number}: neither a reply nor a list of replies. "
+                "A reply is a string or "
                 '{"text": "...", "tool_calls": [{"name": "...", "arguments": {}}]}.'
             ) from error
         if isinstance(parsed, list):
@@ -288,14 +281,6 @@ def _read_reply(reply: str | ScriptedReply) -> ModelOutput:
     if isinstance(reply, str):
         return say(reply)
     return say(reply.text, *(call(each.name, **each.arguments) for each in reply.tool_calls))
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Name what is wrong with a line; of its possible readings, with the one that went furthest."""
-    problem = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return f"there is no key {problem['loc'][-1]!r}"
-    return json.dumps(problem["msg"])
 
 
 _players: ContextVar[dict[str, Player] | None] = ContextVar("scripted_players", default=None)

@@ -143,11 +143,6 @@ def make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner
 async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
     """Run one sample, for one epoch, through ``inspect_ai.eval``; its log is written and read back.
 
-    Args:
-        source: The task.
-        script: What the model says.
-        how: What is run, and how.
-
     Raises:
         ParityError: The eval ended before the sample was run, or did not end.
     """
@@ -211,11 +206,6 @@ async def _eval(task: Task, model: Model, how: Conditions) -> EvalLog:
 async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
     """Run one sample as an episode, its model calls answered with messages (no tokens).
 
-    Args:
-        source: The task.
-        script: What the policy says.
-        how: What is run, and how.
-
     Raises:
         ParityError: The episode did not end.
     """
@@ -268,11 +258,6 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
     """Run one sample through the env and the cookbook's rollout runner, with the script in tokens.
 
     No log is kept, as in most training: the fast paths that this allows are compared with.
-
-    Args:
-        source: The task.
-        script: What the policy says.
-        how: What is run, and how.
 
     Raises:
         ParityError: The episode did not end.

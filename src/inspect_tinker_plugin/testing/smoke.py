@@ -39,8 +39,8 @@ from inspect_ai.solver import (
     system_message,
     use_tools,
 )
-from inspect_ai.tool import Tool, ToolError, tool
-from inspect_ai.util import sandbox, store
+from inspect_ai.tool import Tool, ToolError, bash, tool
+from inspect_ai.util import store
 
 from inspect_tinker_plugin.testing.parity import Side, check_parity_async, describe
 from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model, submit
@@ -64,29 +64,6 @@ def count() -> Tool:
     return execute
 
 
-@tool
-def read(file: str) -> Tool:
-    async def execute() -> str:
-        """Read the file of the sample."""
-        await sandbox().write_file("copy.txt", await sandbox().read_file(file))
-        return (await sandbox().exec(["cat", "copy.txt"])).stdout
-
-    return execute
-
-
-@scorer(metrics={"length": [mean()], "right": [mean()]})
-def length() -> Scorer:
-    async def score(state: TaskState, target: Target) -> Score:
-        answer = state.output.completion
-        return Score(
-            value={"length": len(answer), "right": answer == target.text},
-            answer=answer,
-            metadata={"turns": len(state.messages)},
-        )
-
-    return score
-
-
 @solver
 def asks_twice() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -108,13 +85,14 @@ def forks() -> Solver:
     return solve
 
 
-@solver
-def breaks() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        await generate(state)
-        raise KeyError("gone")
+@scorer(metrics={"length": [mean()], "right": [mean()]})
+def length() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        answer = state.output.completion
+        value = {"length": len(answer), "right": answer == target.text}
+        return Score(value=value, metadata={"turns": len(state.messages)})
 
-    return solve
+    return score
 
 
 def conversation() -> Task:
@@ -151,7 +129,7 @@ def boxed() -> Task:
     sample = Sample(input="Read.", target="secret", files={"a.txt": "the secret"}, id="file")
     return Task(
         dataset=[sample],
-        solver=[use_tools(read("a.txt")), generate()],
+        solver=[use_tools(bash()), generate()],
         scorer=includes(),
         sandbox="local",
         message_limit=5,
@@ -161,10 +139,6 @@ def boxed() -> Task:
 def choices() -> Task:
     sample = Sample(input="Largest?", choices=["ant", "bee", "cow"], target="C")
     return Task(dataset=[sample], solver=multiple_choice(), scorer=choice())
-
-
-def failing() -> Task:
-    return Task(dataset=[Sample(input="x", target="y")], solver=breaks(), scorer=includes())
 
 
 CASES: Sequence[tuple[Callable[[], Task], Script]] = (
@@ -180,9 +154,11 @@ CASES: Sequence[tuple[Callable[[], Task], Script]] = (
             submit("3"),
         ],
     ),
-    (boxed, [say("", call("read")), say("", call("read"))]),
+    (
+        boxed,
+        [say("", call("bash", cmd="cat a.txt | tee b.txt")), say("", call("bash", cmd="false"))],
+    ),
     (choices, ["ANSWER: C"]),
-    (failing, ["x"]),
 )
 """Tasks, and scripts that fit them: a run that plays another number of replies is no agreement."""
 
@@ -192,7 +168,7 @@ async def find_difference() -> str | None:
     sides: tuple[Side, ...] = ("messages", "tokens")
     for task, script in CASES:
         for side in sides:
-            [report] = await check_parity_async(task, script=script, side=side, allow_errors=True)
+            [report] = await check_parity_async(task, script=script, side=side)
             if not report.agrees:
                 return f"{task.__name__} in {side}: {' '.join(describe(report)[1].split())}"
     return None

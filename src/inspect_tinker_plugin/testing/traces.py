@@ -11,14 +11,15 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
 from inspect_ai.event import Event, ToolEvent
 from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
-from inspect_ai.model import ChatMessage, ModelOutput
+from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import Score
+from inspect_ai.solver import TaskState
 from pydantic_core import to_jsonable_python
 
 from inspect_tinker_plugin import inspect_internals as internals
@@ -39,15 +40,12 @@ Json = Any
 
 # How calls reach the server, not what is asked of the model: a parked policy call has
 # its own connection limits.
-_TRANSPORT_OPTIONS = {
-    "max_connections",
-    "adaptive_connections",
-    "max_retries",
-    "timeout",
-    "attempt_timeout",
-    "batch",
-    "cache",
-}
+_TRANSPORT_OPTIONS = dict.fromkeys(
+    (
+        *("max_connections", "adaptive_connections", "max_retries"),
+        *("timeout", "attempt_timeout", "batch", "cache"),
+    )
+)
 
 _ROLES = {"system", "user", "assistant", "tool"}
 
@@ -81,17 +79,11 @@ class Trace:
 
     def comparable(self) -> dict[str, Json]:
         """The compared parts by name."""
+        left_out = ("script_faults", "ran_out", "grader", "log")
         return {
-            "requests": self.requests,
-            "other_models": self.other_models,
-            "messages": self.messages,
-            "output": self.output,
-            "scores": self.scores,
-            "limit": self.limit,
-            "error": self.error,
-            "store": self.store,
-            "metadata": self.metadata,
-            "tool_events": self.tool_events,
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in left_out
         }
 
 
@@ -127,23 +119,18 @@ def jsonable(value: Any) -> Json:
     return spelt
 
 
-def dump_message(message: ChatMessage, names: Names) -> Json:
-    """Convert a message; generated ids are renamed and the model's name is left out."""
-    return _renamed(jsonable(message), names)
-
-
 def dump_value(value: Any, names: Names) -> Json:
-    """Convert any other value; messages inside it (a grader's conversation, say) as elsewhere."""
-    return _renamed(jsonable(value), names)
+    """Convert a value; ids of messages in it are renamed, and the model's name is left out."""
+    return _rename(jsonable(value), names)
 
 
-def _renamed(value: Json, names: Names) -> Json:
+def _rename(value: Json, names: Names) -> Json:
     if isinstance(value, list):
-        return [_renamed(item, names) for item in value]
+        return [_rename(item, names) for item in value]
     if not isinstance(value, dict):
         return value
     if value.get("role") not in _ROLES or "content" not in value:
-        return {key: _renamed(item, names) for key, item in value.items()}
+        return {key: _rename(item, names) for key, item in value.items()}
     # Which provider answers differs by construction: scripted model or policy.
     message = {key: item for key, item in value.items() if key != "model"}
     for key in ("id", "tool_call_id"):
@@ -159,53 +146,29 @@ def _renamed(value: Json, names: Names) -> Json:
     return message
 
 
-def dump_request(request: TurnRequest, names: Names) -> Json:
-    """Convert a model call to its compared form."""
-    options = jsonable(request.config)
-    return {
-        "messages": [dump_message(message, names) for message in request.messages],
-        "tools": [jsonable(tool) for tool in request.tools],
-        "tool_choice": jsonable(request.tool_choice),
-        "options": {k: v for k, v in options.items() if k not in _TRANSPORT_OPTIONS},
-    }
-
-
 def dump_requests(requests: Sequence[TurnRequest], names: Names, *, ordered: bool) -> list[Json]:
     """Convert all calls of a model; those of a concurrent solver are sorted by content."""
     if not ordered:
         requests = sorted(
             requests, key=lambda request: [(m.role, m.text) for m in request.messages]
         )
-    return [dump_request(request, names) for request in requests]
+    return [
+        {
+            "messages": dump_value(request.messages, names),
+            "tools": jsonable(request.tools),
+            "tool_choice": jsonable(request.tool_choice),
+            "options": jsonable(request.config.model_copy(update=_TRANSPORT_OPTIONS)),
+        }
+        for request in requests
+    ]
 
 
 def dump_output(output: ModelOutput, names: Names) -> Json:
     """Convert the final output, without model name, timing and usage."""
-    return {
-        "choices": [
-            {"message": dump_message(choice.message, names), "stop_reason": choice.stop_reason}
-            for choice in output.choices
-        ],
-        "error": output.error,
-    }
-
-
-def dump_scores(scores: Mapping[str, Score] | None, names: Names) -> Json:
-    """Convert scores, by name: value, answer, explanation, metadata, reason, edit history."""
-    return {name: dump_value(score, names) for name, score in (scores or {}).items()}
-
-
-def dump_limit(limit: EvalSampleLimit | None) -> Json:
-    """Return type, value and reason of a limit."""
-    return None if limit is None else jsonable(limit)
-
-
-def dump_exception(error: BaseException | None) -> Json:
-    """Return an exception's type and message, as :func:`dump_logged_error` reads a log's."""
-    if error is None:
-        return None
-    message = internals.without_markup(getattr(error, "message", repr(error)))
-    return {"type": type(error).__name__, "message": message}
+    kept = output.model_dump(include={"error": True, "choices": {"__all__": {"stop_reason"}}})
+    for choice, each in zip(kept["choices"], output.choices, strict=True):
+        choice["message"] = dump_value(each.message, names)
+    return kept
 
 
 def dump_logged_error(error: EvalError | None) -> Json:
@@ -221,47 +184,21 @@ def dump_logged_error(error: EvalError | None) -> Json:
     return {"type": kind.rsplit(".", 1)[-1], "message": internals.without_markup(error.message)}
 
 
-def dump_tool_events(events: Sequence[Event], names: Names, *, ordered: bool) -> Json:
+def _dump_exception(error: BaseException | None) -> Json:
+    if error is None:
+        return None
+    message = internals.without_markup(getattr(error, "message", repr(error)))
+    return {"type": type(error).__name__, "message": message}
+
+
+def _dump_tool_events(events: Sequence[Event], names: Names, *, ordered: bool) -> Json:
     """Return the tool calls among the events, in the order in which the model made them."""
     calls = [event for event in events if isinstance(event, ToolEvent)]
-    dumped = [
-        {
-            "function": event.function,
-            "arguments": jsonable(event.arguments),
-            "result": jsonable(event.result),
-            "error": None if event.error is None else jsonable(event.error),
-        }
-        # calls of one reply run in parallel, so their events come in any order
-        for event in sorted(calls, key=lambda event: names.place(event.id))
-    ]
+    # calls of one reply run in parallel, so their events come in any order
+    calls.sort(key=lambda event: names.place(event.id))
+    parts = ("function", "arguments", "result", "error")
+    dumped = [{part: jsonable(getattr(event, part)) for part in parts} for event in calls]
     return dumped if ordered else sorted(dumped, key=repr)
-
-
-def script_faults(players: Mapping[str, Player]) -> list[str]:
-    """Return what is wrong with scripts that were played: too short, or too long."""
-    faults = []
-    for name, player in players.items():
-        if player.refusals:
-            played = len(player.requests) - player.refusals
-            faults.append(f"the script of {name!r} ran out after {counted(played, 'turn')}")
-        if player.unused:
-            faults.append(f"the script of {name!r} has {player.unused} unused replies")
-    return faults
-
-
-def _of_players(
-    policy: Player, others: Mapping[str, Player], names: Names, *, ordered: bool
-) -> dict[str, Any]:
-    """Return what a trace says of the models: the policy's requests are the first to be named."""
-    return {
-        "requests": dump_requests(policy.requests, names, ordered=ordered),
-        "other_models": {
-            name: dump_requests(player.requests, names, ordered=ordered)
-            for name, player in others.items()
-        },
-        "script_faults": script_faults({"policy": policy, **others}),
-        "ran_out": any(player.refusals for player in (policy, *others.values())),
-    }
 
 
 def _missing_grader(error: BaseException | None) -> str | None:
@@ -282,22 +219,18 @@ def trace_of_result(
 
     Its tool events come from the log, or from ``events`` when the episode has no log.
     """
-    names = Names()
     log = None if result.build_log is None else result.build_log()
-    state = result.state
-    return Trace(
-        **_of_players(policy, others, names, ordered=ordered),
-        messages=[dump_message(message, names) for message in state.messages],
-        output=dump_output(state.output, names),
-        scores=dump_scores({name: each.score for name, each in result.scores.items()}, names),
-        limit=dump_limit(result.limit),
-        error=dump_exception(None if result.error is None else result.error.__cause__),
-        grader=_missing_grader(result.error),
-        store=dump_value(dict(state.store.items()), names),
-        metadata=dump_value(state.metadata, names),
-        tool_events=dump_tool_events(events if log is None else log.events, names, ordered=ordered),
-        log=log,
+    trace = _trace(
+        result.state,
+        scores={name: each.score for name, each in result.scores.items()},
+        store=dict(result.state.store.items()),
+        limit=result.limit,
+        events=events if log is None else log.events,
+        players={"policy": policy, **others},
+        ordered=ordered,
     )
+    error = _dump_exception(None if result.error is None else result.error.__cause__)
+    return replace(trace, error=error, grader=_missing_grader(result.error), log=log)
 
 
 def trace_of_log(
@@ -308,18 +241,55 @@ def trace_of_log(
     ordered: bool = True,
 ) -> Trace:
     """Return the trace of a sample that Inspect logged."""
+    trace = _trace(
+        sample,
+        scores=sample.scores or {},
+        store=sample.store,
+        limit=sample.limit,
+        events=sample.events,
+        players={"policy": policy, **others},
+        ordered=ordered,
+    )
+    return replace(trace, error=dump_logged_error(sample.error), log=sample)
+
+
+def _trace(
+    ended: TaskState | EvalSample,
+    *,
+    scores: Mapping[str, Score],
+    store: Mapping[str, Any],
+    limit: EvalSampleLimit | None,
+    events: Sequence[Event],
+    players: Mapping[str, Player],
+    ordered: bool,
+) -> Trace:
+    """Return the trace of a sample that ended, without its error."""
     names = Names()
+    # the policy's requests are the first to be named
+    requests = {
+        name: dump_requests(player.requests, names, ordered=ordered)
+        for name, player in players.items()
+    }
+    faults = []
+    for name, player in players.items():
+        if player.refusals:
+            played = len(player.requests) - player.refusals
+            faults.append(f"the script of {name!r} ran out after {counted(played, 'turn')}")
+        if player.unused:
+            faults.append(f"the script of {name!r} has {player.unused} unused replies")
     return Trace(
-        **_of_players(policy, others, names, ordered=ordered),
-        messages=[dump_message(message, names) for message in sample.messages],
-        output=dump_output(sample.output, names),
-        scores=dump_scores(sample.scores, names),
-        limit=dump_limit(sample.limit),
-        error=dump_logged_error(sample.error),
-        store=dump_value(sample.store, names),
-        metadata=dump_value(sample.metadata, names),
-        tool_events=dump_tool_events(sample.events, names, ordered=ordered),
-        log=sample,
+        requests=requests.pop("policy"),
+        other_models=requests,
+        script_faults=faults,
+        ran_out=any(player.refusals for player in players.values()),
+        messages=dump_value(ended.messages, names),
+        output=dump_output(ended.output, names),
+        scores=dump_value(scores, names),
+        limit=jsonable(limit),
+        error=None,
+        store=dump_value(store, names),
+        metadata=dump_value(ended.metadata, names),
+        tool_events=_dump_tool_events(events, names, ordered=ordered),
     )
 
 
@@ -356,12 +326,8 @@ def compare_traces(
 ) -> list[Difference]:
     """Return all differences between two traces, in the order of the run.
 
-    Args:
-        eval_side: The run under ``inspect_ai.eval``.
-        episode_side: The run as an episode.
-        same_tokens: Whether both sides count tokens alike. If not, the count in the reason
-            of a token or cost limit is left out; nothing else is.
-        ignore: Paths to leave out, with everything below them; ``*`` is anything.
+    Without ``same_tokens``, the count in the reason of a token or cost limit is left out. Paths in
+    ``ignore`` leave out everything below them; ``*`` is anything.
     """
     left, right = eval_side.comparable(), episode_side.comparable()
     if eval_side.ran_out or episode_side.ran_out:
