@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
@@ -17,6 +17,8 @@ from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec
 from inspect_tinker_plugin.tasks import Selection
+
+T = TypeVar("T")
 
 _SCRIPTED = ("mockllm", "scripted")
 """Providers whose models say what a test wants: as judges, they do not judge."""
@@ -232,6 +234,9 @@ class AuditContext:
     wide: Sequence[Sample]
     """More of them, including ``chosen``: for checks with one or two episodes per sample."""
 
+    boxed: bool
+    """Whether samples need a sandbox each, so that episodes take long to start."""
+
     stage: Stage
     """Runs episodes."""
 
@@ -251,6 +256,10 @@ class AuditContext:
     def judged(self) -> bool:
         """Whether rewards can be checked: not if a judge is missing, or no episode runs."""
         return bool(self.task.scorer) and self.reference.scored
+
+    def some(self, items: Sequence[T], count: int) -> Sequence[T]:
+        """Return the first of samples or plays, and half as many if each needs a sandbox."""
+        return items[: max(1, count // 2) if self.boxed else count]
 
     def gold_of(self, sample: Sample) -> str | None:
         """Return the answer that ``--gold`` names; ``None`` if that is the target."""

@@ -73,9 +73,6 @@ class EpisodeRecord:
     output_tokens: int = 0
     """Tokens that the policy said, estimated."""
 
-    judge_tokens: int = 0
-    """Tokens of all other models."""
-
     seconds: float = 0.0
     """Seconds from start to end."""
 

@@ -110,6 +110,7 @@ async def _context(
         task=task,
         samples=samples,
         chosen=chosen,
+        boxed=boxed,
         wide=wide,
         stage=stage,
         reference=reference,

@@ -249,7 +249,6 @@ class Stage:
             tools=actor.tools,
             input_tokens=actor.usage.input_tokens,
             output_tokens=actor.usage.output_tokens,
-            judge_tokens=0 if sample is None else _other_tokens(sample),
             seconds=round(seconds, 4),
             scoring_seconds=round(float(metrics.get("time/scoring_s", 0.0)), 4),
             notes=notes,
@@ -323,14 +322,6 @@ def _scorer_traces(sample: EvalSample) -> Notes:
             judges[event.model] = None
     found = {"scorer_did": traces[:50], "judges": list(judges)}
     return {name: value for name, value in found.items() if value}
-
-
-def _other_tokens(sample: EvalSample) -> int:
-    return sum(
-        usage.total_tokens
-        for name, usage in sample.model_usage.items()
-        if not name.startswith("rl/")
-    )
 
 
 def read_budget(parts: Sequence[str]) -> Budget:

@@ -82,7 +82,7 @@ class AnswerChecks:
 
 async def _give_wrong_answers(audit: AuditContext) -> list[Finding]:
     reference = audit.reference
-    samples = [
+    fitting = [
         s
         for s in audit.chosen
         if targets(s)
@@ -90,7 +90,8 @@ async def _give_wrong_answers(audit: AuditContext) -> list[Finding]:
         and reference.pays(s)
         and (null := reference.null_of(s)) is not None
         and not reference.is_full(null.reward)
-    ][:_FEW]
+    ]
+    samples = audit.some(fitting, _FEW)
     found: dict[str, Finding] = {}
     for policy, code, reply_for in _WRONG:
         if code in found:
@@ -252,13 +253,14 @@ _BONUS = 0.05
 
 async def _give_right_answers(audit: AuditContext) -> list[Finding]:
     reference = audit.reference
-    samples = [
+    fitting = [
         s
         for s in audit.chosen
         if (gold := reference.gold_of(s)) is not None
         and reference.beats_null(gold)
         and gold.policy == f"gold:{reference.form}"
-    ][:_FEW]
+    ]
+    samples = audit.some(fitting, _FEW)
     found: dict[str, Finding] = {}
     gains: list[tuple[float, EpisodeRecord, str]] = []
     for variant in _VARIANTS:
@@ -335,7 +337,7 @@ async def _give_nonsense(
     for name, text in texts.items():
         samples = [
             s
-            for s in audit.chosen[: _FEW + 1]
+            for s in audit.some(audit.chosen, _FEW + 1)
             if not any(holds(text, target) for target in [*targets(s), *_letters(s)])
         ]
         records = await audit.play(f"{kind}:{name}", samples, to_all(always(text)))

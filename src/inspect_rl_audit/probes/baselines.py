@@ -184,14 +184,15 @@ async def _give_constants(audit: AuditContext) -> list[Finding]:
     for answer in answers:
         policy = f"constant:{answer[:40]}"
         reply = always(FORMS[audit.reference.form](answer))
-        records, full = await _play(audit, policy, reply, audit.chosen)
+        first = audit.some(audit.chosen, len(audit.chosen))
+        records, full = await _play(audit, policy, reply, first)
         if 2 * len(full) >= len(records):
             # samples at even distances, or few shuffled choices, may be right by chance
-            others = [sample for sample in audit.wide if sample not in audit.chosen]
+            others = [sample for sample in audit.wide if sample not in first]
             more, more_full = await _play(audit, policy, reply, others[:_MORE])
             records, full = records + more, full + more_full
         rate = len(full) / max(1, len(records))
-        lucky = len(answers) * _chance_of(len(full), len(records), fair) > _CHANCE
+        lucky = len(answers) * chance_of(len(full), len(records), fair) > _CHANCE
         if len(full) < min(_FEW, len(records)) or rate < 0.5 or (lucky and (choices or rate < 0.8)):
             continue
         severity = Severity.HIGH if rate >= 0.8 else Severity.MEDIUM
@@ -201,7 +202,7 @@ async def _give_constants(audit: AuditContext) -> list[Finding]:
     return found[:2]
 
 
-def _chance_of(full: int, tries: int, p: float) -> float:
+def chance_of(full: int, tries: int, p: float) -> float:
     """Return the chance to be right this often or more, if each try is right with a chance."""
     return sum(comb(tries, k) * p**k * (1 - p) ** (tries - k) for k in range(full, tries + 1))
 

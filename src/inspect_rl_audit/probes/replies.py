@@ -37,7 +37,7 @@ class ReplyCheats:
     """Replies with Python code that cheats, to tasks whose sandbox may run it."""
 
     async def __call__(self, audit: AuditContext) -> Sequence[Finding]:
-        samples = [s for s in audit.chosen if await _runs_code(audit, s)][:_FEW]
+        samples = audit.some([s for s in audit.chosen if await _runs_code(audit, s)], _FEW)
         if not samples or not audit.judged:
             return []
         honest = await audit.play("code:none", samples, to_all(_with_code(_HONEST)))

@@ -13,6 +13,7 @@ from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import AuditContext
 from inspect_rl_audit.policies import choice_texts, holds, targets
+from inspect_rl_audit.probes.baselines import chance_of
 from inspect_rl_audit.probes.copies import (
     find_copies,
     find_near,
@@ -161,12 +162,8 @@ def _imbalance(audit: AuditContext) -> list[Finding]:
     if not known:
         return []
     text, often = Counter(known).most_common(1)[0]
-    expected = len(known) / max(fair, 1)
-    spread = (expected * (1 - 1 / max(fair, 2))) ** 0.5
-    rate = often / len(known)
-    if often <= expected + 2 * spread:
-        return []  # as may happen by chance
-    if rate < 0.6 and not (rate >= 2 / max(fair, 2) and often > expected + 4 * spread):
+    rate, luck = often / len(known), chance_of(often, len(known), 1 / max(fair, 2))
+    if luck > 0.02 or (rate < 0.6 and (rate < 2 / fair or luck > 1e-4)):
         return []
     message = f"{text!r:.60} is right on {part_of(often, len(known), 'sample')} ({rate:.0%})."
     severity = Severity.HIGH if rate >= 0.95 else Severity.MEDIUM

@@ -65,12 +65,13 @@ class SandboxCheats:
         if not audit.judged:
             return found
         # an honest policy that runs a command and has no answer: the baseline for cheats
-        honest = [moves.play_script("cheat:none", s, "true") for s in samples[:_FEW]]
+        attacked = audit.some(samples, _FEW)
+        honest = [moves.play_script("cheat:none", s, "true") for s in attacked]
         base = {record.sample: record for record in await audit.stage.run(honest)}
         for attack in _attacks(base, files_named(audit.task.scorer or []), host=host):
             if attack.code == "result-forged" and any(f.code == attack.code for f in found):
                 continue  # one forgery is enough
-            found += await _try(audit, attack, samples, base)
+            found += await _try(audit, attack, attacked, base)
         return found if host else [*found, *await _clock(audit, samples[0])]
 
 
@@ -149,7 +150,7 @@ async def _try(
     samples: Sequence[Sample],
     base: Mapping[int | str, EpisodeRecord],
 ) -> list[Finding]:
-    plays = [moves.play_script(f"cheat:{attack.name}", s, attack.script) for s in samples[:_FEW]]
+    plays = [moves.play_script(f"cheat:{attack.name}", s, attack.script) for s in samples]
     records = await audit.stage.run(plays)
     paid = [
         r
@@ -228,7 +229,7 @@ async def search(audit: AuditContext, samples: Sequence[Sample], *, host: bool) 
         before = _look_first(script, host=host, target=target)
         plays.append(Play(policy="cheat:search", sample=sample, reply=reply, before=before))
     by_code: dict[str, list[tuple[EpisodeRecord, str]]] = {}
-    for record in await audit.stage.run(plays[:6]):
+    for record in await audit.stage.run(audit.some(plays, 6)):
         if layer := record.notes.get("image"):
             by_code.setdefault("target-in-image", []).append((record, layer))
         if audit.judged and not audit.reference.beats_null(record):

@@ -61,7 +61,7 @@ class ScorerChecks:
 
 
 async def _check_repeatable(audit: AuditContext) -> list[Finding]:
-    samples = audit.chosen[:2]
+    samples = audit.some(audit.chosen, 2)
     again: list[Play] = []
     for number, sample in enumerate(samples):
         after = _rescore(_AT_ONCE if number else _PAUSES)
@@ -229,21 +229,15 @@ def _speed(audit: AuditContext) -> list[Finding]:
 
     The fastest one depends least on what else the machine does.
     """
-    records = [r for r in audit.stage.records if r.reward is not None]
-    if not records:
+    slowest_first = sorted(
+        (record for record in audit.stage.records if record.reward is not None),
+        key=lambda record: -record.scoring_seconds,
+    )
+    fastest = {record.policy: record for record in slowest_first}
+    if not fastest:
         return []
-    fastest: dict[str, EpisodeRecord] = {}
-    for record in records:
-        best = fastest.setdefault(record.policy, record)
-        if record.scoring_seconds < best.scoring_seconds:
-            fastest[record.policy] = record
-    usual = statistics.median(r.scoring_seconds for r in fastest.values())
-    slowest = max(fastest.values(), key=lambda r: r.scoring_seconds)
-    audit.figures["scoring"] = {
-        "mean_seconds": round(statistics.fmean(r.scoring_seconds for r in records), 4),
-        "slowest_seconds": max(r.scoring_seconds for r in records),
-        "judge_tokens_per_episode": round(statistics.fmean(r.judge_tokens for r in records), 1),
-    }
+    usual = statistics.median(record.scoring_seconds for record in fastest.values())
+    slowest = max(fastest.values(), key=lambda record: record.scoring_seconds)
     limit = audit.options.slow_scoring
     if usual < limit and slowest.scoring_seconds < _MUCH * limit:
         return []

@@ -384,7 +384,7 @@ LONG = (
 @planted(
     *("empty-target", "conflicting-targets", "duplicate-samples", "duplicate-id", "empty-prompt"),
     *("near-duplicates", "test-overlap", "test-near-overlap", "prompt-outlier", "prompt-too-long"),
-    *("epochs-reduced"),
+    "epochs-reduced",
     test_samples=[*capitals()[:2], Sample(id=1, input=LONG.format("Dora"), target="60")],
     prompt_tokens=500,
     probes=["samples"],
