@@ -109,6 +109,7 @@ def test_a_run_killed_in_either_phase_goes_on_and_imitates_once(
     third.finish()
     assert rows(folder / "imitation/metrics.jsonl") == taught, "it imitated again"
     assert imitated(folder) == start
+    assert {row["step"] for row in rows(folder / "trained.jsonl")} >= {-1}, "what was imitated"
     assert set(steps(folder)) == {0, 1, 2}
     assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"]
     assert json.loads((folder / "config.json").read_text())["load_checkpoint_path"] in {start, None}

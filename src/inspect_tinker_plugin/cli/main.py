@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from inspect_tinker_plugin.cli.compare import bench, check
+from inspect_tinker_plugin.cli.evaluate import overlap_command
 from inspect_tinker_plugin.cli.export import export_command, rescore_command
 from inspect_tinker_plugin.cli.new import new_command
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
@@ -160,6 +161,7 @@ for _command in (
     check,
     export_command,
     new_command,
+    overlap_command,
     rescore_command,
     rollout,
     serve_command,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
+from logging import getLogger
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,10 +37,13 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
+from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained
 from inspect_tinker_plugin.evaluate.source import Connection, Source, connect, find_source
 from inspect_tinker_plugin.rl.models import require_renderer
 from inspect_tinker_plugin.tokens.dataset_renderer import SAMPLER_OPTIONS
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens, OverWindowError
+
+logger = getLogger(__name__)
 
 HONOURED = frozenset(
     {
@@ -195,6 +200,19 @@ class TinkerAPI(ModelAPI):
             input_context_tokens=prompts[0].length,
         )
         return output, _call(prompts[0], params, sampled)
+
+    @cached_property
+    def trained_on(self) -> Ids:
+        """Samples that the model was trained on, as far as its run says it."""
+        if self.source.run is None:
+            return {}
+        try:
+            return read_trained(self.source.run, self.source.step)
+        except ConfigError as error:
+            logger.warning(
+                "%s; so it is not known either which samples of an eval it has seen", error
+            )
+            return {}
 
     async def _connected(self) -> Connection:
         if self._connection is None:

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
 from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
-VERSION = 3
+VERSION = 4
 """Version of what is written; raised when an older beginning can no longer be continued."""
 
 HELD_RUNS = 16
@@ -251,11 +251,12 @@ class _LogExport:
         except Exception as error:  # whatever the reason, the other samples can be written
             failures.append(self._failure(entry, ExportError(f"{type(error).__name__}: {error}")))
             return None
-        held = self._held and sample_hash(sample) in self._held
+        content = sample_hash(sample)
+        held = content in self._held
         assert not held or self._options.split is not None
         split = self._options.split[0] if held and self._options.split else TRAIN
         scores = {name: score.value for name, score in (sample.scores or {}).items()}
-        return _Run(entry, talks, split, to_text(scores), sample.target, sample.metadata)
+        return _Run(entry, talks, split, to_text(scores), sample.target, sample.metadata, content)
 
     def _failure(self, entry: Entry, error: Exception) -> Failure:
         log = self._index.logs[entry.log]
@@ -270,6 +271,7 @@ class _LogExport:
             "task": log.task,
             "model": log.model,
             "log": log.name,
+            "sample_hash": run.sample_hash,
         }
 
     def _further(self, run: _Run, branch: int) -> dict[str, Any]:
@@ -347,6 +349,7 @@ class _Run:
     scores: str
     target: str | list[str]
     metadata: Mapping[str, Any]
+    sample_hash: str
 
 
 def _held_out(index: Index, options: LogExportOptions) -> frozenset[str]:

@@ -153,6 +153,7 @@ _ORIGIN: dict[str, Kind] = {
     "task": "text",
     "model": "text",
     "log": "text",
+    "sample_hash": "text",
 }
 """Where a row of a log comes from."""
 

@@ -14,7 +14,7 @@ import json
 import random
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -76,6 +76,12 @@ class SelectedSamples(Sequence[Sample]):
         """Choose again among these samples, by their index in this sequence."""
         positions = array("q", (self._positions[i] for i in indices))
         return SelectedSamples(self._dataset, self._stages, positions)
+
+    def transformed(self) -> Iterator[tuple[Sample, Sample]]:
+        """Yield each sample as it is in the task and as plugins leave it; none without plugins."""
+        for position in self._positions if self._stages else ():
+            if (sample := self._apply(position)) is not None:
+                yield with_id(self._dataset[position], position), sample
 
     def drop_filtered(self) -> SelectedSamples:
         """Leave out the samples that plugins drop: one pass, if there is a filter."""
@@ -271,6 +277,12 @@ def sample_hash(sample: Sample | EvalSample) -> str:
     their names only.
     """
     return content_hash(sample_content(sample))
+
+
+def logged_hash(sample: Sample) -> str:
+    """Return the :func:`sample_hash` that a log's sample of this one has."""
+    files = list(sample.files) if sample.files else None
+    return content_hash({**sample_content(sample), "files": files})
 
 
 def sample_content(sample: Sample | EvalSample) -> dict[str, Any]:

@@ -171,7 +171,12 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
         ) from error
     # Only the plain loop evaluates at every so many steps, and at no other.
     plain = config.async_config is None and config.stream_minibatch_config is None
-    data = chz.replace(config.dataset_builder, eval_every=config.eval_every if plain else 0)
+    data = chz.replace(
+        config.dataset_builder,
+        eval_every=config.eval_every if plain else 0,
+        run=str(request.log_dir),
+        takes_ahead=config.async_config is not None,
+    )
     config = chz.replace(config, dataset_builder=data)
     if config.kl_penalty_coef > 0 and config.kl_reference_config is None:
         # As the cookbook documents it; its loop raises an error instead.

@@ -20,6 +20,7 @@ from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.types import RLDataset
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.evaluate.overlap import RecordedDataset, TrainingRecord
 from inspect_tinker_plugin.options import Selection
 from inspect_tinker_plugin.processes.workers import freeze_memory_once
 from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
@@ -61,6 +62,12 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
     allow_overlap: bool = chz.field(
         default=False, doc="Allow test samples that are also trained on."
     )
+    run: str | None = chz.field(
+        default=None, doc="Folder of the run, for the record of what it is trained on."
+    )
+    takes_ahead: bool = chz.field(
+        default=False, doc="Whether the trainer takes batches before the step that trains on them."
+    )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Build both datasets.
@@ -80,7 +87,16 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         if test is not None and not self.allow_overlap:
             check_overlap(_all_samples(train), _all_samples(test))
         freeze_memory_once()
-        return train, test
+        return self._recorded(train), test
+
+    def _recorded(self, train: InspectRLDataset | InspectRLMixture) -> RLDataset:
+        if self.run is None:
+            return train
+        run = Path(self.run)
+        first = resumed_at(run)
+        metrics = run / METRICS if self.takes_ahead else None
+        record = TrainingRecord(run, first)
+        return RecordedDataset(train, record, metrics=metrics, first_step=first)
 
     @property
     def has_test_set(self) -> bool:

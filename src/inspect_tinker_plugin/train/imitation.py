@@ -46,6 +46,7 @@ from tinker_cookbook.supervised.types import (
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.evaluate.overlap import IMITATED, TrainingRecord
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.tokens.messages import opening
 from inspect_tinker_plugin.train.history import CHECKPOINTS, IMITATION
@@ -271,6 +272,12 @@ class WarmStart:
             return done
         say(f"imitating {self.path}: {counted(self.steps, 'step')}")
         (log_dir / IMITATION).mkdir(exist_ok=True)
+        rows = rows_of(self.path, "train", "messages")
+        if "sample_hash" in rows.column_names:
+            imitated_samples = dict(zip(rows["sample_hash"], rows["id"], strict=True))
+            TrainingRecord(log_dir, IMITATED).add(IMITATED, imitated_samples)
+        else:
+            say(f"{self.path} does not say of which samples it is, so no eval can tell them apart")
         with show_progress(log_dir / IMITATION, say, steps=self.steps):
             await supervised.main(chz.replace(self.config, base_url=config.base_url))
         checkpoint = imitated(log_dir)
