@@ -186,7 +186,8 @@ class InspectEnv(Env):
             reply = self.tokens.parse(action, stop_reason=stop_reason, request=request)
             self.side_turns.append(request.side)
             self.unheard_turns.append(False)
-            await self._hooks.report_turn(request, reply)
+            if self._hooks.observed:
+                await self._hooks.report_turn(request, reply)
             metrics = self._rules.count(reply)
             refused = self._rules.refuse(reply)
             if refused is not None:

@@ -4,7 +4,8 @@ A solver may run several conversations at once (sub-agents, forks) or go back to
 turn. Each model call is a turn; a turn whose prompt begins with the prompt and the reply of
 another one is its child. Conversations are kept as a tree of messages (:class:`Place`), in which
 every request is followed from its start: nothing reports that a solver changes a message in place,
-and it may pass copies or rebuild messages, so each turn has to look at all of them.
+and it may pass copies or rebuild messages, so each turn has to look at all of them. What the turns
+cost in tokens is counted by branch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tinker
 from inspect_ai.model import ChatMessage, ChatMessageAssistant
 from tinker_cookbook.renderers import Message
 
+from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.tokens.message_keys import (
     Dialect,
     MessageKey,
@@ -24,6 +26,7 @@ from inspect_tinker_plugin.tokens.message_keys import (
     message_key,
     spoken_letters,
 )
+from inspect_tinker_plugin.tokens.prompts import FlatPrompt, flatten
 
 
 class Place:
@@ -283,6 +286,100 @@ class Turns:
             if turns := self._by_name.get(name):
                 return turns
         return ()
+
+
+class TokenCounts:
+    """The token metrics of one episode. A prompt counts once it is answered, as in a trajectory.
+
+    Turns are counted by branch, the order in which the group passes them to the trainer.
+
+    Attributes:
+        answered: The turns, in time order.
+        refused: Requests of programs that got an error in the place of a prompt.
+        over_window: Calls that left no room for a reply in the context window.
+        control_in_text: Control tokens that messages and descriptions of tools spelled.
+    """
+
+    def __init__(self) -> None:
+        self.answered: list[Turn] = []
+        self.refused = 0
+        self.over_window = 0
+        self.control_in_text = 0
+        self._leaves: dict[int, Turn] = {}
+        self._first_divergence: int | None = None
+        self._sampled = 0
+        self._resampled = 0
+        self._truncated = 0
+        self._cut = 0
+        self._unseen = 0
+        self._exact = 0
+        self._lossy = 0
+        self._rendered = 0
+
+    def branch_before(self, prompt: FlatPrompt) -> Turn | None:
+        """Return a branch that a prompt continues, although it was rendered as a whole.
+
+        The trainer compares tokens, so to it such a prompt continues the branch.
+        """
+        best: Turn | None = None
+        for leaf in self._leaves.values():
+            size = sum(
+                len(chunk.tokens) if isinstance(chunk, tinker.EncodedTextChunk) else 1
+                for chunk in leaf.prompt.chunks
+            )
+            end = size + leaf.kept
+            said = list(leaf.spoken)
+            if prompt[size:end] != said or (best is not None and leaf.length <= best.length):
+                continue
+            if prompt[:size] == flatten(leaf.prompt.chunks):
+                best = leaf
+        return best
+
+    def add(self, turn: Turn, *, truncated: bool, cut: bool) -> None:
+        """Count a turn.
+
+        Args:
+            turn: the turn, with its reply.
+            truncated: whether the token limit cut the reply.
+            cut: whether a stop sequence of the solver cut it.
+        """
+        begins = self._leaves.pop(id(turn.parent), None) is None
+        if begins and self.answered and self._first_divergence is None:
+            self._first_divergence = len(self.answered)
+        self._leaves[id(turn)] = turn
+        self.answered.append(turn)
+        self._rendered += turn.rendered
+        if turn.parent is not None and not turn.rendered:
+            self._lossy += turn.lossy
+            self._exact += not turn.lossy
+        self._resampled += turn.resampled
+        self._sampled += len(turn.sampled)
+        self._truncated += truncated
+        self._cut += cut
+        self._unseen += len(turn.sampled) - turn.kept
+
+    def metrics(self) -> Metrics:
+        """Return the metrics; ``tokens/first_divergence`` is present only if there was one."""
+        last = self.answered[-1] if self.answered else None
+        metrics: Metrics = {
+            "tokens/segments": len(self._leaves),
+            "tokens/continued": self._exact,
+            "tokens/continued_lossy": self._lossy,
+            "tokens/rerendered": self._rendered,
+            "tokens/resampled": self._resampled,
+            "tokens/prompt": last.length if last else 0,
+            "tokens/sampled": self._sampled,
+            "tokens/trained": sum(leaf.length + leaf.kept for leaf in self._leaves.values()),
+            "tokens/truncated_replies": self._truncated,
+            "tokens/stop_seq_cuts": self._cut,
+            "tokens/unseen": self._unseen,
+            "tokens/refused": self.refused,
+            "tokens/over_window": self.over_window,
+            "tokens/control_in_text": self.control_in_text,
+        }
+        if self._first_divergence is not None:
+            metrics["tokens/first_divergence"] = self._first_divergence
+        return metrics
 
 
 def recognise(

@@ -1,4 +1,4 @@
-"""What the trainer makes of an episode: the order of its transitions, and the tokens they cost.
+"""The order in which the trainer gets the transitions of an episode.
 
 The cookbook joins a transition to the one before it when its prompt begins with that whole
 sequence. A solver that runs several conversations at once interleaves their turns, so no turn
@@ -11,106 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import tinker
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
-from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.tokens.continuation import Turn
-from inspect_tinker_plugin.tokens.prompts import FlatPrompt, flatten
-
-
-class TokenCounts:
-    """The token metrics of one episode. A prompt counts once it is answered, as in a trajectory.
-
-    Turns are counted by branch, the order in which the group passes them to the trainer.
-
-    Attributes:
-        answered: The turns, in time order.
-        refused: Requests of programs that got an error in the place of a prompt.
-        over_window: Calls that left no room for a reply in the context window.
-        control_in_text: Control tokens that messages and descriptions of tools spelled.
-    """
-
-    def __init__(self) -> None:
-        self.answered: list[Turn] = []
-        self.refused = 0
-        self.over_window = 0
-        self.control_in_text = 0
-        self._leaves: dict[int, Turn] = {}
-        self._first_divergence: int | None = None
-        self._sampled = 0
-        self._resampled = 0
-        self._truncated = 0
-        self._cut = 0
-        self._unseen = 0
-        self._exact = 0
-        self._lossy = 0
-        self._rendered = 0
-
-    def branch_before(self, prompt: FlatPrompt) -> Turn | None:
-        """Return a branch that a prompt continues, although it was rendered as a whole.
-
-        The trainer compares tokens, so to it such a prompt continues the branch.
-        """
-        best: Turn | None = None
-        for leaf in self._leaves.values():
-            size = sum(
-                len(chunk.tokens) if isinstance(chunk, tinker.EncodedTextChunk) else 1
-                for chunk in leaf.prompt.chunks
-            )
-            end = size + leaf.kept
-            said = list(leaf.spoken)
-            if prompt[size:end] != said or (best is not None and leaf.length <= best.length):
-                continue
-            if prompt[:size] == flatten(leaf.prompt.chunks):
-                best = leaf
-        return best
-
-    def add(self, turn: Turn, *, truncated: bool, cut: bool) -> None:
-        """Count a turn.
-
-        Args:
-            turn: the turn, with its reply.
-            truncated: whether the token limit cut the reply.
-            cut: whether a stop sequence of the solver cut it.
-        """
-        begins = self._leaves.pop(id(turn.parent), None) is None
-        if begins and self.answered and self._first_divergence is None:
-            self._first_divergence = len(self.answered)
-        self._leaves[id(turn)] = turn
-        self.answered.append(turn)
-        self._rendered += turn.rendered
-        if turn.parent is not None and not turn.rendered:
-            self._lossy += turn.lossy
-            self._exact += not turn.lossy
-        self._resampled += turn.resampled
-        self._sampled += len(turn.sampled)
-        self._truncated += truncated
-        self._cut += cut
-        self._unseen += len(turn.sampled) - turn.kept
-
-    def metrics(self) -> Metrics:
-        """Return the metrics; ``tokens/first_divergence`` is present only if there was one."""
-        last = self.answered[-1] if self.answered else None
-        metrics: Metrics = {
-            "tokens/segments": len(self._leaves),
-            "tokens/continued": self._exact,
-            "tokens/continued_lossy": self._lossy,
-            "tokens/rerendered": self._rendered,
-            "tokens/resampled": self._resampled,
-            "tokens/prompt": last.length if last else 0,
-            "tokens/sampled": self._sampled,
-            "tokens/trained": sum(leaf.length + leaf.kept for leaf in self._leaves.values()),
-            "tokens/truncated_replies": self._truncated,
-            "tokens/stop_seq_cuts": self._cut,
-            "tokens/unseen": self._unseen,
-            "tokens/refused": self.refused,
-            "tokens/over_window": self.over_window,
-            "tokens/control_in_text": self.control_in_text,
-        }
-        if self._first_divergence is not None:
-            metrics["tokens/first_divergence"] = self._first_divergence
-        return metrics
 
 
 def arrange(trajectory: Trajectory, turns: Sequence[Turn]) -> None:

@@ -31,14 +31,20 @@ from tinker_cookbook.renderers import Message
 from inspect_tinker_plugin.contracts.episodes import Metrics, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, RendererError
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.tokens.continuation import Match, Reply, Turn, Turns, is_reply
+from inspect_tinker_plugin.tokens.continuation import (
+    Match,
+    Reply,
+    TokenCounts,
+    Turn,
+    Turns,
+    is_reply,
+)
 from inspect_tinker_plugin.tokens.dataset_renderer import (
     ONE_AT_A_TIME,
     DatasetRenderer,
     stop_condition,
     warn_of_ignored,
 )
-from inspect_tinker_plugin.tokens.datums import TokenCounts
 from inspect_tinker_plugin.tokens.message_keys import (
     DIALECTS,
     Dialect,
