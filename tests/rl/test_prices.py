@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
-from inspect_tinker_plugin.rl.ending import ALWAYS
+from inspect_tinker_plugin.rl.ending import ALWAYS, MOST_FAILURES
 
 VALUES = {"right": 1.0, "wrong": 0.0, "harm": -1.0}
 
@@ -114,6 +114,17 @@ async def test_one_episode_that_is_scored_shows_that_the_task_is_right() -> None
     for number in range(ALWAYS + 2):
         [builder] = dataset.get_batch(number)
         await do_group_rollout(builder, Words(["wrong" if number == 3 else "breaks it"]))
+
+
+async def test_a_sample_that_fails_again_and_again_is_not_run_without_end() -> None:
+    [builder] = as_rl_dataset(task(), renderer()).get_batch(0)
+    policy = Words(["breaks the scorer"] * 100)
+    with pytest.raises(
+        EpisodeError, match=f"{MOST_FAILURES} episodes of this sample in a row"
+    ) as caught:
+        await do_group_rollout(builder, policy, RetryOnFailure(max_retries=50))
+    assert caught.value.cause is Cause.SCORER
+    assert len(policy.prompts) == MOST_FAILURES
 
 
 async def test_episodes_that_are_run_again_are_counted_by_cause() -> None:

@@ -212,6 +212,9 @@ class Ending:
         return logs
 
 
+MOST_FAILURES = 8
+"""Failures of a sample in a row after which its group runs no further episode of it."""
+
 ALWAYS = 16
 """First episodes of a dataset that may all fail in the same operation before that is an error."""
 
@@ -220,6 +223,7 @@ class FailureCounts:
     """Notices failures that come again and again, among the episodes of a dataset in a process."""
 
     def __init__(self) -> None:
+        self._in_a_row: dict[int | str | None, _Repeated] = {}
         self._first_calls: list[str] | None = []
         """Operations that the first episodes have failed in, as long as all of them have."""
         self._has_warned = False
@@ -227,11 +231,18 @@ class FailureCounts:
         """By how much, at most, an episode that did not fail had less than its least reward, as
         with scores below 0; at most 0."""
 
-    def note_reward(self, reward: float, least: Callable[[], float]) -> None:
-        """Note the reward of an episode that did not fail, and the least that it could have had."""
-        self._first_calls = None
-        if reward < 0:
-            self.shortfall = min(self.shortfall, round(reward - least(), 9))
+    def note_reward(self, result: EpisodeResult, *, failed: bool = False) -> None:
+        """Note an episode that has a reward; or a price, if it has failed."""
+        self._in_a_row.pop(result.sample.id, None)
+        if not failed:
+            self._first_calls = None
+
+    def note_raised(self, error: EpisodeError) -> EpisodeError:
+        """Note an episode whose failure is raised; it may be run again."""
+        before = self._in_a_row.get(error.sample_id)
+        times = 1 if before is None else before.times + 1
+        self._in_a_row[error.sample_id] = _Repeated(times, error.cause, error.task, str(error))
+        return error
 
     def note_priced(self, error: EpisodeError) -> EpisodeError | None:
         """Note a failure inside a sandbox; return an error if all episodes so far failed there."""
@@ -257,6 +268,20 @@ class FailureCounts:
             return always
         return None
 
+    def refusal(self, sample_id: int | str | None) -> EpisodeError | None:
+        """Return the error of a sample that failed too often in a row, which is not run again."""
+        failed = self._in_a_row.get(sample_id)
+        if failed is None or failed.times < MOST_FAILURES:
+            return None
+        return EpisodeError(
+            f"{counted(failed.times, 'episode')} of this sample in a row have failed, so its "
+            "group runs no further one. If the policy can bring that about, state a price: "
+            f'on_error={{"{failed.cause}": 0.0}}. The last one: {failed.text}',
+            cause=failed.cause,
+            task=failed.task,
+            sample_id=sample_id,
+        )
+
     def warn_once(self, error: EpisodeError, price: float) -> None:
         """Tell, once per dataset, that a failure inside a sandbox has a price."""
         if not self._has_warned:
@@ -269,6 +294,16 @@ class FailureCounts:
                 error,
                 price,
             )
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """Failures in a row of a sample; without the exceptions, which hold what they have used."""
+
+    times: int
+    cause: Cause
+    task: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -291,7 +326,10 @@ class RewardRules:
         if error is None:
             try:
                 reward = await self.aggregator(result)
-                self.failures.note_reward(reward.value, partial(self._least, result))
+                self.failures.note_reward(result)
+                if reward.value < 0:
+                    short = reward.value - least_reward(self.aggregator.aggregator, result)
+                    self.failures.shortfall = min(self.failures.shortfall, round(short, 9))
                 return Ending(result, reward, None)
             except (UnscoredError, AggregatorError) as fault:
                 error = _reward_error(result, fault)
@@ -304,14 +342,12 @@ class RewardRules:
         if built_in and (always := self.failures.note_priced(error)):
             built_in, error = False, always
         elif built_in:
-            penalty = self._least(result) + self.failures.shortfall
+            penalty = least_reward(self.aggregator.aggregator, result) + self.failures.shortfall
             self.failures.warn_once(error, penalty)
         if penalty is None:
-            return Ending(result, None, error)
+            return Ending(result, None, self.failures.note_raised(error))
+        self.failures.note_reward(result, failed=True)
         return Ending(result, Reward(penalty, {f"error/{error.cause}": 1.0}), error, built_in)
-
-    def _least(self, result: EpisodeResult) -> float:
-        return least_reward(self.aggregator.aggregator, result)
 
 
 def stop_reason(result: EpisodeResult) -> str:

@@ -92,6 +92,7 @@ class InspectEnv(Env):
         tokens: Its prompts and replies as tokens.
         ending: How the episode ended, once it is scored.
         received: What the trainer received for it, if a log is to say so.
+        refusal: Why it is not run at all: the error that its first step raises.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class InspectEnv(Env):
         self.rollout_limits = rollout_limits
         self.ending: Ending | None = None
         self.received: Received | None = None
+        self.refusal: EpisodeError | None = None
         self.episode = episode
         self.tokens = tokens
         self._outcomes = outcomes
@@ -140,6 +142,8 @@ class InspectEnv(Env):
             RuntimeError: It was called before; the running episode is not affected.
         """
         self.episode.require_new()
+        if self.refusal is not None:
+            raise self.refusal
         if self._entered:
             raise RuntimeError("initial_observation() is called once; make another env")
         self._entered = True

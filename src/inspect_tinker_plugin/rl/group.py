@@ -112,14 +112,16 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 group=memory,
                 dataset=parts.memory,
             )
+            episode = parts.runner.episode(self.sample, epoch=epoch)
             env = InspectEnv(
-                parts.runner.episode(self.sample, epoch=epoch),
+                episode,
                 tokens,
                 parts.outcomes,
                 hooks=EpisodeHooks(parts.executor, scope, parts.observers),
                 rollout_limits=limits,
                 pays_in_steps=parts.group_reward is None,
             )
+            env.refusal = parts.outcomes.failures.refusal(self.sample.id) if made else None
             envs.append(env)
         maker = weakref.ref(task)
         self._envs += [(maker, env) for env in envs]
