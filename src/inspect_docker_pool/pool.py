@@ -137,6 +137,7 @@ class Pool:
         self._lock = threading.Lock()
         self._idle: deque[Project] = deque()
         self._leased: set[Project] = set()
+        self._left: list[Project] = []  # could not be removed; tried again when the pool closes
         self._waiters: deque[Waiter] = deque()
         self._starting = 0
         self._dedicated = 0  # starting projects that come from a snapshot, for one caller
@@ -304,7 +305,7 @@ class Pool:
         """Accept no more callers; return what is left to remove, leased projects included."""
         with self._lock:
             self._closed = True
-            rest = [*self._idle, *(c for c in self._leased if not c.kept)]
+            rest = [*self._left, *self._idle, *(c for c in self._leased if not c.kept)]
             self._idle.clear()
             self._leased.clear()
             waiters = list(self._waiters)
@@ -491,6 +492,8 @@ class Pool:
             if project.remove():
                 break
             time.sleep(0.2 * 2**attempt)
+        else:
+            self._left.append(project)
         with self._lock:
             self._removing -= 1
         self.pump()
