@@ -4,7 +4,8 @@
 
 An episode starts a sandbox, runs one command, writes and reads 1 KB and releases the
 sandbox. All sides use the same image and machine, one after the other; the container that
-the pool starts ahead for later episodes is paid within the measured time.
+the pool starts ahead for later episodes is paid within the measured time. Then: a sandbox with two
+servers beside it, and what a clean sandbox for scorers adds to an episode (``sandbox/fresh_s``).
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.util import SandboxEnvironment
+import yaml
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandbox
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import prewarm
 from inspect_docker_pool.manager import close_all, pool_manager
+from inspect_tinker_plugin import EpisodeOptions, EpisodeResult, EpisodeRunner
 from inspect_tinker_plugin.inspect_internals import registry_find_sandboxenv
 
 Times = dict[str, list[float]]
@@ -50,7 +57,7 @@ class Side:
         await self._class.task_cleanup("bench", self._config, True)
 
     @contextlib.asynccontextmanager
-    async def sandbox(self, times: Times) -> AsyncIterator[SandboxEnvironment]:
+    async def taken(self, times: Times) -> AsyncIterator[SandboxEnvironment]:
         async with _timed(times, "acquire"):
             environments = await self._class.sample_init("bench", self._config, {})
         try:
@@ -82,7 +89,7 @@ async def _throughput(side: Side, episodes: int, concurrency: int) -> tuple[floa
     gate = asyncio.Semaphore(concurrency)
 
     async def episode() -> None:
-        async with gate, side.sandbox(times) as sandbox:
+        async with gate, side.taken(times) as sandbox:
             await _operations(sandbox, times)
 
     begun = time.perf_counter()
@@ -94,9 +101,9 @@ async def _alone(side: Side, repeats: int) -> Times:
     """Time single operations in one sandbox, with nothing beside them."""
     times: Times = defaultdict(list)
     for _ in range(4):
-        async with side.sandbox(times):
+        async with side.taken(times):
             pass
-    async with side.sandbox(defaultdict(list)) as sandbox:
+    async with side.taken(defaultdict(list)) as sandbox:
         await _operations(sandbox, defaultdict(list))
         await asyncio.sleep(1)  # its replacement has started by then
         for _ in range(repeats):
@@ -109,18 +116,80 @@ async def _alone(side: Side, repeats: int) -> Times:
     return times
 
 
-async def _warm_acquire(side: Side, config: DockerPoolConfig, size: int, rounds: int) -> Times:
+async def _warm_acquire(side: Side, config: Any, size: int, rounds: int) -> Times:
     """Take as many sandboxes at once as were warmed before."""
     times: Times = defaultdict(list)
 
     async def take() -> None:
-        async with side.sandbox(times):
+        async with side.taken(times):
             pass
 
     for _ in range(rounds):
         await prewarm(config, size)
         await asyncio.gather(*(take() for _ in range(size)))
     return times
+
+
+async def _acquire_alone(side: Side, repeats: int) -> Times:
+    """Take sandboxes one after the other, cold."""
+    times: Times = defaultdict(list)
+    await side.prepare()
+    for _ in range(repeats):
+        async with side.taken(times):
+            pass
+    return times
+
+
+def _with_servers(folder: Path, image: str) -> str:
+    """Write a compose file: a sandbox and two servers with health checks."""
+    serve = "import socket, time; s = socket.create_server(('', 80)); time.sleep(9999)"
+    ask = "import socket; socket.create_connection(('localhost', 80), 1)"
+    common = {"image": image, "x-local": True, "init": True, "stop_grace_period": "1s"}
+    server = {
+        **common,
+        "command": ["python3", "-c", serve],
+        "healthcheck": {"test": ["CMD", "python3", "-c", ask], "interval": "1s"},
+    }
+    default = {**common, "command": "tail -f /dev/null"}
+    path = folder / "servers-compose.yaml"
+    services = {"default": default, "one": server, "two": server}
+    path.write_text(yaml.safe_dump({"services": services, "networks": {"default": None}}))
+    return str(path)
+
+
+@solver
+def _writes() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().write_file("answer.txt", _KILOBYTE)
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean()])
+def _reads() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=float(await sandbox().read_file("answer.txt") == _KILOBYTE))
+
+    return score
+
+
+async def _clean_scoring(type: str, config: Any, episodes: int, *, warm: bool) -> list[float]:
+    """Run episodes one after the other; return what their clean sandboxes cost."""
+    spec = SandboxEnvironmentSpec(type, config)
+    task = Task(dataset=[Sample(id=1, input="x")], solver=_writes(), scorer=_reads(), sandbox=spec)
+    options = EpisodeOptions(score_sandbox="fresh", score_files=["answer.txt"])
+    runner, costs = EpisodeRunner(task, options=options), []
+    for _ in range(episodes):
+        if warm:
+            await prewarm(config, 2)
+        episode = runner.episode(task.dataset[0])
+        result = await episode.start()
+        await episode.close()
+        assert isinstance(result, EpisodeResult)
+        assert result.score_values() == {"_reads": 1.0}, result.error
+        costs.append(result.metrics["sandbox/fresh_s"])
+    return costs
 
 
 def _bare(image: str, repeats: int) -> Times:
@@ -178,8 +247,27 @@ async def _measure(options: argparse.Namespace) -> None:
             if side is stock:
                 await side.finish()
         warm = await _warm_acquire(pool, config, options.concurrency, 5)
+        servers = _with_servers(Path(folder), options.image)
+        several_stock, several = Side("", "docker", servers), Side("", "docker_pool", servers)
+        with contextlib.redirect_stdout(io.StringIO()):
+            cold = await _acquire_alone(several_stock, 5)
+            await several_stock.finish()
+            stock_clean = await _clean_scoring("docker", str(compose), 5, warm=False)
+        ready = await _warm_acquire(several, servers, 1, 5)
+        never = DockerPoolConfig(image=options.image, warm=0, pids=511)  # another pool
+        more = {
+            "acquire p50, with 2 servers": (cold["acquire"], ready["acquire"]),
+            "clean scoring p50, warm": (
+                stock_clean,
+                await _clean_scoring("docker_pool", config, 10, warm=True),
+            ),
+            "clean scoring p50, cold": (
+                stock_clean,
+                await _clean_scoring("docker_pool", never, 10, warm=False),
+            ),
+        }
     bare = await asyncio.to_thread(_bare, options.image, 10)
-    _report(options, found, warm, bare)
+    _report(options, found, warm, bare, more)
 
 
 def _report(
@@ -187,6 +275,7 @@ def _report(
     found: dict[str, tuple[float, Times, Times]],
     warm: Times,
     bare: Times,
+    more: dict[str, tuple[list[float], list[float]]],
 ) -> None:
     (stock_rate, stock_loaded, stock), (pool_rate, pool_loaded, pool) = (
         found["docker"],
@@ -212,6 +301,7 @@ def _report(
         ("write 1 KB p50, alone", stock["write"], None, pool["write"], 0.5),
         ("read 1 KB p50, alone", stock["read"], None, pool["read"], 0.5),
         ("exec p50, under load", stock_loaded["exec"], None, pool_loaded["exec"], 0.5),
+        *((name, first, None, second, 0.5) for name, (first, second) in more.items()),
     ]
     for name, first, second, third, quantile in rows:
         middle = None if second is None else _ms(second, quantile)
@@ -222,6 +312,10 @@ def _report(
     targets = {
         "warm acquire p50 under 50 ms": _ms(warm["acquire"]) < 50,
         "episodes per minute at least 6 times": pool_rate >= 6 * stock_rate,
+        "with 2 servers at most 0.25": (
+            _ms(more["acquire p50, with 2 servers"][1])
+            <= 0.25 * _ms(more["acquire p50, with 2 servers"][0])
+        ),
         "exec p50 at most 0.1": _ms(pool["exec"]) <= 0.1 * _ms(stock["exec"]),
         "exec with a process alive at most 0.1": (
             _ms(pool["beside"]) <= 0.1 * _ms(stock["beside"])

@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
-from inspect_docker_pool.compose import WITHOUT_EFFECT, parse_config
+from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import ContainerConfig, Limits, ProjectConfig, parse_size
 from inspect_docker_pool.errors import SandboxConfigError
+from inspect_docker_pool.service import WITHOUT_EFFECT
 
 PAGE = Path(__file__).parents[2] / "docs" / "compose-files.md"
 

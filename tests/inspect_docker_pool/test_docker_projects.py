@@ -10,12 +10,17 @@ from typing import Any
 import anyio
 import pytest
 import yaml
-from inspect_ai.util import SandboxEnvironment
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxEnvironment, sandbox
 
-from inspect_docker_pool import prewarm, record_sandbox_metrics
+from inspect_docker_pool import prewarm, process_metrics, record_sandbox_metrics
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Env
 from inspect_docker_pool.errors import SandboxImageError, SandboxStartError
 from inspect_docker_pool.manager import PoolManager, close_all
+from inspect_tinker_plugin import EpisodeOptions, EpisodeResult, EpisodeRunner
 
 pytestmark = pytest.mark.docker
 
@@ -264,3 +269,42 @@ async def test_a_dropped_or_named_project_is_removed_as_a_whole(
     boxes = await start(path)
     del boxes
     await nothing_left(manager.owner.id, left_behind)
+
+
+@solver
+def asks() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state.store.set("web", await ask(sandbox(), "web"))
+        state.store.set("made", (await sandbox("web").exec(["cat", "/made"])).stdout)
+        await sandbox().write_file("answer.txt", "42")
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean()])
+def answers() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        given = await sandbox().read_file("answer.txt")
+        return Score(value=float(given == "42" and await ask(sandbox(), "web") == "w"))
+
+    return score
+
+
+@pytest.mark.parametrize("score_sandbox", ["same", "fresh"])
+async def test_episodes_of_a_group_each_set_up_their_own_project(
+    manager: PoolManager, project: Callable[..., str], score_sandbox: Any
+) -> None:
+    path = project({"web": served("w", healthcheck=HEALTHY)})
+    sample = Sample(id=1, input="x", files={"web:/made": "made"}, setup="#!/bin/sh\nsleep 1.1\n")
+    task = Task(dataset=[sample], solver=asks(), scorer=answers(), sandbox=("docker_pool", path))
+    options = EpisodeOptions(score_sandbox=score_sandbox, score_files=["answer.txt"])
+    runner, forks = EpisodeRunner(task, options=options), process_metrics().get("sandbox/forks", 0)
+    for episode in [runner.episode(sample, epoch=1), runner.episode(sample, epoch=2)]:
+        result = await episode.start()
+        assert isinstance(result, EpisodeResult)
+        assert (result.error, result.score_values()) == (None, {"answers": 1.0})
+        assert result.state.store.get("web") == "w"
+        assert result.state.store.get("made") == "made"
+        await episode.close()
+    assert process_metrics().get("sandbox/forks", 0) == forks

@@ -200,6 +200,13 @@ def test_a_network_that_hardening_takes_away_is_told_once(
     assert config.hardening.network == ("" if "networks" in service else "none")
 
 
+def test_a_snapshot_of_several_services_is_refused(compose: Any) -> None:
+    services = {"default": {"image": "i"}, "server": {"image": "j"}}
+    path = compose(services=services, **{"x-docker-pool": {"snapshot": "always"}})
+    with pytest.raises(SandboxConfigError, match="snapshot: always"):
+        parse_config(path)
+
+
 @pytest.mark.usefixtures("compose_plugin")
 def test_the_only_service_keeps_its_name(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
