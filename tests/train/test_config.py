@@ -60,6 +60,20 @@ def test_overrides_reach_everything() -> None:
     assert evaluator.builder.log_dir == str(REQUEST.log_dir / "evaluations")
 
 
+def test_tasks_to_evaluate_are_sampled_as_the_training_samples() -> None:
+    letters = "example_tasks/toy.py@letters"
+    made = config("temperature=0.5", eval_task=[letters], eval_limit=7, max_tokens=10)
+    (evaluator,) = made.evaluator_builders
+    builder = evaluator.builder
+    assert (builder.tasks, builder.limit, builder.max_tokens) == ([letters], 7, 10)
+    assert (builder.temperature, builder.renderer_name) == (0.5, "qwen3_instruct")
+    assert builder.log_dir == str(REQUEST.log_dir / "evaluations")
+    with pytest.raises(ConfigError, match="other"):
+        config(eval_task=["example_tasks/toy.py@other"])
+    with pytest.raises(ConfigError, match="--eval-limit needs --eval-task"):
+        check_request(dataclasses.replace(REQUEST, eval_limit=7))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

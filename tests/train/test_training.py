@@ -98,21 +98,15 @@ def test_a_model_learns_to_use_its_tool(tmp_path: Path) -> None:
 def test_the_asynchronous_loop_learns_while_an_evaluation_runs(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    evaluator = "tinker_cookbook.eval.inspect_evaluators:InspectEvaluatorBuilder"
     run = Run.start(
         tmp_path,
         tiny_model,
-        *("--steps", "20", "--eval-every", "4"),
+        *("--steps", "20", "--eval-every", "4", "--eval-limit", "6"),
+        *("--eval-task", f"{ROOT}/example_tasks/toy.py@letters"),
         # A batch of the asynchronous loop has as many groups as one of the dataset.
         *("--batch-size", "4", "--group-size", "8", "--learning-rate", "1e-2"),
         "async_config.max_steps_off_policy=2",
         "async_config.groups_per_batch=4",
-        f"evaluator_builders.0={evaluator}",
-        f"evaluator_builders.0.tasks={Path(__file__).parents[2]}/example_tasks/toy.py@letters",
-        f"evaluator_builders.0.model_name={tiny_model}",
-        "evaluator_builders.0.renderer_name=qwen3_instruct",
-        "evaluator_builders.0.max_tokens=16",
-        "evaluator_builders.0.limit=6",
     )
     run.finish()
     assert len(steps(tmp_path)) >= 12, "stale groups are dropped, so some steps may be missing"

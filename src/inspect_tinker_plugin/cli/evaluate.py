@@ -1,15 +1,18 @@
-"""``inspect rl overlap``: tells which samples of a task a run was trained on."""
+"""``inspect rl overlap`` and ``serve-model``: what a run has seen, and its model for any client."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from inspect_tinker_plugin.cli.options import load_task, task_options
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
+from inspect_tinker_plugin.cli.serve import LOOPBACK, read_token
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 
@@ -50,3 +53,45 @@ def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
             err=True,
         )
     sys.exit(EXIT_PARTIAL if found else 0)
+
+
+@click.command("serve-model")
+@click.argument("run", metavar="RUN")
+@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True)
+@click.option(
+    "--host",
+    default=LOOPBACK[0],
+    show_default=True,
+    help="Address to listen at; any other than this machine's own needs --token-file.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the token that clients send as their API key.",
+)
+@click.option("--base-url", metavar="URL", help="Tinker API server, if not the run's own.")
+@reported
+def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
+    """Serve the model of a run to any client of OpenAI's or Anthropic's API.
+
+    RUN is what `inspect eval --model tinker/RUN` takes: the folder of a run with or without @STEP,
+    a checkpoint (tinker://...) or a base model. Prompts, replies, stop reasons and usage are those
+    of an eval. It answers /v1/chat/completions, /v1/responses, /v1/messages and /v1/models.
+    """
+    from inspect_ai.model import get_model
+
+    from inspect_tinker_plugin.evaluate.serving import serve_model
+
+    token = read_token(choices)
+    model = get_model(f"tinker/{run}", base_url=base_url, memoize=False)
+
+    def ready(port: int) -> None:
+        click.echo(f"serving {model} on http://{choices['host']}:{port}/v1", err=True)
+
+    async def serve() -> None:
+        await model.api.count_text_tokens("")  # connects: what cannot work ends the command
+        await serve_model(
+            model, host=choices["host"], port=choices["port"], token=token, ready=ready
+        )
+
+    asyncio.run(serve())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from inspect_tinker_plugin.cli.compare import bench, check
-from inspect_tinker_plugin.cli.evaluate import overlap_command
+from inspect_tinker_plugin.cli.evaluate import overlap_command, serve_model_command
 from inspect_tinker_plugin.cli.export import export_command, rescore_command
 from inspect_tinker_plugin.cli.new import new_command
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
@@ -165,6 +165,7 @@ for _command in (
     rescore_command,
     rollout,
     serve_command,
+    serve_model_command,
     train_command,
 ):
     rl.add_command(_command)

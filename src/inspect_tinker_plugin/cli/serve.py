@@ -109,7 +109,7 @@ def serve_command(**choices: Any) -> None:
             f"{error.name} is not installed; install the extra: "
             "pip install 'inspect-tinker-plugin[serve]'"
         ) from error
-    token = _read_token(choices)
+    token = read_token(choices)
     settings = {name: choices.pop(name) for name in ("port", "host", "workers")}
     patience = choices.pop("drain_timeout")
     make_host = partial(load_host, choices)
@@ -120,7 +120,7 @@ def serve_command(**choices: Any) -> None:
     run_server(make_host, token=token, patience=patience, **settings)
 
 
-def _read_token(choices: dict[str, Any]) -> str | None:
+def read_token(choices: dict[str, Any]) -> str | None:
     """Take the token out of a command's choices.
 
     Raises:

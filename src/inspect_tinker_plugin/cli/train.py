@@ -46,6 +46,7 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "save_every": {"type": click.IntRange(0)},
     "eval_every": {"type": click.IntRange(0)},
     "test_split": {"metavar": "SHARE"},
+    "eval_task": {"multiple": True, "default": (), "metavar": "TASK"},
     "warm_start": {"metavar": "DIR"},
     "scan": {"multiple": True, "default": (), "metavar": "FILE"},
     "scan_model": {"metavar": "NAME"},
@@ -65,6 +66,13 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "./logs.",
 )
 @field_options(of=TrainRequest, written=_WRITTEN)
+@click.option(
+    "--eval-arg",
+    "eval_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Arguments of the tasks to evaluate.",
+)
 @test_task_options("Measure the reward on this task during training.")
 @dataset_options(
     "train",
@@ -107,6 +115,7 @@ def train_command(**choices: Any) -> None:
         overrides=overrides,
         log_dir=choices.pop("log_dir") or _new_folder(tasks[0]),
         test_task_args=parse_args(choices.pop("test_args")),
+        eval_args=parse_args(choices.pop("eval_args")),
         **{name: options.pop(name) for name in ("batch_size", "group_size", "epochs")},
         options=options,
         **choices,

@@ -245,14 +245,14 @@ class TinkerAPI(ModelAPI):
         return self._asked - 1
 
     def _check(self, config: GenerateConfig, context: DatasetRenderer, dialect: str | None) -> None:
-        """Refuse options that cannot be honoured; a program's are reported, as in a rollout."""
+        """Refuse options that cannot be honoured; those of a sample's program are reported."""
         refused = _refused(config)
         effort = config.reasoning_effort
         if effort is not None and context.effort(effort) is None:
             refused.append("reasoning_effort")
         if not refused:
             return
-        if dialect is None:
+        if dialect is None or internals.current_sample() is None:
             raise ConfigError(_refusal(refused))
         context.warn_once(f"options:{refused}", f"{_refusal(refused)} A program asked for it.")
 

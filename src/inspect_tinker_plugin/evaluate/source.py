@@ -180,7 +180,7 @@ def _connect(source: Source, api_key: str | None) -> Connection:
         renderer = make_renderer(
             source.renderer, model=source.base_model, tokenizer=source.tokenizer
         )
-        window = source.context_window or _context_window(source, base_url)
+        window = find_window(source, base_url)
         sampler = service.create_sampling_client(
             model_path=source.weights, base_model=None if source.weights else source.base_model
         ).result()
@@ -218,7 +218,10 @@ def _describe_weights(source: Source, base_url: str | None, api_key: str | None)
     return replace(source, base_model=training.base_model, renderer=source.renderer or said)
 
 
-def _context_window(source: Source, base_url: str | None) -> int | None:
+def find_window(source: Source, base_url: str | None) -> int | None:
+    """Return how many tokens a model takes, ``None`` where the server does not say it."""
+    if source.context_window is not None:
+        return source.context_window
     if os.path.isdir(str(source.base_model)):
         from tinker_local import context_length
 

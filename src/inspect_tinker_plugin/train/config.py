@@ -21,8 +21,10 @@ from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
+from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
@@ -81,6 +83,8 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
         ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
         ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
+        ("--eval-arg", request.eval_args, "--eval-task", bool(request.eval_task)),
+        ("--eval-limit", request.eval_limit, "--eval-task", bool(request.eval_task)),
         ("--warm-epochs", request.warm_epochs != 1, "--warm-start", request.warm_start is not None),
     ):
         if given and not there:
@@ -182,12 +186,39 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
         # As the cookbook documents it; its loop raises an error instead.
         reference = train.KLReferenceConfig(base_model=config.model_name)
         config = chz.replace(config, kl_reference_config=reference)
-    builders = [keep_in_run(each, request.log_dir) for each in config.evaluator_builders]
+    builders = [*config.evaluator_builders, *_evaluations(request, config)]
+    builders = [keep_in_run(each, request.log_dir) for each in builders]
     config = chz.replace(config, evaluator_builders=builders)
     _check(config)
     if request.local:
         _check_local(config)
     return config
+
+
+def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
+    """Return what evaluates the tasks of ``--eval-task``, if there are any.
+
+    Raises:
+        ConfigError: One of them cannot be made.
+    """
+    for task in request.eval_task:
+        resolve_task(task, dict(request.eval_args))
+    if not request.eval_task:
+        return []
+    return [
+        EvalTasksBuilder(
+            tasks=list(request.eval_task),
+            task_args=dict(request.eval_args),
+            limit=request.eval_limit,
+            model_name=config.model_name,
+            renderer_name=config.renderer_name,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            context_window=config.dataset_builder.dataset_options().context_window,
+            base_url=config.base_url,
+            run=str(request.log_dir),
+        )
+    ]
 
 
 _LEAST: Mapping[str, tuple[str, float]] = {

@@ -287,7 +287,7 @@ def keep_in_run(builder: Any, log_dir: Path) -> EvaluatorBuilder:
 
 
 async def test_last_weights(config: Any, steps: int) -> None:
-    """Roll the test set out with the last weights, which the cookbook's loop does not.
+    """Evaluate the last weights, which the cookbook's loop does not.
 
     Args:
         config: The ``rl.train.Config`` of the run, whose metrics get the figures.
@@ -295,12 +295,17 @@ async def test_last_weights(config: Any, steps: int) -> None:
     """
     folder = Path(config.log_path)
     weights, dataset = last_weights(folder), config.dataset_builder.test_set(steps)
-    if weights is None or dataset is None:
+    if weights is None:
         return
     client = tinker.ServiceClient(base_url=config.base_url)
     sampler = await client.create_sampling_client(model_path=weights)
-    strategy = config.effective_rollout_strategy()
-    evaluator = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
-    metrics = await evaluator(sampler)
+    evaluators = [builder() for builder in config.evaluator_builders]
+    if dataset is not None:
+        strategy = config.effective_rollout_strategy()
+        test = RLTestSetEvaluator(dataset, max_tokens=config.max_tokens, strategy=strategy)
+        evaluators.append(test)
+    metrics: dict[str, float] = {}
+    for evaluator in evaluators:
+        metrics |= await evaluator(sampler)
     with (folder / METRICS).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": steps, **metrics}) + "\n")

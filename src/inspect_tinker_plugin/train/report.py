@@ -240,7 +240,7 @@ CHARTS = (
     ),
     Chart(
         "Evaluations",
-        "Figures of the further evaluations (evaluator_builders).",
+        "Figures of --eval-task and of evaluator_builders.",
         every=rf"{EVALUATION}(.+)",
         from_zero=False,
     ),
@@ -385,7 +385,7 @@ def _test_table(tests: Sequence[Step]) -> str:
 
 def _evaluation_table(evaluations: Sequence[Step]) -> str:
     rows = [[escape(each.task), _links(each)] for each in evaluations]
-    note = "Logs of <code>evaluator_builders</code>, in the order in which they ran."
+    note = "Logs of evaluated tasks, in the order in which they ran."
     return _table("Further evaluations", note, ["task", "log"], rows)
 
 

@@ -49,9 +49,7 @@ class TrainRequest:
     lora_rank: int | None = option(None, "Rank of the adapter (32; 16 with --local).")
     max_tokens: int | None = option(None, "Tokens per reply (1024; 16 with --local).")
     save_every: int | None = option(None, "Steps between checkpoints (10; 5 with --local).")
-    eval_every: int | None = option(
-        None, "Steps between measurements on the test set (10; 5 with --local)."
-    )
+    eval_every: int | None = option(None, "Steps between evaluations (10; 5 with --local).")
     test_task: str | None = None
     """Task of the test set."""
     test_task_args: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +59,12 @@ class TrainRequest:
     )
     test_samples: int | None = option(None, "Use only this many test samples.")
     allow_overlap: bool = option(False, "Allow test samples that are also trained on.")
+    eval_task: Sequence[str] = option(
+        (), "Evaluate this task every --eval-every steps, as `inspect eval` does; may be repeated."
+    )
+    eval_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of these tasks."""
+    eval_limit: int | None = option(None, "Evaluate only this many samples of each --eval-task.")
     warm_start: str | None = option(
         None,
         "First imitate an export of logs (`inspect rl export --from-logs`, layout chat or tinker), "

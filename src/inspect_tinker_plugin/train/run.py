@@ -30,15 +30,14 @@ from inspect_tinker_plugin.rl.models import context_window, require_server, requ
 from inspect_tinker_plugin.train.config import build_config, check_request
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.history import (
+    EVALUATION,
     REPORT,
-    REWARD,
     ROLLOUT_LOGS,
     TEST,
     TEST_LOGS,
     check_same_run,
     last_checkpoint,
     last_weights,
-    number,
     read_steps,
     record_run,
 )
@@ -202,8 +201,9 @@ def plan_run(request: TrainRequest, *, models: Path) -> Run:
             raise ConfigError("--warm-start and load_checkpoint_path exclude each other")
         warm = WarmStart.of(request.warm_start, config, epochs=request.warm_epochs)
     steps = batches if config.max_steps is None else min(config.max_steps, batches)
-    to_test = config.eval_every and config.dataset_builder.has_test_set
-    tested = number(read_steps(log_dir).get(steps, {}), TEST + REWARD) is not None
+    further = config.dataset_builder.has_test_set or config.evaluator_builders
+    to_test = config.eval_every and further
+    tested = any(name.startswith((TEST, EVALUATION)) for name in read_steps(log_dir).get(steps, {}))
     run = Run(request, config, warm, steps, last_checkpoint(log_dir), tested or not to_test)
     check_same_run(log_dir, run.identity())
     return run

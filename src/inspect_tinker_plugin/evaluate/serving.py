@@ -1,0 +1,116 @@
+"""A model of the provider behind the addresses of OpenAI's and Anthropic's APIs.
+
+Inspect's bridge translates requests and replies, so that a client reads the stop reasons, usage,
+tool calls and reasoning that an eval has.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+from inspect_ai.agent import agent_bridge
+from inspect_ai.model import Model
+
+from inspect_tinker_plugin import inspect_internals as internals
+from inspect_tinker_plugin.agents import dialects
+from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, ModelApi, Request, Response
+from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+
+_NO_REPLY = "the client's library is missing: pip install 'inspect-tinker-plugin[agents]'"
+
+
+class ServedModel(ModelApi):
+    """Answers requests for chat completions, responses and messages with one model.
+
+    Args:
+        model: The model; requests may call it by any name.
+        token: What clients have to send as their key, if anything.
+    """
+
+    def __init__(self, model: Model, token: str | None = None) -> None:
+        super().__init__(self._generate_by)
+        self._model = model
+        self._token = token
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a request, if it has the token."""
+        if not self._is_allowed(request):
+            error = {"message": "wrong or missing API key", "type": "authentication_error"}
+            return Response(401, json.dumps({"error": error}).encode())
+        if request.method == "GET" and request.path == "/v1/models":
+            listed = {"id": str(self._model), "object": "model", "created": 0, "owned_by": "tinker"}
+            return Response(200, json.dumps({"object": "list", "data": [listed]}).encode())
+        return await super().answer(request)
+
+    def _is_allowed(self, request: Request) -> bool:
+        if self._token is None:
+            return True
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = (sent or request.headers.get("x-api-key", "")).encode()
+        return hmac.compare_digest(given, self._token.encode())
+
+    async def _generate_by(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Carry out a method of the bridge by the client library that it takes the place of."""
+        body = {**arguments["json_data"], "model": "inspect"}
+        body.pop("stream", None)  # the reply is complete before a stream begins
+        body.pop("stream_options", None)
+        try:
+            with internals.bind_model(self._model):
+                async with agent_bridge(forward_generation_config=True):
+                    reply = await _post(method, body)
+        except (ConfigError, EpisodeError, ValueError, TypeError) as error:
+            return {PROVIDER_ERROR: {"status": 400, "message": internals.in_one_line(error)}}
+        except Exception as error:  # of the server of the model, or of the SDK
+            return {PROVIDER_ERROR: {"status": 502, "message": internals.in_one_line(error)}}
+        return {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
+
+
+async def _post(method: str, body: dict[str, Any]) -> Any:
+    try:
+        if method == dialects.ANTHROPIC.method:
+            from anthropic import AsyncAnthropic
+            from anthropic.types import Message
+
+            async with AsyncAnthropic(api_key="none") as messages:
+                return await messages.post("/v1/messages", body=body, cast_to=Message)
+        from openai import AsyncOpenAI
+        from openai.types.chat import ChatCompletion
+        from openai.types.responses import Response as Answer
+    except ImportError as error:
+        raise ConfigError(_NO_REPLY) from error
+    async with AsyncOpenAI(api_key="none") as client:
+        if method == dialects.CHAT.method:
+            return await client.post("/chat/completions", body=body, cast_to=ChatCompletion)
+        if method == dialects.RESPONSES.method:
+            return await client.post("/responses", body=body, cast_to=Answer)
+    raise ConfigError("this API is not served: ask for chat completions, responses or messages")
+
+
+async def serve_model(
+    model: Model, *, host: str, port: int, token: str | None, ready: Callable[[int], None]
+) -> None:
+    """Serve a model until cancelled.
+
+    Args:
+        model: The model.
+        host: Address to listen at.
+        port: Port to listen at; any free one for 0.
+        token: What clients have to send as their key, if anything.
+        ready: Called with the port once it is open.
+
+    Raises:
+        ConfigError: The port cannot be opened.
+    """
+    api = ServedModel(model, token)
+    try:
+        listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from error
+    async with listener:
+        ready(listener.extra(anyio.abc.SocketAttribute.local_port))
+        await listener.serve(api.serve)

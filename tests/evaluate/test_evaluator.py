@@ -1,0 +1,87 @@
+"""Tasks that are evaluated beside a training: figures, failures and the samples trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import list_eval_logs, read_eval_log
+from tests.evaluate.test_provider import Client
+
+from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
+from inspect_tinker_plugin.evaluate.overlap import TrainingRecord
+from inspect_tinker_plugin.tasks.reference import resolve_task
+from inspect_tinker_plugin.tasks.samples import sample_hash
+from inspect_tinker_plugin.testing import tokenizer_path
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes, match
+from inspect_ai.solver import generate, solver
+
+@solver
+def fails_on(word):
+    async def solve(state, generate):
+        if word and word in state.input_text:
+            raise ValueError("no such fruit")
+        return state
+    return solve
+
+@task
+def fruit(bad=""):
+    words = ("plum", "pear")
+    samples = [Sample(input=f"Say {word}.", target=word, id=word) for word in words]
+    return Task(dataset=samples, solver=[fails_on(bad), generate()], scorer=includes())
+
+@task
+def both(bad=""):
+    sample = Sample(input="Say plum.", target="plum", id=1)
+    return Task(dataset=[sample], scorer=[includes(), match()])
+"""
+
+
+async def evaluate(folder: Path, **changes: Any) -> tuple[dict[str, float], Client]:
+    (folder / "tasks.py").write_text(TASKS)
+    client: Any = Client()
+    builder = EvalTasksBuilder(
+        tasks=[f"{folder}/tasks.py@fruit", f"{folder}/tasks.py@both"],
+        model_name=str(tokenizer_path()),
+        renderer_name="qwen3_instruct",
+        max_tokens=9,
+        temperature=0.5,
+        context_window=1000,
+        log_dir=str(folder / "logs"),
+        **changes,
+    )
+    return await builder()(client), client
+
+
+async def test_figures_have_the_names_of_tasks_and_scorers(tmp_path: Path) -> None:
+    figures, client = await evaluate(tmp_path)
+    assert figures["fruit/accuracy"] == 0.5
+    assert (figures["both/includes/accuracy"], figures["both/match/accuracy"]) == (1, 1)
+    assert "fruit/failed" not in figures
+    sent = client.asked[0]["params"]
+    assert (sent.max_tokens, sent.temperature) == (9, 0.5), "as in the training"
+
+
+async def test_failed_samples_are_no_zeros(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures, _ = await evaluate(tmp_path, task_args={"bad": "pear"})
+    assert (figures["fruit/accuracy"], figures["fruit/failed"]) == (1, 1)
+    assert "no such fruit" in caplog.text
+
+
+async def test_their_logs_say_which_samples_were_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    [sample, _] = resolve_task(f"{tmp_path}/tasks.py@fruit").task.dataset
+    TrainingRecord(tmp_path, 0).add(0, {sample_hash(sample): "plum"})
+    await evaluate(tmp_path, run=str(tmp_path), limit=1)
+    logs = [read_eval_log(each) for each in list_eval_logs(str(tmp_path / "logs"))]
+    assert {log.eval.task: log.metadata["trained_on"]["ids"] for log in logs} == {
+        "fruit": ["plum"],
+        "both": [1],
+    }

@@ -1,0 +1,160 @@
+"""A served model answers the released clients of OpenAI and Anthropic as an eval is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.evaluate.test_provider import Client, model
+
+from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.evaluate.serving import serve_model
+from inspect_tinker_plugin.testing.policy import load_tokenizer
+
+openai = pytest.importorskip("openai")
+anthropic = pytest.importorskip("anthropic")
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+CALL = (
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, true]}}\n</tool_call><|im_end|>'
+)
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {}}},
+            "required": ["a"],
+        },
+    },
+}
+ASK: Any = [{"role": "user", "content": "Say plum."}]
+
+
+@asynccontextmanager
+async def served(sampler: Client, token: str | None = None, **how: Any) -> AsyncIterator[str]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(
+        serve_model(
+            model(sampler, **how), host="127.0.0.1", port=0, token=token, ready=port.set_result
+        )
+    )
+    try:
+        yield f"http://127.0.0.1:{await port}"
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+def client(address: str, key: str = "none") -> Any:
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+
+
+async def test_a_chat_has_true_stop_reasons_usage_and_options() -> None:
+    sampler = Client()
+    async with served(sampler) as address, client(address) as asked:
+        said = await asked.chat.completions.create(
+            model="any", messages=ASK, temperature=0.25, max_tokens=7, top_p=0.5, seed=3, stop=["X"]
+        )
+        [listed] = (await asked.models.list()).data
+    [choice] = said.choices
+    assert (choice.message.content, choice.finish_reason) == ("plum", "stop")
+    [sent] = sampler.asked
+    params = sent["params"]
+    assert (params.temperature, params.max_tokens, params.top_p, params.seed) == (0.25, 7, 0.5, 3)
+    assert "X" in str(params.stop) or len(params.stop) > 1
+    assert said.usage.prompt_tokens == sent["prompt"].length
+    assert said.usage.completion_tokens == len(load_tokenizer().encode("plum<|im_end|>"))
+    assert listed.id == said.model
+
+
+@pytest.mark.parametrize(("reply", "reason"), [("plum plum plum", "length"), (CALL, "tool_calls")])
+async def test_a_stream_ends_with_the_reason_of_the_reply(reply: str, reason: str) -> None:
+    async with served(Client(reply)) as address, client(address) as asked:
+        stream = await asked.chat.completions.create(
+            model="any",
+            messages=ASK,
+            tools=[ADD],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    assert choices[-1].finish_reason == reason
+    assert chunks[-1].usage.completion_tokens == len(load_tokenizer().encode(reply))
+    calls = [call for each in choices for call in each.delta.tool_calls or ()]
+    arguments = "".join(call.function.arguments or "" for call in calls)
+    if reason == "tool_calls":
+        assert arguments == '{"a": 1, "b": [2.5, true]}'
+    else:
+        assert "".join(each.delta.content or "" for each in choices) == reply
+
+
+async def test_a_conversation_continues_the_sampled_tokens() -> None:
+    sampler = Client(CALL)
+    async with served(sampler) as address, client(address) as asked:
+        first = await asked.chat.completions.create(model="any", messages=ASK, tools=[ADD])
+        message = first.choices[0].message.model_dump(exclude_none=True)
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+        await asked.chat.completions.create(
+            model="any", messages=[*ASK, message, result], tools=[ADD]
+        )
+    before, after = (each["prompt"].to_ints() for each in sampler.asked)
+    begun = [*before, *load_tokenizer().encode(CALL)]
+    assert after[: len(begun)] == begun
+
+
+async def test_responses_and_messages_are_answered_too() -> None:
+    async with served(Client()) as address:
+        async with client(address) as asked:
+            response = await asked.responses.create(model="any", input="Say plum.")
+        assert response.output_text == "plum"
+        async with anthropic.AsyncAnthropic(base_url=address, api_key="none") as other:
+            said = await other.messages.create(model="any", max_tokens=9, messages=ASK)
+            assert (said.content[0].text, said.stop_reason) == ("plum", "end_turn")
+            async with other.messages.stream(model="any", max_tokens=9, messages=ASK) as stream:
+                assert await stream.get_final_text() == "plum"
+
+
+async def test_only_clients_with_the_token_are_answered() -> None:
+    sampler = Client()
+    async with served(sampler, token="a-long-enough-token") as address:
+        for key in ("none", "a-long-enough-toke"):
+            async with client(address, key) as asked:
+                with pytest.raises(openai.AuthenticationError):
+                    await asked.chat.completions.create(model="any", messages=ASK)
+        assert sampler.asked == []
+        async with client(address, "a-long-enough-token") as asked:
+            await asked.chat.completions.create(model="any", messages=ASK)
+    assert len(sampler.asked) == 1
+
+
+async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
+    sampler = Client()
+    async with served(sampler) as address, client(address) as asked:
+        with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
+            await asked.chat.completions.create(model="any", messages=ASK, frequency_penalty=0.5)
+    assert sampler.asked == []
+
+
+async def test_a_failure_of_the_server_is_one_of_the_gateway() -> None:
+    class Broken(Client):
+        async def sample(self, *args: Any, **further: Any) -> Any:
+            raise RuntimeError("the engine has gone")
+
+    async with served(Broken()) as address, client(address) as asked:
+        with pytest.raises(openai.InternalServerError, match="the engine has gone"):
+            await asked.chat.completions.create(model="any", messages=ASK)
+
+
+def test_other_machines_need_a_token(tmp_path: Any) -> None:
+    said = CliRunner().invoke(rl, ["serve-model", "Qwen/Qwen3-8B", "--host", "0.0.0.0"])
+    assert said.exit_code == 1
+    assert "give --token-file" in said.output
