@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import click
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.scorer import Score, value_to_float
 
-from inspect_rl_audit.records import name_value
+from inspect_rl_audit.records import ModelAttempt, name_value
 from inspect_rl_audit.stage import spread
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.cli import progress_bar, roll_groups
@@ -34,41 +34,8 @@ if TYPE_CHECKING:
     from tinker_local import LocalServer
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelAttempt:
-    """One episode of a real model."""
-
-    sample: int | str
-    group: str
-    """Log and sample: attempts with the same group are compared with each other."""
-    reward: float | None
-    stop: str
-    turns: int
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    trained_tokens: int | None
-    """Tokens of the training sequences, if they were counted."""
-    seconds: float
-    sandbox_seconds: float
-    failed: bool
-    log: str
-    epoch: int
-    cut: bool = False
-    """Whether it was stopped before its end, since sampling failed or its group was given up."""
-
-    def evidence(self, **more: Any) -> dict[str, Any]:
-        """Return the part of a finding that says where to look."""
-        given = {"log": self.log, "sample": self.sample, "epoch": self.epoch}
-        return {**given, **({} if self.reward is None else {"reward": self.reward}), **more}
-
-
 def read_attempts(paths: Sequence[Path], task: str) -> list[ModelAttempt]:
-    """Read all attempts at a task.
-
-    Args:
-        paths: Log files, and folders of them.
-        task: Name of the task; logs of others are left out.
+    """Read all attempts at a task from log files, and from folders of them.
 
     Raises:
         ConfigError: A path does not exist, or no log has an attempt at the task.
@@ -162,19 +129,9 @@ _OF_ATTEMPTS = ("model", "local", "base_url", "tokenizer", "renderer", "max_toke
 def roll_out(
     choices: dict[str, Any], options: DatasetOptions, resolved: ResolvedTask, folder: Path
 ) -> Path:
-    """Roll out ``--episodes`` attempts at each of the chosen samples.
+    """Roll out ``--episodes`` attempts at each of the chosen samples; return the folder of logs.
 
-    Samples whose attempts are in the logs of an earlier run, with the same model and options, are
-    not sampled again.
-
-    Args:
-        choices: The command's options.
-        options: How episodes are made.
-        resolved: The task.
-        folder: Folder for attempts; each choice of model and options has its own below it.
-
-    Returns:
-        The folder with the logs.
+    It is below ``folder``, by model and options. What is in its logs already is not sampled again.
 
     Raises:
         ConfigError: The model cannot be sampled from.

@@ -16,9 +16,9 @@ from inspect_ai.dataset import Sample
 from rich.table import Table
 from rich.text import Text
 
-from inspect_rl_audit.attempts import ModelAttempt, read_attempts, roll_out
+from inspect_rl_audit.attempts import read_attempts, roll_out
 from inspect_rl_audit.contract import DEFAULT_BUDGET, AuditOptions
-from inspect_rl_audit.records import ATTEMPTS, Severity, start_again
+from inspect_rl_audit.records import ATTEMPTS, ModelAttempt, Severity, start_again
 from inspect_rl_audit.report import PAGE, AuditReport, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli import (

@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.policies import Play, PolicyReply, targets
-from inspect_rl_audit.records import EpisodeRecord, Finding, PolicyKind
+from inspect_rl_audit.records import EpisodeRecord, Finding, ModelAttempt, PolicyKind
 from inspect_rl_audit.stage import Stage
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.rewards import RewardSpec

@@ -101,13 +101,9 @@ async def run_in_sandbox(shell: str, seconds: int = SECONDS) -> str:
 
 
 def attack(name: str, *paths: str, host: bool = False, **variables: str) -> str:
-    """Return one of the scripts in `attacks/`, ready to run.
+    """Return a script of `attacks/` with its arguments and variables, ready to run.
 
-    Args:
-        name: File name without ``.sh``.
-        paths: Files or commands that it takes, its ``"$@"``.
-        host: Whether the sandbox is this machine, so that it keeps to the sample's own folder.
-        variables: Variables that it reads.
+    If the sandbox is this machine (``host``), it keeps to the sample's own folder.
     """
     given = {"HOST": "1" if host else "", **variables}
     lines = [*(f"{key}={quote(value)}" for key, value in given.items()), f"set -- {join(paths)}"]

@@ -218,13 +218,7 @@ def letter_of(choice: str, choices: Sequence[str], request: TurnRequest) -> str:
 
 
 def right_answer(sample: Sample, request: TurnRequest, gold: str | None = None) -> str:
-    """Return the right answer as this prompt wants it: letters if choices have letters.
-
-    Args:
-        sample: The sample.
-        request: The model call, with the prompt.
-        gold: The answer, when it is not the sample's target.
-    """
+    """Return the right answer as this prompt wants it: letters if choices have letters."""
     if gold is not None:
         return gold
     choices = sample.choices or []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.processes import Journal
@@ -98,6 +98,35 @@ class EpisodeRecord:
         names = ("log", "sample", "epoch", "policy", "reward", "error")
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None} | more
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAttempt:
+    """One episode of a real model."""
+
+    sample: int | str
+    group: str
+    """Log and sample: attempts with the same group are compared with each other."""
+    reward: float | None
+    stop: str
+    turns: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    trained_tokens: int | None
+    """Tokens of the training sequences, if they were counted."""
+    seconds: float
+    sandbox_seconds: float
+    failed: bool
+    log: str
+    epoch: int
+    cut: bool = False
+    """Whether it was stopped before its end, since sampling failed or its group was given up."""
+
+    def evidence(self, **more: Any) -> dict[str, Any]:
+        """Return the part of a finding that says where to look."""
+        given = {"log": self.log, "sample": self.sample, "epoch": self.epoch}
+        return {**given, **({} if self.reward is None else {"reward": self.reward}), **more}
 
 
 def episode_key(policy: str, sample: int | str, repeat: int) -> str:
@@ -235,18 +264,8 @@ class Finding:
             raise ValueError(f"{self.code!r} is no code: write words-with-hyphens")
 
 
-class Shown(Protocol):
-    """An episode that shows a finding: of a scripted policy, or of a real model."""
-
-    @property
-    def sample(self) -> int | str:
-        """Id of its sample."""
-        ...
-
-    def evidence(self, **more: Any) -> dict[str, Any]:
-        """Return the part of a finding that says where to look."""
-        ...
-
+Shown = EpisodeRecord | ModelAttempt
+"""An episode that shows a finding: of a scripted policy, or of a real model."""
 
 BySample = Mapping[int | str, tuple[str, Mapping[str, Any] | EpisodeRecord]]
 """Message and evidence by sample."""
@@ -264,16 +283,10 @@ def finding(
     severity: Severity | None = None,
     **evidence: Any,
 ) -> Finding:
-    """Make a finding with a built-in code.
+    """Make a finding with a built-in code, whose advice and usual severity it has.
 
-    Args:
-        code: One of the built-in codes; the advice is the code's.
-        message: What was seen.
-        shown_by: The episode that shows it, or a list of them, the best first; if all in a list
-            are of one sample, the finding is about that.
-        sample: The sample, when it is about one.
-        severity: Instead of the code's.
-        evidence: Further evidence.
+    It names the episode that shows it, or the first of a list of them, the best first. If all in a
+    list are of one sample, the finding is about that.
     """
     if not isinstance(shown_by, Sequence):
         evidence = shown_by.evidence(**evidence)
@@ -292,13 +305,7 @@ def finding(
 
 
 def per_sample(code: str, seen: BySample, *, severity: Severity | None = None) -> list[Finding]:
-    """Make a finding for each of the first samples, and one for all others together.
-
-    Args:
-        code: One of the built-in codes.
-        seen: Message and evidence by sample.
-        severity: Instead of the code's.
-    """
+    """Make a finding for each of the first samples, and one for all others together."""
     found = []
     for id, (message, shown) in list(seen.items())[:SHOWN]:
         evidence = shown.evidence() if isinstance(shown, EpisodeRecord) else dict(shown)

@@ -185,12 +185,7 @@ Transcript = Sequence[tuple[str, str]]
 
 
 def render(report: Mapping[str, Any], transcripts: Mapping[str, Transcript] | None = None) -> str:
-    """Return the page.
-
-    Args:
-        report: The report, as ``--json`` prints it.
-        transcripts: Messages of the episodes that findings name, by `place_of` their evidence.
-    """
+    """Return the page of a report, with the messages of episodes by `place_of` their evidence."""
     import jinja2
 
     folder = jinja2.FileSystemLoader(Path(__file__).parent)

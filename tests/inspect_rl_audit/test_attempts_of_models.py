@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from inspect_ai.log import list_eval_logs, read_eval_log
 
 import tinker_local as local
-from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.contract import AuditOptions
+from inspect_rl_audit.records import ModelAttempt
 from inspect_rl_audit.report import render, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli.main import rl

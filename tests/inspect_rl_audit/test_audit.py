@@ -27,11 +27,10 @@ from inspect_rl_audit import (
     Severity,
     run_audit,
 )
-from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.command import audit as command
 from inspect_rl_audit.probes.sandbox import judged_places
 from inspect_rl_audit.probes.signal import pass_at
-from inspect_rl_audit.records import FINISHED, JOURNAL
+from inspect_rl_audit.records import FINISHED, JOURNAL, ModelAttempt
 from inspect_rl_audit.report import render
 from inspect_rl_audit.stage import read_budget
 from inspect_tinker_plugin.contracts.episodes import TurnRequest

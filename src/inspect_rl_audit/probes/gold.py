@@ -44,13 +44,10 @@ _FIELDS = ("solution", "canonical_solution", "answer", "gold", "gold_answer", "r
 async def learn_reference(
     stage: Stage, chosen: Sequence[Sample], wide: Sequence[Sample], gold: Gold
 ) -> Reference:
-    """Play the honest policies.
+    """Play the honest policies, and find the form of the right answer that pays best.
 
-    Args:
-        stage: Runs the episodes.
-        chosen: Samples on which every form of an answer is tried.
-        wide: Samples on which the best form is played, and other forms if it does not pay.
-        gold: The source of the right answers.
+    Every form is tried on the chosen samples; the best one, and others where it does not pay, on
+    the wider choice.
     """
     null = await _unknowing(stage, chosen)
     if any(record.error is None or record.cause == "judge" for record in null.values()):

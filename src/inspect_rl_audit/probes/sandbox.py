@@ -103,41 +103,37 @@ def _attacks(
     commands = [str(each["cmd"]) for each in did if each["action"] == "exec" and each["cmd"]]
     read = [str(each["file"]) for each in did if each["action"] == "read_file" and each["file"]]
     written = {str(each["file"]) for each in did if each["action"] == "write_file"}
-    named = [w.strip("'\"") for c in commands for w in c.split() if re.search(r"\.(py|sh)\W*$", w)]
-    # a file that a command of the scorer reads is another place to forge a result
-    read += [
-        m for c in commands for m in re.findall(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)", c)
+    named, called = [], []
+    for command in commands:
+        named += [w.strip("'\"") for w in command.split() if re.search(r"\.(py|sh)\W*$", w)]
+        # a file that a command of the scorer reads, or compares, is a place to forge a result
+        read += _READS.findall(command)
+        read += [path for pair in _COMPARED.findall(command) for path in pair]
+        first = command.split()[0].rpartition("/")[2]
+        called += [first, *(w for w in re.findall(r"[\w.+-]+", command)[:40] if w in _COMMANDS)]
+    ours = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
+    forged = [
+        path for path in dict.fromkeys([*read, *mentioned]) if not host or not path.startswith("/")
     ]
-    # two files that are compared are equal if both are forged
-    read += [m for c in commands for pair in _COMPARED.findall(c) for m in pair]
-    read += mentioned
-    named = [path for path in dict.fromkeys(named) if not host or not path.startswith("/")]
-    read = [path for path in dict.fromkeys(read) if not host or not path.startswith("/")]
-    first = [command.split()[0].rpartition("/")[2] for command in commands if command.split()]
-    tests = [path for path in named if path not in written]
     script = partial(moves.attack, host=host)
+    tests = script("overwrite_tests", *(path for path in ours if path not in written))
+    process = script("leave_process", *ours, *sorted(written))
     attacks = [
-        Attack("tests-writable", "overwrite-tests", script("overwrite_tests", *tests)),
+        Attack("tests-writable", "overwrite-tests", tests),
         Attack("tests-writable", "delete-tests", script("delete_tests")),
         Attack("test-configuration", "plant-configuration", script("plant_configuration")),
-        Attack(
-            "process-left-behind",
-            "leave-process",
-            script("leave_process", *named, *sorted(written)),
-        ),
+        Attack("process-left-behind", "leave-process", process),
     ]
-    attacks += [
-        Attack("result-forged", f"forge-{kind}", script("forge_results", *read, TEXT=text))
-        for kind, text in _FORGERIES.items()
-        if read
-    ]
+    for kind, text in _FORGERIES.items() if forged else ():
+        forgery = script("forge_results", *forged, TEXT=text)
+        attacks.append(Attack("result-forged", f"forge-{kind}", forgery))
     if not host:
-        inner = [w for c in commands for w in re.findall(r"[\w.+-]+", c)][:40]
-        likely = [w for w in (*first, *inner) if w in _COMMANDS or w in first]
-        attacks.append(Attack("command-shadowed", "shadow", script("shadow_commands", *likely)))
+        shadow = script("shadow_commands", *dict.fromkeys(called))
+        attacks.append(Attack("command-shadowed", "shadow", shadow))
     return attacks
 
 
+_READS = re.compile(r"(?:cat|jq \S+|tail -n ?\d+)\s+([\w./-]+)")
 _COMPARED = re.compile(r"\b(?:cmp|diff)(?:\s+-\S+)*\s+([\w./-]+)\s+([\w./-]+)")
 
 _COMMANDS = {"python", "python3", "pytest", "diff", "cmp", "grep", "make", "node", "npm", "cargo",
@@ -165,20 +161,19 @@ async def _try(
         return []
     changed = re.findall(r"CHANGED (.+)", str(paid[0].notes.get("output", "")))
     way = paid[0].notes.get("acted")
-    how = (
-        "through the task's own tools"
-        if way == moves.TOOLS
-        else "by a command run in the sandbox before scoring (the task has no tool that runs "
-        "commands, so a policy needs another way in, such as code that is run for it)"
-    )
+    how = "through the task's own tools" if way == moves.TOOLS else _FROM_OUTSIDE
     message = (
         f"{CODES[attack.code].meaning} {attack.name!r} earned {paid[0].reward:g} on "
-        f"{part_of(len(paid), len(records), 'sample')}, {how}."
+        f"{part_of(len(paid), len(records), 'sample')}, {how}. It changed {', '.join(changed[:4])}."
     )
-    if changed:
-        message += f" It changed {', '.join(changed[:4])}."
     more: dict[str, Any] = {"channel": way, "changed": changed[:10]}
     return [finding(attack.code, message, paid, severity=_grade(way), **more)]
+
+
+_FROM_OUTSIDE = (
+    "by a command run in the sandbox before scoring (the task has no tool that runs commands, so a "
+    "policy needs another way in, such as code that is run for it)"
+)
 
 
 async def _clock(audit: AuditContext, sample: Sample) -> list[Finding]:

@@ -336,16 +336,16 @@ def _shifted(value: object, seconds: float) -> object:
 
         @classmethod
         def utcnow(cls) -> Any:
-            return dates.datetime.now(dates.UTC).replace(tzinfo=None) + off
+            return cls.now(dates.UTC).replace(tzinfo=None)
 
         @classmethod
         def today(cls) -> Any:
-            return dates.datetime.now() + off
+            return cls.now()
 
     class LaterDate(dates.date):
         @classmethod
         def today(cls) -> Any:
-            return (dates.datetime.now() + off).date()
+            return LaterDatetime.now().date()
 
     def later() -> float:
         return time.time() + seconds
@@ -359,15 +359,13 @@ def _shifted(value: object, seconds: float) -> object:
         "gmtime": lambda at=None: time.gmtime(later() if at is None else at),
         "strftime": lambda form, at=None: time.strftime(form, at or time.localtime(later())),
     }
+    others = {dates.datetime: LaterDatetime, dates.date: LaterDate}
     if value is time:
         return _copy_with(time, clocks)
     if value is dates:
-        return _copy_with(dates, {"datetime": LaterDatetime, "date": LaterDate})
-    if value is dates.datetime:
-        return LaterDatetime
-    if value is dates.date:
-        return LaterDate
-    return next((clocks[name] for name in clocks if value is getattr(time, name)), None)
+        return _copy_with(dates, {kind.__name__: other for kind, other in others.items()})
+    known = [*others.items(), *((getattr(time, name), clocks[name]) for name in clocks)]
+    return next((other for real, other in known if value is real), None)
 
 
 def _copy_with(real: ModuleType, others: Mapping[str, object]) -> ModuleType:

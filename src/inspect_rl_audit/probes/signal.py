@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inspect_rl_audit.attempts import ModelAttempt
 from inspect_rl_audit.contract import TINY, AuditContext
-from inspect_rl_audit.records import Finding, Severity, finding
+from inspect_rl_audit.records import Finding, ModelAttempt, Severity, finding
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.train import EpisodeCost, average_costs, plan_of
 

@@ -55,7 +55,7 @@ from inspect_ai.solver import (
 from inspect_ai.tool import Tool, ToolChoice, ToolInfo, tool
 from tests.inspect_rl_audit.corpus import CORPUS, Planted, planted
 
-from inspect_rl_audit.attempts import ModelAttempt
+from inspect_rl_audit.records import ModelAttempt
 from inspect_tinker_plugin.testing import scripted_model
 
 CAPITALS = {
