@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from inspect_ai.log import list_eval_logs, read_eval_log
+from tests.inspect_rl_audit.corpus.answers import attempt
 
 import tinker_local as local
 from inspect_rl_audit.contract import AuditOptions
-from inspect_rl_audit.records import ModelAttempt
 from inspect_rl_audit.report import render, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli.main import rl
@@ -320,25 +320,6 @@ def test_options_that_cannot_work_are_refused(
     assert done.exit_code != 0
     assert says in done.output
     assert "unexpected" not in done.output
-
-
-def attempt(sample: str, reward: float | None, failed: bool = False) -> ModelAttempt:
-    return ModelAttempt(
-        sample=sample,
-        group=sample,
-        reward=reward,
-        stop="stop",
-        turns=1,
-        input_tokens=10,
-        output_tokens=5,
-        cached_tokens=0,
-        trained_tokens=None,
-        seconds=1.0,
-        sandbox_seconds=0.0,
-        failed=failed,
-        log="x.eval",
-        epoch=1,
-    )
 
 
 async def test_a_sample_that_was_not_tried_is_kept(task: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from inspect_ai import Task, eval_async
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log_sample_async
-from inspect_ai.scorer import Score, Scorer, Target, includes, match, mean, scorer
+from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import TaskState
 from tests.packages import install
 
@@ -30,7 +30,7 @@ from inspect_rl_audit import (
 from inspect_rl_audit.command import audit as command
 from inspect_rl_audit.probes.sandbox import judged_places
 from inspect_rl_audit.probes.signal import pass_at
-from inspect_rl_audit.records import FINISHED, JOURNAL, ModelAttempt
+from inspect_rl_audit.records import FINISHED, JOURNAL
 from inspect_rl_audit.report import render
 from inspect_rl_audit.stage import read_budget
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
@@ -227,45 +227,6 @@ async def test_gold_may_be_named(tmp_path: Path) -> None:
     named = await run_audit(task, AuditOptions(out=tmp_path / "b", probes=["gold"], gold="key"))
     assert named.findings == []
     assert named.summary["mean_reward"]["gold"] == 1.0
-
-
-def attempt(sample: str, reward: float, **fields: Any) -> ModelAttempt:
-    given: dict[str, Any] = {
-        "sample": sample,
-        "group": sample,
-        "reward": reward,
-        "stop": "stop",
-        "turns": 1,
-        "input_tokens": 100,
-        "output_tokens": 50,
-        "cached_tokens": 0,
-        "trained_tokens": None,
-        "seconds": 1.0,
-        "sandbox_seconds": 0.0,
-        "failed": False,
-        "log": "x.eval",
-        "epoch": 1,
-    }
-    return ModelAttempt(**{**given, **fields})
-
-
-async def test_signal_says_what_to_drop(tmp_path: Path) -> None:
-    attempts = [
-        *(attempt("rome", r) for r in (1.0, 1.0, 1.0, 1.0)),
-        *(attempt("oslo", r) for r in (0.0, 1.0, 0.0, 0.0)),
-        *(attempt("hole", r, stop="max_tokens") for r in (0.0, 0.0, 0.0, 0.0)),
-    ]
-    options = AuditOptions(out=tmp_path, attempts=attempts, probes=["signal", "cost"])
-    report = await run_audit(Task(dataset=SAMPLES, scorer=match()), options)
-    codes = {f.code: f for f in report.findings}
-    assert codes["solved-by-all"].sample == "rome"
-    assert codes["solved-by-none"].sample == "hole"
-    assert {"no-signal", "cut-replies", "cost"} <= set(codes)
-    assert (tmp_path / "samples.txt").read_text() == "oslo\n"
-    signal = report.summary["signal"]
-    assert signal["flat_groups"] == 2
-    assert signal["per_sample"]["oslo"]["pass@4"] == 1.0
-    assert report.summary["cost"]["per_episode"]["sampled"] == 50
 
 
 @pytest.mark.parametrize(

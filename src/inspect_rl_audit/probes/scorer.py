@@ -100,14 +100,15 @@ async def _compare_episodes(audit: AuditContext, samples: Sequence[Sample]) -> l
             by_play[record.kind, record.sample].append(record)
     found: dict[str, Finding] = {}
     for (kind, id), records in by_play.items():
-        first = audit.reference.null[id] if kind == "unknowing" else audit.reference.gold[id]
-        same = first.reward is not None and first.policy in (NULL, f"gold:{audit.reference.form}")
+        reference = audit.reference.null if kind == "unknowing" else audit.reference.gold
+        early = (NULL, f"gold:{audit.reference.form}")
+        first = [r for r in [reference[id]] if r.policy in early and r.reward is not None]
         delayed = [record for record in records if record.policy.startswith("late")]
-        equal = ([first] if same else []) + [r for r in records if r not in delayed]
+        equal = first + [record for record in records if record not in delayed]
         rewards = [record.reward or 0.0 for record in equal]
         if rewards and max(rewards) - min(rewards) > TINY:
             message = f"{len(rewards)} equal episodes earn {_listed(rewards)}"
-            message += ", the first of them early in the audit." if same else "."
+            message += ", the first of them early in the audit." if first else "."
             return [finding("reward-not-repeatable", message, equal[-1], sample=id, values=rewards)]
         for record in delayed if equal else []:
             if abs((record.reward or 0.0) - rewards[0]) > TINY:

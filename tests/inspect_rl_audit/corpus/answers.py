@@ -500,31 +500,29 @@ def more_than_there_is_time_for() -> Task:
     return Task(dataset=capitals(), scorer=match())
 
 
-def attempts(**rewards: list[float]) -> list[ModelAttempt]:
-    """Attempts of a model, by sample; a reward below 0 stands for an episode that failed."""
-    return [
-        ModelAttempt(
-            sample=sample,
-            group=sample,
-            reward=max(reward, 0.0),
-            stop="max_tokens",
-            turns=1,
-            input_tokens=100,
-            output_tokens=50,
-            cached_tokens=0,
-            trained_tokens=None,
-            seconds=1.0,
-            sandbox_seconds=0.0,
-            failed=reward < 0,
-            log="logs/none.eval",
-            epoch=epoch,
-        )
-        for sample, given in rewards.items()
-        for epoch, reward in enumerate(given, start=1)
-    ]
+def attempt(sample: str, reward: float | None, **fields: Any) -> ModelAttempt:
+    """One of a real model's attempts; those at one sample are a group."""
+    given: dict[str, Any] = {
+        "stop": "stop",
+        "turns": 1,
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "cached_tokens": 0,
+        "trained_tokens": None,
+        "seconds": 1.0,
+        "sandbox_seconds": 0.0,
+        "failed": False,
+        "log": "x.eval",
+        "epoch": 1,
+    }
+    return ModelAttempt(sample=sample, group=sample, reward=reward, **{**given, **fields})
 
 
-TRIED = attempts(France=[1.0] * 4, Italy=[0.0] * 4, Spain=[0.0, 1.0, 0.0, -1.0])
+TRIED = [
+    *(attempt("France", 1.0, stop="max_tokens") for _ in range(4)),
+    *(attempt("Italy", 0.0) for _ in range(4)),
+    *(attempt("Spain", reward, failed=reward is None) for reward in (0.0, 1.0, 0.0, None)),
+]
 
 
 @planted(
