@@ -118,13 +118,6 @@ def test_a_script_that_ends_too_early_fails_its_rollout_only(tmp_path: Path) -> 
     assert "1 of 2 rollouts failed" in result.stderr
 
 
-def test_max_turns_ends_an_episode() -> None:
-    (found,) = reports(
-        run(LOG_SEARCH, "--script", SCRIPT, "--max-turns", "1", "--group-size", "1", "--json")
-    )
-    assert (found["turns"], found["stop"]) == (1, "max_turns")
-
-
 def test_the_log_is_there_when_the_command_returns(tmp_path: Path) -> None:
     result = run(str(FOLDER / "word_problems.py"), "--log-dir", str(tmp_path), "--show", "0")
     assert result.exit_code == 0, result.output

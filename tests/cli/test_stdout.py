@@ -44,7 +44,6 @@ EPISODE = "a task that talks in an episode"
     [
         ("rollout", ["--group-size", "1"]),
         ("check", []),
-        ("bench", ["--episodes", "1"]),
         ("audit", ["--out", "audit", "--fail-on", "never"]),
     ],
 )
@@ -83,7 +82,6 @@ def quiet():
     [
         ("{command} | true; exit ${{PIPESTATUS[0]}}", 1),
         ("PYTHONIOENCODING=ascii {command} > shown", 0),
-        ("PYTHONIOENCODING=ascii:surrogateescape {command} > shown", 0),
     ],
 )
 def test_a_stdout_that_takes_nothing_is_no_unexpected_error(

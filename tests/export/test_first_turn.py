@@ -207,24 +207,6 @@ async def test_an_episode_ends_at_its_first_call() -> None:
     assert not _running
 
 
-async def test_a_sample_may_take_its_time_before_its_first_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.runner.CLOSE_GRACE", 0)
-
-    @solver
-    def slow() -> Solver:
-        async def solve(state: TaskState, generate: Generate) -> TaskState:
-            await asyncio.sleep(0.2)
-            return await generate(state)
-
-        return solve
-
-    options = EpisodeOptions(stop_timeout=0.05)
-    turn = await FirstTurns(Task(solver=slow()), options=options).of(sample())
-    assert turn.request.messages[-1].text == "Go."
-
-
 async def test_a_solver_that_does_not_end_does_not_hold_the_export_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
