@@ -203,30 +203,6 @@ class LocalServer:
     ) -> None:
         self.stop()
 
-    async def __aenter__(self) -> Self:
-        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # The thread cannot be interrupted, but its process can; then the thread ends by itself.
-            await asyncio.to_thread(self.stop)
-            await asyncio.gather(starting, return_exceptions=True)
-            await asyncio.to_thread(self.stop)
-            raise
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        stopping = asyncio.ensure_future(asyncio.to_thread(self.stop))
-        try:
-            await asyncio.shield(stopping)
-        except asyncio.CancelledError:
-            await stopping
-            raise
-
     def _spawn(self, state: Path) -> int:
         """Start the process; return the descriptor that it reports its port to."""
         life_read, life_write = os.pipe()

@@ -92,24 +92,17 @@ def source_options(command: Command) -> Command:
 
 def test_task_options(help: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--test-task``, with this help, and ``--test-arg``."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(
-            [
-                click.option("--test-task", metavar="TASK", help=help),
-                click.option(
-                    "--test-arg",
-                    "test_args",
-                    multiple=True,
-                    metavar="KEY=VALUE",
-                    help="Arguments of the test task.",
-                ),
-            ]
-        ):
-            command = option(command)
-        return command
-
-    return add
+    options = [
+        click.option("--test-task", metavar="TASK", help=help),
+        click.option(
+            "--test-arg",
+            "test_args",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Arguments of the test task.",
+        ),
+    ]
+    return lambda command: _decorated(command, options)
 
 
 def price_option(help: str) -> Callable[[Command], Command]:

@@ -249,9 +249,8 @@ class History:
     config: Row
     """The cookbook's configuration."""
     steps: Sequence[Step]
-    tests: Sequence[Step]
     evaluations: Sequence[Step]
-    """Evals of ``evaluator_builders``, without their samples."""
+    """Those on the test set, and then those of other tasks, without figures."""
     imitation: Sequence[Step]
     """Steps of the imitation before the training, if there was one."""
 
@@ -285,13 +284,15 @@ def read_history(log_dir: Path) -> History:
         run=_json(log_dir / RUN),
         config=_json(log_dir / "config.json"),
         steps=steps,
-        tests=[
-            Step(index, _rollout_figures(log.samples), [log.path], log.task)
-            for index, log in enumerate(_read_logs(log_dir, TEST_LOGS))
-        ],
         evaluations=[
-            Step(index, {}, [log.path], log.task)
-            for index, log in enumerate(_read_logs(log_dir, EVALUATION_LOGS))
+            Step(
+                index,
+                _rollout_figures(log.samples) if folder == TEST_LOGS else {},
+                [log.path],
+                log.task,
+            )
+            for folder in (TEST_LOGS, EVALUATION_LOGS)
+            for index, log in enumerate(_read_logs(log_dir, folder))
         ],
         imitation=[Step(i, row, []) for i, row in read_steps(log_dir / IMITATION).items()],
     )

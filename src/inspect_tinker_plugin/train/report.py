@@ -74,7 +74,6 @@ def render(history: History) -> str:
         _tiles(history.steps),
         f'<div class="grid2">{"".join(charts) or _NOTHING}</div>',
         _step_table(history.steps),
-        _test_table(history.tests),
         _evaluation_table(history.evaluations),
         f'<details class="card"><summary>Configuration</summary><pre>{options}</pre></details>',
     ]
@@ -368,25 +367,20 @@ def _step_table(steps: Sequence[Step]) -> str:
     return _table("Steps", note, heads, rows)
 
 
-def _test_table(tests: Sequence[Step]) -> str:
+def _evaluation_table(evaluations: Sequence[Step]) -> str:
     columns = (("rollouts/reward", 3), (GRADED, 0), (FAILED, 0))
     rows = [
         [
-            str(test.index + 1),
-            escape(test.task),
-            *(_cell(test, *column) for column in columns),
-            _links(test),
+            str(each.index + 1),
+            escape(each.task),
+            *(_cell(each, *column) for column in columns),
+            _links(each),
         ]
-        for test in tests
+        for each in evaluations
     ]
     heads = ["evaluation", "task", "reward", "rollouts", "failed", "log"]
-    return _table("Evaluations on the test set", "In the order in which they ran.", heads, rows)
-
-
-def _evaluation_table(evaluations: Sequence[Step]) -> str:
-    rows = [[escape(each.task), _links(each)] for each in evaluations]
-    note = "Logs of evaluated tasks, in the order in which they ran."
-    return _table("Further evaluations", note, ["task", "log"], rows)
+    note = "On the test set and, without figures, of other tasks; in the order in which they ran."
+    return _table("Evaluations", note, heads, rows)
 
 
 def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
