@@ -18,23 +18,14 @@ from statistics import quantiles
 from typing import Any
 
 import aiohttp
-import uvicorn
 from aiohttp import web
-from benchmarks import sides
-
-from inspect_tinker_plugin import freeze_memory
-from inspect_tinker_plugin.serve.app import create_app
-from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
-from inspect_tinker_plugin.serve.host import Host, Limits
-from inspect_tinker_plugin.serve.service import RolloutService
 
 PATIENCE = 1.0
 """Seconds until the model server answers."""
 
 
-async def model_server() -> None:
-    """Answer every prompt with the same reply, and print the address first."""
-    reply = sides.spoken(sides.ANSWER)
+async def model_server(reply: list[int]) -> None:
+    """Answer every prompt with the same reply, and print the port first."""
     choice = {
         "token_ids": reply,
         "logprobs": {"token_logprobs": [0.0] * len(reply)},
@@ -69,9 +60,14 @@ async def clients(url: str, episodes: int, vanish: bool) -> None:
 
         asked = [asyncio.create_task(ask(number)) for number in range(episodes)]
         if vanish:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.wait(asked, timeout=PATIENCE)
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
             return
-        print(sum(await asyncio.gather(*asked)), flush=True)
+        started = time.perf_counter()
+        fine = sum(await asyncio.gather(*asked))
+        print(fine, time.perf_counter() - started, flush=True)
 
 
 @contextlib.asynccontextmanager
@@ -94,8 +90,19 @@ async def lateness() -> AsyncIterator[list[tuple[float, float]]]:
 
 async def measure(episodes: int) -> None:
     """Print the table."""
+    import uvicorn  # here, so that the processes of clients do not load all this
+    from benchmarks import sides
+
+    from inspect_tinker_plugin import freeze_memory
+    from inspect_tinker_plugin.serve.app import create_app
+    from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
+    from inspect_tinker_plugin.serve.host import Host, Limits
+    from inspect_tinker_plugin.serve.service import RolloutService
+
     engine = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __spec__.name, "model"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", __spec__.name, "model"),
+        json.dumps(sides.spoken(sides.ANSWER)),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert engine.stdout is not None
     port = (await engine.stdout.readline()).decode().strip()
@@ -120,16 +127,18 @@ async def measure(episodes: int) -> None:
                     *(service.run_group(number % 64, sampler) for number in range(episodes))
                 )
             show("in one process", episodes, time.perf_counter() - started, late)
-        started = time.perf_counter()
+        asker = await run_clients(url, episodes, "ask")
+        while not host.running:  # noqa: ASYNC110 - until the clients have started
+            await asyncio.sleep(0.01)
+        most = 0
         async with lateness() as late:
-            asker = await run_clients(url, episodes, "ask")
-            most = 0
             while asker.returncode is None:
                 most = max(most, host.running)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asker.wait(), 0.05)
-        show("over the network", episodes, time.perf_counter() - started, late)
-        print(f"most in flight: {most}")
+        fine, seconds = (await asker.stdout.read()).decode().split()
+        show("over the network", int(fine), float(seconds), late)
+        print(f"most in flight: {most}; {fine} have a reward")
         before = len(asyncio.all_tasks())
         for _ in range(3):
             await (await run_clients(url, episodes // 2, "vanish")).wait()
@@ -142,11 +151,12 @@ async def measure(episodes: int) -> None:
         server.should_exit = True
         await server.shutdown()
         engine.kill()
+        await engine.wait()
 
 
 async def run_clients(url: str, episodes: int, how: str) -> Any:
     command = [sys.executable, "-m", __spec__.name, how, url, str(episodes)]
-    return await asyncio.create_subprocess_exec(*command)
+    return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
 
 
 def show(name: str, episodes: int, seconds: float, late: list[tuple[float, float]]) -> None:
@@ -161,7 +171,7 @@ def show(name: str, episodes: int, seconds: float, late: list[tuple[float, float
 
 def main(how: str = "1024", *more: str) -> None:
     if how == "model":
-        asyncio.run(model_server())
+        asyncio.run(model_server(json.loads(more[0])))
     elif how in ("ask", "vanish"):
         asyncio.run(clients(more[0], int(more[1]), how == "vanish"))
     else:

@@ -42,11 +42,12 @@ async def hosted(
     sampler: str | None = None,
     limits: Limits | None = None,
     token: str | None = None,
+    with_renderer: str = "qwen3_instruct",
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve tasks, with the model server at an address."""
     host = Host(
-        [RolloutService(task, renderer(), **options) for task in tasks],
+        [RolloutService(task, renderer(with_renderer), **options) for task in tasks],
         sampler=None if sampler is None else Endpoint(url=sampler),
         limits=limits,
     )

@@ -118,8 +118,8 @@ def _failed(
 
 def _result(result: RolloutResult) -> dict[str, Any]:
     """Write a result: the reward at the top, and the last branch as a response of their API."""
-    written = dict(write_result(result))
-    written.pop("failure")
+    left_out = ("failure", "number")  # numbers at the top are aggregated
+    written = {key: value for key, value in write_result(result).items() if key not in left_out}
     last = [turn for turn in result.turns if turn.branch == len(result.branches) - 1]
     numbers = {
         name: score["value"]

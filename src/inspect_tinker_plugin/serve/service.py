@@ -26,7 +26,7 @@ from inspect_tinker_plugin.options import (
     spell_out_options,
 )
 from inspect_tinker_plugin.rl.dataset import TaskLike, prepare_task
-from inspect_tinker_plugin.rl.env import InspectEnv
+from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
 from inspect_tinker_plugin.rl.rollouts import MemberRollout, report_rollout, roll_group
 from inspect_tinker_plugin.rl.task_handle import open_logs
@@ -251,6 +251,7 @@ class _LentPolicy:
         except Exception as error:  # the boundary of the caller's code
             raise SamplerError(f"{type(error).__name__}: {error}") from error
         self._asked = (request, prompt, sampled)
+        await wait_to_start()  # many replies may arrive at once, too
         return LentTokens(
             tokens=list(sampled.tokens),
             maybe_logprobs=list(sampled.logprobs),
