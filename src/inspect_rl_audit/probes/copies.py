@@ -136,7 +136,8 @@ def find_near(audit: AuditContext) -> list[Finding]:
     found = []
     by_words: dict[str, list[int]] = defaultdict(list)
     for position, (text, sample) in enumerate(zip(texts, samples, strict=True)):
-        by_words[json.dumps([sorted(_SIGN.findall(text.lower())), sample.target])].append(position)
+        words_and_target = json.dumps([sorted(_SIGN.findall(text.lower())), sample.target])
+        by_words[words_and_target.lower()].append(position)
     pairs = [(same[0], other) for same in by_words.values() for other in same[1:]]
     cased = any(texts[a] != texts[b] and texts[a].lower() == texts[b].lower() for a, b in pairs)
     try:
