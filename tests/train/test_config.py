@@ -74,6 +74,25 @@ def test_tasks_to_evaluate_are_sampled_as_the_training_samples() -> None:
         check_request(dataclasses.replace(REQUEST, eval_limit=7))
 
 
+def test_a_teacher_is_the_reference_of_the_kl_penalty() -> None:
+    made = config(teacher="tinker://other/sampler_weights/7", teacher_weight=0.5)
+    assert made.kl_penalty_coef == 0.5
+    assert made.kl_reference_config.load_checkpoint_path == "tinker://other/sampler_weights/7"
+    assert made.dataset_builder.group_reward is None
+    alone = config(teacher="tinker//models/tiny", teacher_only=True)
+    assert alone.kl_reference_config.base_model == "/models/tiny"
+    assert alone.dataset_builder.group_reward == "equal"
+
+
+def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave kl_penalty_coef out"):
+        config("kl_penalty_coef=0.1", teacher="/models/tiny")
+    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+        config(teacher=str(tmp_path))
+    with pytest.raises(ConfigError, match="--teacher-only needs --teacher"):
+        check_request(dataclasses.replace(REQUEST, teacher_only=True))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

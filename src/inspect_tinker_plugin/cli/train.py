@@ -48,6 +48,8 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "test_split": {"metavar": "SHARE"},
     "eval_task": {"multiple": True, "default": (), "metavar": "TASK"},
     "warm_start": {"metavar": "DIR"},
+    "teacher": {"metavar": "MODEL"},
+    "teacher_weight": {"type": float},
     "scan": {"multiple": True, "default": (), "metavar": "FILE"},
     "scan_model": {"metavar": "NAME"},
     "workers": {"metavar": "N"},

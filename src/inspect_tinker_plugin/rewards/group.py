@@ -68,6 +68,15 @@ class BestOf:
 
 
 @dataclass(frozen=True)
+class Equal:
+    """The mean of the group for each member, so that rewards are measured and teach nothing."""
+
+    async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
+        mean = _mean([reward.value for _, reward in _compared(members).values()], 0.0)
+        return _revise(members, lambda _, reward: mean)
+
+
+@dataclass(frozen=True)
 class Diversity:
     """Adds ``weight`` × how different a member's final completion is from the others'.
 
@@ -146,6 +155,7 @@ class Pairwise:
 GROUP_AGGREGATORS: Mapping[str, Callable[..., GroupAggregator]] = {
     "rank": Rank,
     "best_of": BestOf,
+    "equal": Equal,
     "diversity": Diversity,
     "pairwise": Pairwise,
 }

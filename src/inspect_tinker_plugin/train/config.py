@@ -19,9 +19,11 @@ from chz.blueprint import (
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
+from inspect_tinker_plugin.evaluate.source import find_source
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
 from inspect_tinker_plugin.tasks.reference import resolve_task
@@ -80,6 +82,13 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
     _check_folder(request.log_dir.expanduser().absolute())
     has_test = request.test_task is not None or request.test_split is not None
     for option, given, needs, there in (
+        (
+            "--teacher-weight",
+            request.teacher_weight != 1.0,
+            "--teacher",
+            request.teacher is not None,
+        ),
+        ("--teacher-only", request.teacher_only, "--teacher", request.teacher is not None),
         ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
         ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
@@ -189,6 +198,8 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     builders = [*config.evaluator_builders, *_evaluations(request, config)]
     builders = [keep_in_run(each, request.log_dir) for each in builders]
     config = chz.replace(config, evaluator_builders=builders)
+    if request.teacher is not None:
+        config = _with_teacher(config, request)
     _check(config)
     if request.local:
         _check_local(config)
@@ -219,6 +230,49 @@ def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
             run=str(request.log_dir),
         )
     ]
+
+
+def _with_teacher(config: Any, request: TrainRequest) -> Any:
+    """Let the loop's KL penalty draw the policy to a teacher: on-policy distillation.
+
+    The cookbook's own distillation adds the same to the advantages, without the batch's mean.
+    """
+    if config.kl_penalty_coef > 0:
+        raise ConfigError("--teacher is a KL penalty itself; leave kl_penalty_coef out")
+    if not 0 < request.teacher_weight < math.inf:
+        raise ConfigError(f"--teacher-weight must be above 0, not {request.teacher_weight!r}")
+    named = str(request.teacher)
+    named = named if named.startswith("tinker://") else named.removeprefix("tinker/")
+    source = find_source(named, has_key=True)
+    _check_teachers_tokens(source.base_model, config.model_name)
+    if source.local and source.run != request.log_dir:
+        raise ConfigError(
+            f"--teacher {request.teacher} is a run of another local server; only weights of the "
+            "server that trains can teach"
+        )
+    reference = train.KLReferenceConfig(
+        base_model=source.base_model or config.model_name, load_checkpoint_path=source.weights
+    )
+    if request.teacher_only:
+        data = chz.replace(config.dataset_builder, group_reward="equal")
+        config = chz.replace(config, dataset_builder=data)
+    return chz.replace(
+        config, kl_penalty_coef=request.teacher_weight, kl_reference_config=reference
+    )
+
+
+def _check_teachers_tokens(teacher: str | None, student: str) -> None:
+    """Refuse a base model whose tokens are not the student's; a checkpoint's server refuses it."""
+    if teacher is None or teacher == student:
+        return
+    try:
+        alike = get_tokenizer(teacher).get_vocab() == get_tokenizer(student).get_vocab()
+    except Exception as error:  # of the model hub, each of its own kind
+        raise ConfigError(
+            f"--teacher {teacher}: its tokenizer cannot be loaded: {error}"
+        ) from error
+    if not alike:
+        raise ConfigError(f"--teacher {teacher} has other tokens than {student}")
 
 
 _LEAST: Mapping[str, tuple[str, float]] = {

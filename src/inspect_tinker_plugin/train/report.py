@@ -192,7 +192,9 @@ CHARTS = (
     ),
     Chart(
         "KL",
-        "Between the sampling and the trained policy, per token: two estimates.",
+        "Per token: between the sampling and the trained policy (two estimates), and of the policy "
+        "to its reference or teacher.",
+        {"reference": "kl_policy_base"},
         every=r"optim/kl_sample_train_(v\d)",
         from_zero=False,
     ),

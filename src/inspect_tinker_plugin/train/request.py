@@ -71,6 +71,13 @@ class TrainRequest:
         "then train.",
     )
     warm_epochs: int = option(1, "Passes over that export.")
+    teacher: str | None = option(
+        None,
+        "Learn from a teacher's probabilities of the sampled tokens, beside the reward (on-policy "
+        "distillation): a checkpoint (tinker://...), a base model or a run's folder.",
+    )
+    teacher_weight: float = option(1.0, "Weight of the teacher beside the advantages.")
+    teacher_only: bool = option(False, "Learn from the teacher alone; rewards are only measured.")
     scan: Sequence[str] = option(
         (),
         "Scan each batch's rollouts with the scanners of Inspect Scout in this file, beside the "
