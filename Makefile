@@ -151,13 +151,16 @@ trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifie
 	@$(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps --upgrade --target .trainers $(TRAINERS)
 	PYTHONPATH=.trainers $(BIN)/python -m pytest -q tests/export/test_trainers.py
 
-# In a venv of their own: verifiers and the extra `agents` need different releases of openai.
-CLIENTS := verifiers==0.4.0 openenv==0.10.0 hypothesis pytest pytest-asyncio pytest-timeout
+# Each in a venv of its own: they need different releases of mcp, and the extra `agents` of openai.
+CLIENTS := verifiers==0.4.0 openenv==0.10.0
+CLIENT_TESTS := hypothesis pytest pytest-asyncio pytest-timeout
 
 clients: $(STAMP) ## run episodes for the released clients of verifiers and OpenEnv
-	@$(BIN)/python -m uv venv -q --allow-existing --python $(BIN)/python .clients
-	@$(BIN)/python -m uv pip install -q --python .clients/bin/python -e .[serve] $(CLIENTS)
-	.clients/bin/python -m pytest -q tests/serve
+	@for client in $(CLIENTS); do \
+		venv=.clients/$${client%%=*} && $(BIN)/python -m uv venv -q --allow-existing --python $(BIN)/python $$venv && \
+		$(BIN)/python -m uv pip install -q --python $$venv/bin/python -e .[serve] $$client torch==2.13.0 $(CLIENT_TESTS) && \
+		$$venv/bin/python -m pytest -q tests/serve/test_$${client%%=*}.py || exit 1; \
+	done
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py
