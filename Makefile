@@ -30,7 +30,7 @@ INSTALL := $(PIP) $(LOCK) --no-build-isolation $(TORCH)
 BUILD_TOOLS := hatchling hatch-autorun hatch-fancy-pypi-readme hatch-vcs editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-agent demo-program agent-programs test check test-change format format-check lint types docs test-all test-long test-agents parity faults soak bench compat trainers clients update lock-check executor clean
+.PHONY: help setup demo demo-agent demo-program gallery agent-programs test check test-change format format-check lint types docs test-all test-long test-agents parity faults soak bench compat trainers clients update lock-check executor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,11 @@ demo-agent: $(STAMP) ## teach an untrained tiny model to use a tool (offline, no
 
 demo-program: $(STAMP) ## train a program of twenty lines that uses OpenAI's API (offline, no key)
 	$(BIN)/python -W ignore -m example_tasks.train_diary out/demo-program
+
+# The gallery: letters, boxes, diary, mended (examples/README.md).
+RUN ?= letters
+gallery: $(STAMP) ## run an example of the gallery, and show its curve beside the expected one (RUN=mended)
+	$(BIN)/python -W ignore -m examples $(RUN)
 
 # Tests fetch nothing; tests of missing programs are skipped, with a reason.
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)

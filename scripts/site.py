@@ -7,6 +7,7 @@ page has its Markdown beside it. Links to files outside of docs/ lead to the rep
 from __future__ import annotations
 
 import ast
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -30,6 +31,10 @@ FACADES = {
     "tinker_local": "A Tinker API server on this machine.",
 }
 """Packages of the reference, with one line each."""
+
+GALLERY = "examples"
+PAGES = (".md", ".svg", ".html")
+"""The folder of the gallery, and what of it is part of the site."""
 
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 """A link of a page to a file."""
@@ -72,11 +77,15 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the first page and the reference."""
+    """Add the first page, the reference and the gallery."""
     files.append(
         File.generated(config, "index.md", content=(ROOT / "README.md").read_text("utf-8"))
     )
     files.append(File.generated(config, "reference.md", content=reference()))
+    for path in sorted((ROOT / GALLERY).rglob("*")):
+        if path.suffix in PAGES:
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 
 
@@ -89,8 +98,13 @@ def with_outer_links(markdown: str, folder: Path, address: str) -> str:
         if target == ROOT / "README.md":  # the first page
             up = "../" * len(folder.relative_to(docs).parts)
             return f"{up}index.md{link['anchor'] or ''}"
-        if target.is_relative_to(docs) or not target.exists():
+        shown = target.is_relative_to(ROOT / GALLERY) and target.suffix in PAGES
+        if not target.exists() or (target.is_relative_to(docs) and folder.is_relative_to(docs)):
             return link[0]
+        if shown or target.is_relative_to(docs):  # where the site has it
+            place = target.relative_to(docs if target.is_relative_to(docs) else ROOT)
+            here = folder.relative_to(docs if folder.is_relative_to(docs) else ROOT)
+            return f"{os.path.relpath(place, here)}{link['anchor'] or ''}"
         kind = "tree" if target.is_dir() else "blob"
         return f"{address}/{kind}/main/{target.relative_to(ROOT)}{link['anchor'] or ''}"
 

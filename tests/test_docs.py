@@ -20,7 +20,9 @@ import pytest
 from inspect_tinker_plugin.testing import tokenizer_path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+)
 EXECUTED = ["README.md"]
 """Documents whose examples are run from top to bottom; the others are at least compiled."""
 

@@ -1,0 +1,1 @@
+"""The gallery: complete runs, each one command, with what they are expected to show."""

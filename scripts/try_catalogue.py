@@ -1,0 +1,198 @@
+"""Writes docs/catalogue.md: what `check` and `audit` say of the tasks of a package, offline.
+
+    pip install inspect-evals
+    python scripts/try_catalogue.py inspect_evals [--only NAME] [--minutes 30]
+
+Every registered task is made in this process, which most cannot be without a download; those that
+can be are checked and audited by the commands, each within a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import Task
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "INSPECT_DISPLAY": "none"}
+PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
+MAKING, CHECKING = 10, 180
+"""Seconds to make a task, and for one command."""
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise a TimeoutError in code that takes longer."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not made within {seconds} seconds")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again, where it is caught and tried again
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def names(package: str) -> list[str]:
+    """Return the tasks that a package registers."""
+    registered = vars(importlib.import_module(f"{package}._registry"))
+    return [
+        f"{package}/{name}"
+        for name, value in sorted(registered.items())
+        if inspect.isfunction(value)
+        and inspect.signature(value).return_annotation in (Task, "Task")
+    ]
+
+
+def cannot_make(name: str) -> str | None:
+    """Make a task, and return why that is not possible."""
+    from inspect_tinker_plugin.tasks.reference import resolve_task
+
+    try:
+        quiet = io.StringIO()
+        with limited(MAKING), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            task = resolve_task(name).task
+            if not len(task.dataset):
+                return "an empty dataset"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return reason(error)
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Return an error as one of a few reasons, or in its own words."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    kinds = {
+        "a download": ("offline", "ConnectionError", "Connection", "HTTPSConnection", "resolve",
+                       "LocalEntryNotFound", "URLError", "hub", "download", "Max retries", "gdown"),
+        "a package": ("No module named", "ImportError", "pip install"),
+        "a key or a login": ("API_KEY", "token", "gated", "credentials"),
+        "more than ten seconds": ("not made within",),
+    }  # fmt: skip
+    for kind, words in kinds.items():
+        if any(word.lower() in text.lower() for word in words):
+            return kind
+    return text[:100]
+
+
+def command(*arguments: str) -> tuple[int | None, Any]:
+    """Run ``inspect rl … --json``, and return its exit code, ``None`` if it takes too long."""
+    line = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", *arguments, "--json"]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                line, cwd=folder, capture_output=True, text=True, timeout=CHECKING, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return None, None
+    try:
+        return done.returncode, json.loads(done.stdout)
+    except ValueError:
+        said = done.stderr.strip().splitlines()
+        return done.returncode, said[-1] if said else ""
+
+
+def checked(name: str) -> str:
+    """Check one sample of a task."""
+    code, said = command("check", name, "--limit", "1")
+    if code is None:
+        return f"not within {CHECKING} s"
+    if isinstance(said, str):
+        return said.removeprefix("Error: ")[:120]
+    return "agrees" if code == 0 else str(said.get("verdict") or verdicts(said))
+
+
+def verdicts(said: Any) -> str:
+    """Return the verdicts of a check's runs."""
+    runs = said.get("runs") or said.get("reports") or said.get("samples") or []
+    return ", ".join(sorted({str(each.get("verdict", "?")) for each in runs})) or "differs"
+
+
+def audited(name: str) -> str:
+    """Audit two samples of a task with a small budget."""
+    budget = ["--samples", "2", "--budget", "60", "--budget", "90s", "--fail-on", "never"]
+    code, said = command("audit", name, *budget)
+    if code is None:
+        return f"not within {CHECKING} s"
+    if isinstance(said, str):
+        return said.removeprefix("Error: ")[:120]
+    codes = Counter(
+        f"{each['code']} ({each['severity']})"
+        for each in said["findings"]
+        if each["severity"] in ("high", "medium")
+    )
+    return ", ".join(codes) or "nothing grave"
+
+
+def main() -> None:
+    """Try every task, and write the page."""
+    parser = argparse.ArgumentParser(description="Check and audit the tasks of a package.")
+    parser.add_argument("package")
+    parser.add_argument("--only", default="", help="tasks whose name contains this")
+    parser.add_argument("--minutes", type=float, default=60, help="stop trying after this time")
+    given = parser.parse_args()
+    end = time.monotonic() + 60 * given.minutes
+    reasons: Counter[str] = Counter()
+    made: list[str] = []
+    for name in names(given.package):
+        if given.only in name:
+            why = cannot_make(name)
+            print(name, why or "is made", flush=True)
+            if why is None:
+                made.append(name)
+            else:
+                reasons[why] += 1
+    rows = []
+    for name in made:
+        if time.monotonic() > end:
+            rows.append(f"| `{name}` | not tried | not tried |")
+            continue
+        rows.append(f"| `{name}` | {checked(name)} | {audited(name)} |")
+        print(rows[-1], flush=True)
+    PAGE.write_text(page(given.package, rows, reasons), encoding="utf-8")
+
+
+def page(package: str, rows: list[str], reasons: Counter[str]) -> str:
+    """Return the page."""
+    distribution = package.replace("_", "-")
+    releases = f"`{distribution}` {version(distribution)} and `inspect-ai` {version('inspect-ai')}"
+    table = "".join(f"{row}\n" for row in rows)
+    why = "\n".join(f"| {each} | {count} |" for each, count in reasons.most_common())
+    return f"""# The catalogue of {distribution}
+
+What [`inspect rl check`](cli.md#inspect-rl-check) says of the first sample of each task that can
+be made without a network, and [`inspect rl audit`](audit.md) of two samples, within 60 episodes.
+Written by `scripts/try_catalogue.py` with {releases}.
+
+| task | check | findings, high and medium |
+| --- | --- | --- |
+{table}
+The other {sum(reasons.values())} registered tasks could not be made here. They need:
+
+| what | tasks |
+| --- | --- |
+{why}
+"""
+
+
+if __name__ == "__main__":
+    main()
