@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from tests.evaluate.sides import evaluate, roll_out
 from tests.parity.cases import ParityCase, load_corpus
+from tests.parity.corpus.content import NO_IMAGES
+from tests.tokens.test_messages import PatchCounter
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.renderers.qwen3 import Qwen3VLInstructRenderer
 
 from inspect_tinker_plugin.evaluate.source import Source, connect
-from inspect_tinker_plugin.testing.policy import load_renderer
+from inspect_tinker_plugin.testing.policy import load_renderer, load_tokenizer
 from inspect_tinker_plugin.testing.traces import compare_traces
 from tinker_local import LocalServer
 
@@ -71,8 +75,8 @@ def with_renderers(names: tuple[str, ...]) -> list[Any]:
     ]
 
 
-async def assert_alike(case: ParityCase, renderer: str, **how: Any) -> None:
-    made = load_renderer(renderer)
+async def assert_alike(case: ParityCase, renderer: str | Renderer, **how: Any) -> None:
+    made = load_renderer(renderer) if isinstance(renderer, str) else renderer
     expected = await roll_out(case, made, **how)
     found = await evaluate(case, made, **how)
     assert found.prompts == expected.prompts
@@ -85,6 +89,14 @@ async def assert_alike(case: ParityCase, renderer: str, **how: Any) -> None:
 @pytest.mark.parametrize(("case", "renderer"), cases())
 async def test_an_eval_is_as_a_rollout_of_the_same_replies(case: ParityCase, renderer: str) -> None:
     await assert_alike(case, renderer, options=case.options)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, id=each.id) for each in CASES.values() if each.tokens == NO_IMAGES]
+)
+async def test_images_are_in_prompts_where_the_renderer_has_them(case: ParityCase) -> None:
+    vision = Qwen3VLInstructRenderer(load_tokenizer(), image_processor=PatchCounter())
+    await assert_alike(case, vision, options=case.options)
 
 
 SERVED = ("few-shot-messages-in-the-input", "react-with-tool")
