@@ -80,10 +80,14 @@ def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
     """
     from inspect_ai.model import get_model
 
+    from inspect_tinker_plugin import inspect_internals as internals
     from inspect_tinker_plugin.evaluate.serving import serve_model
 
     token = read_token(choices)
-    model = get_model(f"tinker/{run}", base_url=base_url, memoize=False)
+    try:
+        model = get_model(f"tinker/{run}", base_url=base_url, memoize=False)
+    except internals.PrerequisiteError as error:
+        raise ConfigError(internals.in_one_line(error)) from error
 
     def ready(port: int) -> None:
         click.echo(f"serving {model} on http://{choices['host']}:{port}/v1", err=True)

@@ -1,0 +1,175 @@
+"""The same sampler through the cookbook's evaluator and through the provider: where they differ.
+
+docs/evaluate.md has the table; this holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import eval_async
+from inspect_ai.model import (
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    GenerateConfig,
+    Model,
+    ModelOutput,
+)
+from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
+from tests.evaluate.test_provider import Client, load_renderer
+from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
+
+from inspect_tinker_plugin.evaluate.provider import connected_model
+from inspect_tinker_plugin.evaluate.source import Connection, Source, connect
+from inspect_tinker_plugin.testing import tokenizer_path
+from tinker_local import LocalServer
+
+pytestmark = [
+    # Sampling clients live as long as the process; the SDK leaves their sockets to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    # The cookbook calls a method of the SDK that is about to go.
+    pytest.mark.filterwarnings("ignore:(?s).*sample_async:FutureWarning"),
+]
+
+
+class Both(Client):
+    """Answers the calls that either side makes."""
+
+    async def sample_async(self, prompt: Any, sampling_params: Any, num_samples: int) -> Any:
+        unasked = {"topk_sample_logprobs": 0, "include_prompt_logprobs": False}
+        return await self.sample(prompt, num_samples, sampling_params, **unasked)
+
+
+@dataclass
+class Side:
+    prompts: list[list[int]] = field(default_factory=list)
+    outputs: list[ModelOutput] = field(default_factory=list)
+    stops: list[Any] = field(default_factory=list)
+
+
+def cookbook(renderer: str, sampler: Any, name: str | None = None) -> Model:
+    name = name or str(tokenizer_path())
+    api = InspectAPIFromTinkerSampling(renderer, name, sampling_client=sampler)
+    return Model(api, GenerateConfig())
+
+
+def provider(renderer: str, sampler: Any) -> Model:
+    source = Source(base_model="tiny")
+    made = load_renderer(renderer)
+    connection = Connection(source=source, sampler=sampler, renderer=made, window=None)
+    return connected_model(connection, GenerateConfig())
+
+
+async def play(
+    make: Any, reply: str, *, first: str = "Say plum.", renderer: str = "qwen3", **config: Any
+) -> Side:
+    """Ask twice; the second prompt continues the first reply, with a result if it is a call."""
+    client = Both(reply)
+    model: Model = make(renderer, client)
+    parameters = ToolParams(properties={"a": ToolParam(type="number")}, required=["a"])
+    tools = [ToolInfo(name="add", description="Adds.", parameters=parameters)]
+    messages: list[Any] = [ChatMessageSystem(content="Be brief."), ChatMessageUser(content=first)]
+    side = Side()
+    for _ in range(2):
+        output = await model.generate(messages, tools, config=GenerateConfig(**config))
+        side.outputs.append(output)
+        messages.append(output.message)
+        calls = output.message.tool_calls or []
+        messages += [
+            ChatMessageTool(content="3", tool_call_id=call.id, function=call.function)
+            for call in calls
+        ] or [ChatMessageUser(content="Again.")]
+    side.prompts = [each["prompt"].to_ints() for each in client.asked]
+    side.stops = [each["params"].stop for each in client.asked]
+    return side
+
+
+END = "<|im_end|>"
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1.50}}\n</tool_call>'
+
+DIFFERENCES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "a plain reply": ({"reply": f"plum{END}", "renderer": "qwen3_instruct"}, set()),
+    "space around a message": (
+        {"reply": f"plum{END}", "first": " Say plum.\n", "renderer": "qwen3_instruct"},
+        {"first prompt", "second prompt"},
+    ),
+    "a reply with reasoning": ({"reply": f"<think>\nhm\n</think>\n\nplum{END}"}, {"reasoning"}),
+    "reasoning before a tool call": (
+        {"reply": f"<think>\nhm\n</think>\n\n{CALL}{END}"},
+        {"reasoning", "stop reason", "second prompt"},
+    ),
+    "a reply that is cut": (
+        {"reply": "plum plum plum", "renderer": "qwen3_instruct"},
+        {"stop reason"},
+    ),
+    "a tool call": (
+        {"reply": f"{CALL}{END}", "renderer": "qwen3_instruct"},
+        {"stop reason", "second prompt"},
+    ),
+    "a stop sequence": (
+        {"reply": f"plum{END}", "stop_seqs": ["X"], "renderer": "qwen3_instruct"},
+        {"stop sequences"},
+    ),
+}
+"""How to play, and what differs."""
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+async def test_where_the_cookbooks_evaluator_differs(name: str) -> None:
+    how, expected = DIFFERENCES[name]
+    theirs, ours = await play(cookbook, **how), await play(provider, **how)
+    found = {
+        "first prompt": theirs.prompts[0] != ours.prompts[0],
+        "second prompt": theirs.prompts[1] != ours.prompts[1],
+        "reasoning": theirs.outputs[0].message.content != ours.outputs[0].message.content
+        and "hm" in str(ours.outputs[0].message.content),
+        "stop reason": theirs.outputs[0].stop_reason != ours.outputs[0].stop_reason,
+        "stop sequences": theirs.stops != ours.stops,
+    }
+    assert {each for each, differs in found.items() if differs} == expected
+    assert theirs.outputs[0].completion.strip() == ours.outputs[0].completion.strip()
+    if name != "a reply with reasoning":  # which Qwen3's template drops behind a user's message
+        sampled = load_renderer("qwen3_instruct").tokenizer.encode(how["reply"])
+        begun = [*ours.prompts[0], *sampled]
+        assert ours.prompts[1][: len(begun)] == begun, "the provider continues what was sampled"
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_the_same_weights_say_the_same_through_both(
+    server: LocalServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The tiny model is always cut: replies and scores are equal, the stop reason is not."""
+    source = Source(
+        base_model=str(tiny_model), renderer="qwen3_instruct", base_url=server.url, max_tokens=16
+    )
+    connected = connect(source, api_key=None).result()
+    sides = (
+        cookbook("qwen3_instruct", connected.sampler, str(tiny_model)),
+        connected_model(connected, GenerateConfig()),
+    )
+    seen = []
+    for model in sides:
+        [log] = await eval_async(
+            "example_tasks/toy.py@letters",
+            model=model,
+            limit=8,
+            temperature=0,
+            max_tokens=16,
+            log_dir=str(tmp_path),
+        )
+        assert log.status == "success", log.error
+        assert log.samples is not None
+        said = [each.output.completion.strip() for each in log.samples]
+        scores = [each.scores for each in log.samples]
+        values = [each["share_of_letters"].value for each in scores if each]
+        seen.append((said, values, {each.output.stop_reason for each in log.samples}))
+    (theirs, values, reasons), (ours, our_values, our_reasons) = seen
+    assert theirs == ours
+    assert values == our_values
+    assert (reasons, our_reasons) == ({"stop"}, {"max_tokens"})
