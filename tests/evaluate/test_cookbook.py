@@ -20,12 +20,13 @@ from inspect_ai.model import (
     ModelOutput,
 )
 from inspect_ai.tool import ToolInfo, ToolParam, ToolParams
-from tests.evaluate.test_provider import Client, load_renderer
+from tests.evaluate.test_provider import Client
 from tinker_cookbook.eval.inspect_utils import InspectAPIFromTinkerSampling
 
 from inspect_tinker_plugin.evaluate.provider import connected_model
 from inspect_tinker_plugin.evaluate.source import Connection, Source, connect
 from inspect_tinker_plugin.testing import tokenizer_path
+from inspect_tinker_plugin.testing.policy import load_renderer
 from tinker_local import LocalServer
 
 pytestmark = [
@@ -91,6 +92,9 @@ async def play(
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1.50}}\n</tool_call>'
+XML_CALL = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1.50\n</parameter>\n</function>\n</tool_call>"
+)
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "a plain reply": ({"reply": f"plum{END}", "renderer": "qwen3_instruct"}, set()),
@@ -100,7 +104,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "a reply with reasoning": ({"reply": f"<think>\nhm\n</think>\n\nplum{END}"}, {"reasoning"}),
     "reasoning before a tool call": (
-        {"reply": f"<think>\nhm\n</think>\n\n{CALL}{END}"},
+        {"reply": f"hm\n</think>\n{XML_CALL}{END}", "renderer": "nemotron3"},
         {"reasoning", "stop reason", "second prompt"},
     ),
     "a reply that is cut": (
@@ -133,7 +137,7 @@ async def test_where_the_cookbooks_evaluator_differs(name: str) -> None:
     }
     assert {each for each, differs in found.items() if differs} == expected
     assert theirs.outputs[0].completion.strip() == ours.outputs[0].completion.strip()
-    if name != "a reply with reasoning":  # which Qwen3's template drops behind a user's message
+    if "reasoning" not in expected:  # which templates may drop
         sampled = load_renderer("qwen3_instruct").tokenizer.encode(how["reply"])
         begun = [*ours.prompts[0], *sampled]
         assert ours.prompts[1][: len(begun)] == begun, "the provider continues what was sampled"
