@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 from inspect_ai.util import (
@@ -263,17 +263,10 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         if not cmd:
             return ExecResult(False, 1, "", "requires at least 1 argument: the command\n")
-        command = Command(
-            argv=tuple(cmd),
-            cwd=self._path(cwd) if cwd else self._container.working_dir,
-            env=dict(env or {}),
-            user=user or None,
-            stdin=input.encode() if isinstance(input, str) else input,
-            timeout=timeout,
-            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
-        )
+        stdin = input.encode() if isinstance(input, str) else input
+        command = self._command(cmd, cwd, env, user)
         with self._measured():
-            outcome = await self._container.run(command)
+            outcome = await self._container.run(replace(command, stdin=stdin, timeout=timeout))
         return _result(outcome, timeout)
 
     async def open_command(
@@ -300,14 +293,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         """
         if self.tape is not None:
             return None
-        command = Command(
-            argv=tuple(cmd),
-            cwd=self._path(cwd) if cwd else self._container.working_dir,
-            env=dict(env or {}),
-            user=user or None,
-            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
-        )
-        return await self._container.open(command)
+        return await self._container.open(self._command(cmd, cwd, env, user))
 
     @taped
     async def write_file(self, file: str, contents: str | bytes) -> None:
@@ -356,6 +342,17 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
 
     def default_polling_interval(self) -> float:
         return 0.2
+
+    def _command(
+        self, cmd: list[str], cwd: str | None, env: dict[str, str] | None, user: str | None
+    ) -> Command:
+        return Command(
+            argv=tuple(cmd),
+            cwd=self._path(cwd) if cwd else self._container.working_dir,
+            env=dict(env or {}),
+            user=user or None,
+            limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+        )
 
     def _path(self, path: str) -> str:
         if path.startswith("/"):

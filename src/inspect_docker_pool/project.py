@@ -166,6 +166,12 @@ class Project:
             del waiting[container.config.service]
         for service in services:
             await_ready(service)
+        for container in self.containers:
+            if not container.command_runs():
+                raise SandboxStartError(
+                    f"{container.config.source}: service {container.config.service!r}: its command "
+                    "has ended"
+                )
 
 
 def _await_ready(container: Container, closed: Callable[[], bool]) -> None:

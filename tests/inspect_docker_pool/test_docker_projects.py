@@ -37,7 +37,7 @@ HEALTHY = {"test": ["CMD", "python3", "-c", ASK, "localhost"], "interval": "1s",
 
 def served(word: str, **more: Any) -> dict[str, Any]:
     """Describe a service that answers with a word on port 80."""
-    return {"command": ["python3", "-c", SERVE.replace("$", "$$"), word], **more}
+    return {"command": ["python3", "-c", SERVE, word], "healthcheck": HEALTHY, **more}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_each_service_is_a_sandbox_with_its_own_keys(
 ) -> None:
     path = project(
         {
-            "web": served("hello", healthcheck=HEALTHY, mem_limit="64m", pids_limit=50),
+            "web": served("hello", mem_limit="64m", pids_limit=50),
             "db": served("data", cap_drop=["ALL"], read_only=True),
             "agent": {"x-default": True, "depends_on": {"web": {"condition": "service_healthy"}}},
         }
@@ -140,7 +140,7 @@ async def test_a_warm_project_is_there_immediately_and_counts_as_one(
     manager: PoolManager, project: Callable[..., str]
 ) -> None:
     path = project(
-        {"web": served("w", healthcheck=HEALTHY), "db": served("d")},
+        {"web": served("w"), "db": served("d")},
         **{"x-docker-pool": {"warm": 2, "max": 2}},
     )
     await prewarm(path, 2)
@@ -174,7 +174,7 @@ async def test_services_start_as_they_depend_on_each_other(
                 "depends_on": {"web": {"condition": "service_healthy"}},
                 "volumes": ["data:/data"],
             },
-            "web": served("w", healthcheck=HEALTHY),
+            "web": served("w"),
         },
         volumes={"data": None},
     )
@@ -202,9 +202,14 @@ async def test_services_start_as_they_depend_on_each_other(
             r"service 'seed': its command did not complete \(status 3\); it said: broken",
         ),
         ({"web": {"command": ["sh", "-c", "echo gone; exit 4"]}}, "status 4; it said: gone"),
+        (
+            {"a": {"command": ["sh", "-c", "sleep 0.1; exit 4"]},
+             "web": {"healthcheck": {"test": "sleep 0.3"}}},
+            "service 'a': its command has ended",
+        ),
         ({"web": {"image": "no/such:image", "x-local": True}}, "no/such:image"),
     ],
-    ids=["unhealthy", "incomplete", "ends", "missing"],
+    ids=["unhealthy", "incomplete", "ends", "ends later", "missing"],
 )  # fmt: skip
 async def test_a_server_that_does_not_come_up_is_an_error_that_names_it(
     manager: PoolManager,
@@ -295,7 +300,7 @@ def answers() -> Scorer:
 async def test_episodes_of_a_group_each_set_up_their_own_project(
     manager: PoolManager, project: Callable[..., str], score_sandbox: Any
 ) -> None:
-    path = project({"web": served("w", healthcheck=HEALTHY)})
+    path = project({"web": served("w")})
     sample = Sample(id=1, input="x", files={"web:/made": "made"}, setup="#!/bin/sh\nsleep 1.1\n")
     task = Task(dataset=[sample], solver=asks(), scorer=answers(), sandbox=("docker_pool", path))
     options = EpisodeOptions(score_sandbox=score_sandbox, score_files=["answer.txt"])
