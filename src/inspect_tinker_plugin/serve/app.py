@@ -355,6 +355,7 @@ def run_server(
         log_config=LOGGING,
         ws_max_size=MAX_BODY,
         timeout_graceful_shutdown=max(1, round(patience)),
+        timeout_worker_healthcheck=600,  # a worker answers once it has loaded its tasks
         **where,
     )
     if workers == 1:
