@@ -24,7 +24,7 @@ def test_the_notebook_goes_from_a_task_to_its_reward() -> None:
     assert any("[0.8, 0.8]" in text for text in printed)
 
 
-RECORDED = ["letters", "mended"]
+RECORDED = ["letters", "boxes", "mended"]
 
 
 @pytest.mark.parametrize("name", RECORDED)
