@@ -24,7 +24,7 @@ def inspect_rl_reward_aggregators() -> Mapping[str, Callable[..., RewardAggregat
 
 @hookimpl
 def inspect_rl_group_aggregators() -> Mapping[str, Callable[..., GroupAggregator]]:
-    """Return ``rank``, ``best_of``, ``pairwise`` and ``diversity``."""
+    """Return ``rank``, ``best_of``, ``diversity``, ``pairwise`` and ``ranking``."""
     return GROUP_AGGREGATORS
 
 

@@ -25,6 +25,8 @@ from inspect_tinker_plugin.rewards import (
     resolve_reward,
 )
 from inspect_tinker_plugin.rewards.scores import require_scores
+from inspect_tinker_plugin.rewards.spending import spend_in
+from inspect_tinker_plugin.tasks.loading import with_roles
 
 RESCORED = "rescored"
 """Entry of a new log's metadata that says what it was made of."""
@@ -123,7 +125,8 @@ async def rescore(
             continue
         log = await asyncio.to_thread(read_eval_log, str(source))
         work = LogRewards(log, reward, group_reward, how.failed, how.roles)
-        await work.compute(advance)
+        with with_roles({**_judges(log), **how.roles}), spend_in(how.output):
+            await work.compute(advance)
         _renew_header(work, about)
         await asyncio.to_thread(_write, log, target)
         done.computed += work.computed
@@ -147,6 +150,14 @@ def _renew_header(work: LogRewards, about: Mapping[str, Any]) -> None:
         "group_reward_expression": about["group_reward"],
         "errors": count_errors(samples),
         RESCORED: {**about, "failed": len(work.failures)},
+    }
+
+
+def _judges(log: EvalLog) -> dict[str, Any]:
+    """Return the names of the models that a log names by role."""
+    return {
+        role: [each.model for each in bound] if isinstance(bound, list) else bound.model
+        for role, bound in (log.eval.model_roles or {}).items()
     }
 
 

@@ -27,7 +27,7 @@ from inspect_tinker_plugin.rewards.builtin import (
     TurnPenalty,
     Weighted,
 )
-from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwise, Rank
+from inspect_tinker_plugin.rewards.group import BestOf, Diversity, Judge, Pairwise, Rank, Ranking
 from inspect_tinker_plugin.rewards.resolve import (
     ResolvedGroupReward,
     ResolvedReward,
@@ -55,6 +55,7 @@ __all__ = [
     "Pairwise",
     "Product",
     "Rank",
+    "Ranking",
     "ResolvedGroupReward",
     "ResolvedReward",
     "Reward",

@@ -1,4 +1,4 @@
-"""Group aggregators: final rewards from a whole group of episodes (rank, pairwise, best of …).
+"""Group aggregators: final rewards from a whole group of episodes (rank, ranking, best of …).
 
 All of them leave failed members unchanged, and compare only members with a reward.
 """
@@ -11,7 +11,11 @@ import itertools
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from inspect_ai.model import CachePolicy, Model, ModelOutput, get_model, get_model_info
+from inspect_ai.util import token_limit
 
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult
 from inspect_tinker_plugin.contracts.errors import RewardError
@@ -22,11 +26,13 @@ from inspect_tinker_plugin.contracts.rewards import (
     Reward,
 )
 from inspect_tinker_plugin.rewards.builtin import require_number
+from inspect_tinker_plugin.rewards.comparison import Comparison
 from inspect_tinker_plugin.rewards.resolve import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
     object_name,
 )
+from inspect_tinker_plugin.rewards.spending import Spending
 
 Judge = Callable[[EpisodeResult, EpisodeResult], "float | Awaitable[float]"]
 """How much better the first episode is than the second: 1 (it wins) to 0 (it loses)."""
@@ -41,15 +47,7 @@ class Rank:
 
     async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
         own = [reward.value for _, reward in _compared(members).values()]
-
-        def rank(value: float) -> float:
-            if len(own) < 2:
-                return 0.5
-            below = sum(other < value for other in own)
-            ties = sum(other == value for other in own) - 1
-            return (below + ties / 2) / (len(own) - 1)
-
-        return _revise(members, lambda _, reward: rank(reward.value))
+        return _revise(members, lambda _, reward: _rank(reward.value, own))
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,119 @@ class Pairwise:
         return _revise(members, lambda index, _: _mean(wins[index], 0.5))
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """The rank of a member's final answer by one verdict of a judge on the whole group.
+
+    1 for the best, 0 for the worst; ties share the mean of their ranks, and equal answers are
+    shown once. With nothing to compare, members get 0.5 and the judge is not asked.
+    """
+
+    model: str | Model
+    """The judge: ``"provider/model"``, the name of a model role, or a model."""
+
+    criteria: str = "Prefer answers that are correct, then those that are clear and complete."
+    """What makes an answer better, in words."""
+
+    max_calls: int | None = None
+    """Calls that the judge may be asked in the whole run; verdicts of the cache are free."""
+
+    max_cost: float | None = None
+    """Dollars that it may cost in the whole run, by the prices that Inspect knows."""
+
+    timeout: float = 120.0
+    """Seconds that a verdict may take, with retries and waiting for a connection."""
+
+    cache: bool = True
+    """Use verdicts on the same answers again, from Inspect's cache of model outputs, for a week."""
+
+    _spending: Spending = field(default_factory=Spending, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_number("timeout", self.timeout, above=0)
+        for name in ("max_calls", "max_cost"):
+            if (bound := getattr(self, name)) is not None:
+                require_number(name, bound, above=0)
+        if not self.model:
+            raise RewardError("ranking needs the model that judges, or its role")
+        if self.max_cost is not None and "/" in str(self.model):
+            self._require_price(str(self.model))
+
+    async def __call__(self, members: Sequence[GroupMember]) -> list[Reward | None]:
+        results = {index: result for index, (result, _) in _compared(members).items()}
+        said = {index: result.state.output.completion for index, result in results.items()}
+        places = {answer: 0 for answer in said.values()}
+        figures = dict.fromkeys(("calls", "cached", "tokens"), 0.0)
+        if len(places) > 1:
+            comparison = Comparison.of(next(iter(results.values())), places, self.criteria)
+            places, figures = await self._judge(comparison)
+        values = [places[answer] for answer in said.values()]
+        return _revise(
+            members,
+            lambda index, _: _rank(places[said[index]], values),
+            **{f"judge_{name}": dict.fromkeys(said, figure) for name, figure in figures.items()},
+        )
+
+    async def _judge(self, comparison: Comparison) -> tuple[dict[str, int], dict[str, float]]:
+        """Ask for a verdict; one of the cache that cannot be used is asked for again."""
+        output, cached = await self._ask(comparison, cache=self.cache)
+        if cached:
+            with suppress(AggregatorError):
+                return comparison.read(output.completion), {"calls": 0, "cached": 1, "tokens": 0}
+            output, _ = await self._ask(comparison, cache=False)
+        tokens = 0 if output.usage is None else output.usage.total_tokens
+        return comparison.read(output.completion), {"calls": 1, "cached": 0, "tokens": tokens}
+
+    async def _ask(self, comparison: Comparison, *, cache: bool) -> tuple[ModelOutput, bool]:
+        """Return an answer of the judge, and whether it came from the cache."""
+        named = isinstance(self.model, str) and "/" not in self.model
+        judge = get_model(role=str(self.model), required=True) if named else get_model(self.model)
+        if self.max_cost is not None:
+            self._require_price(str(judge))
+        with self._spending.totals() as spent:
+            for what, bound in (("calls", self.max_calls), ("cost", self.max_cost)):
+                if bound is not None and spent[what] >= bound:
+                    raise self._refuse(f"max_{what}={bound:g} of this run is used up")
+            spent["calls"] += 1  # before others ask
+        with token_limit(None) as sent:
+            try:
+                async with asyncio.timeout(self.timeout) as deadline:
+                    output = await judge.generate(
+                        comparison.prompt(), cache=CachePolicy(per_epoch=False) if cache else False
+                    )
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                raise self._refuse(f"no verdict within {self.timeout:g} seconds") from error
+        # What the cache has costs nothing: Inspect counts no tokens for it.
+        cached = cache and output.usage is not None and not sent.usage
+        with self._spending.totals() as spent:
+            if cached:
+                spent["calls"] -= 1
+            elif output.usage is not None:
+                spent["tokens"] += output.usage.total_tokens
+                spent["cost"] += output.usage.total_cost or 0.0
+        return output, cached
+
+    def _require_price(self, model: str) -> None:
+        info = get_model_info(model)
+        if info is None or info.cost is None:
+            raise RewardError(
+                f"max_cost needs a price, and there is none for {model}: give it with "
+                "set_model_info() of inspect_ai.model, or bound max_calls instead"
+            )
+
+    def _refuse(self, problem: str) -> AggregatorError:
+        return AggregatorError(f"ranking by {self.model}: {problem}", aggregator="ranking")
+
+
 GROUP_AGGREGATORS: Mapping[str, Callable[..., GroupAggregator]] = {
     "rank": Rank,
     "best_of": BestOf,
     "equal": Equal,
     "diversity": Diversity,
     "pairwise": Pairwise,
+    "ranking": Ranking,
 }
 """Built-in group aggregators by name."""
 
@@ -182,6 +287,15 @@ def _revise(
         extra = {f"group/{name}": values[index] for name, values in figures.items()}
         rewards[index] = Reward(revised(index, own), {**extra, "group/own_reward": own.value})
     return rewards
+
+
+def _rank(value: float, values: Sequence[float]) -> float:
+    """Rank a value among values that it is one of, from 0 to 1; ties share the mean."""
+    if len(values) < 2:
+        return 0.5
+    below = sum(other < value for other in values)
+    ties = sum(other == value for other in values) - 1
+    return (below + ties / 2) / (len(values) - 1)
 
 
 def _mean(values: Sequence[float], empty: float) -> float:

@@ -23,11 +23,13 @@ from inspect_tinker_plugin.logs.rollout import sampled
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
+from inspect_tinker_plugin.rewards.spending import spend_in
 from inspect_tinker_plugin.rl.ending import Ending, Received
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks
 from inspect_tinker_plugin.rl.task_handle import TaskHandle
 from inspect_tinker_plugin.samplers.state import OutcomeFile
+from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tokens.datums import arrange, leave_out
 from inspect_tinker_plugin.tokens.episode import EpisodeTokens
 from inspect_tinker_plugin.tokens.prompts import PromptCache
@@ -220,8 +222,10 @@ class InspectGroupBuilder(EnvGroupBuilder):
         members = [
             GroupMember(each.result, None if each.error else each.reward) for each in endings
         ]
+        roles = parts.runner.prepared.model_roles
         try:
-            return await parts.group_reward(members)
+            with with_roles(roles), spend_in(self.handle.run_folder):
+                return await parts.group_reward(members)
         except (AggregatorError, UnscoredError) as fault:
             penalty = parts.outcomes.errors.penalty(Cause.REWARD)
             if penalty is None:

@@ -104,6 +104,12 @@ class TaskHandle:
         log_dir = self.options.log_dir
         return None if log_dir is None else LogRun(log_folder(log_dir), self.uid)
 
+    @property
+    def run_folder(self) -> Path | None:
+        """The trainer's folder, or else the log folder, if there is one."""
+        run = self.log_run
+        return None if run is None else trainers_folder(run.log_dir) or run.log_dir
+
     def parts(self) -> Parts:
         """Return the live objects of this process, made on first use."""
         if self._parts is None:
