@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
@@ -54,7 +55,7 @@ def test_overrides_reach_everything() -> None:
     assert made.async_config.max_steps_off_policy == 2
     assert made.dataset_builder.test_group_size == 4
     assert made.max_tokens == 99
-    assert made.rollout_error_tolerance is True
+    assert made.rollout_error_tolerance == RetryOnFailure(per_rollout_timeout=3600)
     (evaluator,) = made.evaluator_builders
     assert evaluator.builder.tasks == ["toy.py@letters"]
     assert evaluator.builder.log_dir == str(REQUEST.log_dir / "evaluations")

@@ -52,6 +52,7 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "teacher_weight": {"type": float},
     "scan": {"multiple": True, "default": (), "metavar": "FILE"},
     "scan_model": {"metavar": "NAME"},
+    "rollout_timeout": {"type": click.FloatRange(0), "metavar": "SECONDS"},
     "workers": {"metavar": "N"},
     "ray": {"is_flag": False, "flag_value": "", "metavar": "[ADDRESS]"},
 }

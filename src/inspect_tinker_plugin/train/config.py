@@ -28,6 +28,7 @@ from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
+from inspect_tinker_plugin.train.deadline import with_deadline
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import check_scanners
@@ -203,7 +204,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     _check(config)
     if request.local:
         _check_local(config)
-    return config
+    return with_deadline(config, request.rollout_timeout)
 
 
 def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:

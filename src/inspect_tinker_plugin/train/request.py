@@ -86,6 +86,11 @@ class TrainRequest:
     scan_limit: int = option(16, "Rollouts per batch that are scanned, chosen at random.")
     scan_tokens: int | None = option(None, "Tokens of all scans together; then they stop.")
     scan_model: str | None = option(None, "Model of scanners that ask one.")
+    rollout_timeout: float | None = option(
+        None,
+        "Seconds after which a rollout is cancelled and run again, up to three per group (3600 in "
+        "the asynchronous loop, else never); 0 for never.",
+    )
     workers: int | None = option(None, "Roll out in N processes.")
     ray: str | None = option(
         None, "Roll out on a Ray cluster, or on one that is started here (an empty address)."
