@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from inspect_tinker_plugin.train.history import REWARD, read_steps
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
+LINK_TO_FILE = re.compile(r'<a href="(?![a-z]+:|#)[^"]*"[^>]*>(.*?)</a>', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,10 @@ def span(curve: Sequence[float]) -> str:
 
 
 def keep(example: Example, folder: Path, own: Path) -> None:
-    """Copy a run's pages, without the paths of the machine that it ran on."""
+    """Copy a run's pages, without links to its logs and paths of the machine that it ran on."""
     for name, page in example.pages.items():
-        text = (folder / page).read_text(encoding="utf-8")
-        (own / name).write_text(text.replace(f"{Path.cwd()}/", ""), encoding="utf-8")
+        text = (folder / page).read_text(encoding="utf-8").replace(f"{Path.cwd()}/", "")
+        (own / name).write_text(LINK_TO_FILE.sub(r"\1", text), encoding="utf-8")
 
 
 if __name__ == "__main__":
