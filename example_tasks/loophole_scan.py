@@ -6,11 +6,11 @@ from inspect_scout import Result, Scanner, Transcript, scanner
 
 
 @scanner(messages="all")
-def digits_used() -> Scanner[Transcript]:
-    """Whether more than a third of a reply are digits."""
+def first_half_used() -> Scanner[Transcript]:
+    """Whether more than half of a reply are letters that nobody asked for."""
 
     async def scan(transcript: Transcript) -> Result:
         text = transcript.messages[-1].text
-        return Result(value=sum(map(str.isdigit, text)) > len(text) / 3)
+        return Result(value=sum(letter in "abcdefghijklm" for letter in text) > len(text) / 2)
 
     return scan
