@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -31,6 +30,9 @@ PERIOD = 2.0
 
 LONGEST_END = 600.0
 """Seconds that the scans of the last batches may take after the training."""
+
+_AT_ONCE = 8
+"""Logs that are scanned by one process; each is a batch."""
 
 _SCOUT = (
     "from importlib.metadata import entry_points; "
@@ -106,29 +108,34 @@ def scanned(
         say(f"{counted(len(failed), 'batch')} could not be scanned ({said}); see scans.log")
 
 
-def _scan(log: Path, scanner: str, *, limit: int, model: str | None) -> dict[str, Any]:
-    """Scan one log, and return figures of each scanner."""
+def _scan(
+    logs: Sequence[Path], scanner: str, *, limit: int, model: str | None
+) -> dict[str, dict[str, Any]]:
+    """Scan logs in one process, which takes seconds to start; return the figures of each."""
     from inspect_scout import scan_list, scan_results_df
 
     with TemporaryDirectory(prefix="inspect-rl-scan-") as folder:
-        command = [sys.executable, "-c", _SCOUT, "scan", scanner, "--transcripts", str(log)]
-        command += ["--scans", folder, "--limit", str(limit), "--shuffle", "0"]
+        command = [sys.executable, "-c", _SCOUT, "scan", scanner]
+        command += [word for log in logs for word in ("--transcripts", str(log))]
+        command += ["--scans", folder, "--limit", str(limit * len(logs)), "--shuffle", "0"]
         command += ["--max-processes", "1", "--display", "plain"]
         command += ["--model", model] if model is not None else []
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True, cwd=Path(scanner).parent)
         tables = [  # read here: the frames are made when they are asked for
-            table
+            (name, str(uri), results)
             for each in scan_list(folder)
-            for table in scan_results_df(each.location).scanners.items()
+            for name, table in scan_results_df(each.location).scanners.items()
+            for uri, results in table.groupby("transcript_source_uri")
         ]
-    figures: dict[str, Any] = {}
-    for name, results in tables:
+    figures: dict[str, dict[str, Any]] = {}
+    for name, uri, results in tables:
         values = [float(value) for value in results["value"] if _is_figure(value)]
+        row = figures.setdefault(uri.rpartition("/")[2], {})
         if values:
-            figures[f"scan/{name}"] = sum(values) / len(values)
-        figures[f"scan/{name}/scanned"] = len(values)
-        figures[f"scan/{name}/failed"] = int(results["scan_error"].notna().sum())
-        figures[f"scan/{name}/tokens"] = int(results["scan_total_tokens"].fillna(0).sum())
+            row[f"scan/{name}"] = sum(values) / len(values)
+        row[f"scan/{name}/scanned"] = len(values)
+        row[f"scan/{name}/failed"] = int(results["scan_error"].notna().sum())
+        row[f"scan/{name}/tokens"] = int(results["scan_total_tokens"].fillna(0).sum())
     return figures
 
 
@@ -159,30 +166,37 @@ def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
             if path.name not in done and (budget is None or spent < budget)
         ]
         if waiting:
-            _append(folder / SCANS, _scan_all(waiting[0], scanners, **options))
+            _append(folder / SCANS, _scan_all(waiting[:_AT_ONCE], scanners, **options))
         elif last_look:
             return
         else:
             ended.wait(PERIOD)
 
 
-def _scan_all(log: Path, scanners: Sequence[str], **options: Any) -> dict[str, Any]:
-    metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
-    step = metadata.get("policy_step")
-    row: dict[str, Any] = {"log": log.name, "step": metadata.get("batch") if step is None else step}
-    began = time.monotonic()
+def _scan_all(logs: Sequence[Path], scanners: Sequence[str], **options: Any) -> list[Any]:
+    rows = {}
+    for log in logs:
+        metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
+        step = metadata.get("policy_step")
+        rows[log.name] = {
+            "log": log.name,
+            "step": metadata.get("batch") if step is None else step,
+        }
     for scanner in scanners:
         try:
-            row |= _scan(log, scanner, **options)
+            found = _scan(logs, scanner, **options)
         except Exception as error:  # of a scanner, or of Scout
-            print(f"{log}: {scanner}: {error!r}", file=sys.stderr, flush=True)
-            row["error"] = f"{Path(scanner).name}: {type(error).__name__}"
-    return {**row, "seconds": round(time.monotonic() - began, 1)}
+            print(f"{scanner}: {error!r}", file=sys.stderr, flush=True)
+            failed = {"error": f"{Path(scanner).name}: {type(error).__name__}"}
+            found = dict.fromkeys(rows, failed)
+        for name, figures in found.items():
+            rows[name] |= figures
+    return list(rows.values())
 
 
-def _append(path: Path, row: dict[str, Any]) -> None:
+def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def main() -> None:
