@@ -20,6 +20,8 @@ EXTRAS_OF = {
     "tinker_local": ("local",),
     "processes": ("ray",),
     "serve": ("serve", "verifiers"),
+    "evaluate": ("agents",),
+    "train": ("scout",),
 }
 """Folders whose imports an extra may bring."""
 

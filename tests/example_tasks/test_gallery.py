@@ -16,7 +16,7 @@ GALLERY = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 def test_the_notebook_goes_from_a_task_to_its_reward() -> None:
-    notebook = nbformat.read(GALLERY / "first_dataset.ipynb", as_version=4)
+    notebook = nbformat.read(GALLERY / "first_dataset.ipynb", as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(notebook, timeout=250, kernel_name="python3").execute(cwd=str(GALLERY))
     printed = ["".join(out.get("text", "") for out in cell.get("outputs", ()))
                for cell in notebook.cells]  # fmt: skip
