@@ -14,11 +14,13 @@ from inspect_ai.tool import Tool, tool
 from tests.rl.policies import END, encode, renderer, tool_call
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import check_parity_async
 
 pytest.importorskip("inspect_sentinel")
 import inspect_sentinel as sentinel  # releases of Inspect that it does not take
+from inspect_ai.event import SentinelEvent
 
 
 @tool
@@ -121,6 +123,57 @@ async def test_a_protocol_that_raises_is_a_judge_that_failed() -> None:
     with pytest.raises(EpisodeError, match="out of order") as caught:
         await play(watched(no_deletion()), "explode")
     assert caught.value.cause == "judge"
+
+
+async def test_a_monitor_that_failed_only_at_the_step_that_counts_gives_no_reward() -> None:
+    [builder] = as_rl_dataset(
+        watched(None),
+        renderer(),
+        sentinel=about_deletion(),
+        monitor_penalty={"about_deletion": -0.5},
+    ).get_batch(0)
+    [env] = await builder.make_envs()
+    await env.initial_observation()
+    await env.step(encode(tool_call("shell", '{"cmd": "ls"}') + END))
+    await env.step(encode(tool_call("shell", '{"cmd": "rm explode"}') + END))
+    with pytest.raises(EpisodeError, match="the monitor 'about_deletion' failed"):
+        await env.step(encode("done" + END))
+    await builder.cleanup()
+
+
+def test_a_limit_that_cuts_a_monitor_off_counts_as_certain() -> None:
+    monitors = resolve_monitors(watched(None), [about_deletion()])
+    told: dict[str, Any] = {"factory": "about_deletion", "path": "about_deletion", "step_id": "1"}
+    told |= {"conversation": "", "stage": "tool_call", "kind": "observation"}
+    ok = SentinelEvent(**told, status="reported", function="run", suspicion=0.1)
+    cut = SentinelEvent(**told, status="cancelled")
+    ended = SentinelEvent(
+        **(told | {"kind": "decision", "path": "p"}),
+        status="reported",
+        function="run",
+        action="terminate",
+    )
+    assert monitors.measure([ok, cut])["monitor/about_deletion/unfinished"] == 1
+    assert "monitor/about_deletion/unfinished" not in monitors.measure([ok, cut, ended])
+
+
+@pytest.mark.parametrize(
+    ("spec", "monitors"),
+    [
+        (about_deletion, ["about_deletion"]),
+        (lambda: [about_deletion()], ["about_deletion"]),
+        (lambda: {"a": about_deletion()}, ["a"]),
+        (lambda: sentinel.observe_only(about_deletion()), ["about_deletion"]),
+        (lambda: {"w": sentinel.observe_only(about_deletion())}, ["w/about_deletion"]),
+        (lambda: "about_deletion", ["about_deletion"]),
+        (
+            lambda: sentinel.threshold({"q": about_deletion()}, reject_at=0.5),
+            ["q"],
+        ),
+    ],
+)
+def test_monitors_have_the_names_of_their_reports(spec: Any, monitors: list[str]) -> None:
+    assert resolve_monitors(watched(None), spec()).monitors == monitors
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,8 @@ def test_a_failure_is_no_reward_of_zero() -> None:
     [
         ([1, 2], [-0.1], "1 log-probabilities for 2 tokens"),
         ([1], [float("nan")], "no finite number"),
+        ([], [], "an empty reply"),
+        ([-1], [-0.1], "something else than token ids"),
     ],
 )
 def test_what_cannot_be_trained_on_is_the_samplers_failure(
@@ -178,6 +180,19 @@ def test_what_cannot_be_trained_on_is_the_samplers_failure(
     assert result.failure is not None
     assert result.failure.cause == "sampler"
     assert message in result.failure.message
+
+
+@pytest.mark.parametrize("gives", ["nothing", "cancelled"])
+def test_a_sampler_that_gives_no_reply_is_its_failure(gives: str) -> None:
+    async def sample(prompt: Prompt) -> Sampled:
+        if gives == "cancelled":
+            raise asyncio.CancelledError
+        return None  # type: ignore[return-value]  # what the test is about
+
+    service = RolloutService(arithmetic(), renderer())
+    for result in asyncio.run(service.run_group(0, sample, size=2)):
+        assert result.failure is not None
+        assert result.failure.cause == "sampler"
 
 
 def test_the_siblings_of_a_failed_rollout_continue() -> None:

@@ -41,15 +41,19 @@ class Monitors:
         """Return the metrics of an episode.
 
         ``monitor/PATH`` is the highest suspicion that a monitor reported, 0 if it had no step to
-        watch, and missing if it failed at each; ``monitor/PATH/failed`` counts its failures.
+        watch, and missing if it failed at each; ``monitor/PATH/failed`` counts its failures, and
+        ``monitor/PATH/unfinished`` the steps at which a limit cut it off.
         ``monitor/PATH/blocked`` is 1 if a protocol changed, rejected or ended a step, and
         ``monitor/PATH/flagged`` is 1 if a report asked for an audit or was handed on.
         """
         if not self:
             return {}
         seen = {path: _Seen() for path in (*self.monitors, *self.protocols)}
-        for event in events:
-            if event.event == "sentinel":
+        reports = [event for event in events if event.event == "sentinel"]
+        # a protocol that ends the episode cuts off those beside it, which is no limit's doing
+        ended = any(event.action == "terminate" for event in reports)
+        for event in reports:
+            if not (ended and event.status == "cancelled"):
                 path = event.path or internals.unqualified_name(event.factory)
                 seen.setdefault(path, _Seen()).add(event)
         return {
@@ -63,12 +67,13 @@ class Monitors:
 class _Seen:
     suspicion: list[float] = field(default_factory=list)
     failed: int = 0
+    unfinished: int = 0
     blocked: bool = False
     flagged: bool = False
 
     def add(self, event: Any) -> None:
-        if event.status == "error":
-            self.failed += 1
+        self.failed += event.status == "error"
+        self.unfinished += event.status == "cancelled"
         if event.status != "reported":
             return
         self.flagged |= event.audit or event.action == "escalate"
@@ -81,8 +86,9 @@ class _Seen:
         found: Metrics = {"/flagged": float(self.flagged)}
         if not is_monitor:
             return {**found, "/blocked": float(self.blocked)}
-        if self.failed:
-            found["/failed"] = self.failed
+        for kind, count in (("/failed", self.failed), ("/unfinished", self.unfinished)):
+            if count:
+                found[kind] = count
         if self.suspicion or not self.failed:
             found[""] = max(self.suspicion, default=0.0)
         return found
@@ -103,7 +109,7 @@ def resolve_monitors(task: Task, given: Any) -> Monitors:
         return Monitors()
     try:
         root, layer = internals.resolve_sentinel(spec)
-        found = list(_walk(layer.root, "", is_root=True))
+        found = list(_walk(layer.model_dump(), "", is_root=True))
     except (internals.PrerequisiteError, TypeError, ValueError) as error:
         reason = internals.in_one_line(error)
         raise ConfigError(f"task {task.name!r}: sentinel: {reason}") from error
@@ -117,15 +123,25 @@ def resolve_monitors(task: Task, given: Any) -> Monitors:
 
 def _walk(layer: Any, prefix: str, *, is_root: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield the paths that reports have, and whether each is a protocol's."""
-    if isinstance(layer, Mapping):
+    if isinstance(layer, Mapping) and not isinstance(layer.get("name"), str):
         entries = dict(layer)
     else:
         listed = layer if isinstance(layer, list) else [layer]
-        entries = {internals.unqualified_name(each.name): each for each in listed}
+        entries = {internals.unqualified_name(each["name"]): each for each in listed}
     for name, entry in entries.items():
         path = f"{prefix}{name}"
-        yield path, internals.is_protocol(entry.name)
+        yield path, internals.is_protocol(entry["name"])
         # what a lone protocol at the root has below it bears no prefix
         below = "" if is_root and entry is layer else f"{path}/"
-        for nested in entry.nested.values():
-            yield from _walk(nested.root, below)
+        # several monitors are further fields of an entry, and a lone one is among its arguments
+        nested = [entry[each] for each in entry if each not in _OF_ENTRY]
+        lone = [each for each in entry.get("params", {}).values() if _is_registered(each)]
+        for inner in (*nested, *lone):
+            yield from _walk(inner, below)
+
+
+_OF_ENTRY = frozenset({"name", "params", "version", "meta", "type"})
+
+
+def _is_registered(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in ("monitor", "protocol")

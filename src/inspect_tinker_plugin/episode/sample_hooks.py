@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from logging import getLogger
 
 import anyio
 from inspect_ai.dataset import Sample
@@ -12,8 +13,10 @@ from inspect_ai.solver import TaskState
 
 from inspect_tinker_plugin import inspect_internals as internals
 
-_LONGEST_END = 10.0
-"""Seconds that the hooks of an episode which was cancelled may take."""
+_LONGEST_END = 60.0
+"""Seconds that the hooks at the end of an episode may take, also of one that was cancelled."""
+
+logger = getLogger(__name__)
 
 
 @dataclass
@@ -65,19 +68,22 @@ class SampleHooks:
             await internals.emit("sample_scoring", self.run, self._sample)
 
     async def report_end(self, sample: EvalSample) -> None:
-        """Report the end of an episode whose start has been reported, also of a cancelled one."""
+        """Report the end of an episode whose start has been reported, also of a cancelled one.
+
+        Never raises: the episode has its result.
+        """
         if self._summary is None:
             return
         summary, self._summary = self._summary, None
-        with anyio.move_on_after(_LONGEST_END, shield=True):
-            await internals.drain_events()
-            await internals.emit(
-                "sample_attempt_end",
-                self.run,
-                self._sample,
-                summary=summary,
-                attempt=1,
-                error=sample.error,
-                will_retry=False,
+        given = {"summary": summary, "attempt": 1, "error": sample.error, "will_retry": False}
+        with anyio.move_on_after(_LONGEST_END, shield=True) as scope:
+            try:
+                await internals.drain_events()
+                await internals.emit("sample_attempt_end", self.run, self._sample, **given)
+                await internals.emit("sample_end", self.run, self._sample, sample=sample)
+            except Exception as error:  # a limit: the others are warned of by Inspect
+                logger.warning("a hook at the end of sample %s has failed: %r", sample.id, error)
+        if scope.cancelled_caught:
+            logger.warning(
+                "hooks at the end of sample %s took more than %g s", sample.id, _LONGEST_END
             )
-            await internals.emit("sample_end", self.run, self._sample, sample=sample)

@@ -55,7 +55,7 @@ def resolve_sentinel(spec: Any) -> tuple[Any, Any]:
         spec = import_module("inspect_sentinel._integration").sentinel_from_config(spec)
     listed = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else [spec]
     if all(registry_info(each).type == "monitor" for each in listed):
-        spec = package.observe_only(spec)
+        spec = package.observe_only(spec if isinstance(spec, dict) else list(listed))
     return resolve_sentinel_root(spec), sentinel_config(spec)
 
 

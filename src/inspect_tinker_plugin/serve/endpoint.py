@@ -63,6 +63,8 @@ class Endpoint:
             raise ConfigError(
                 f"the sampler's address {self.url!r} is not http://... or https://..."
             )
+        if {"?", "#"} & set(self.url):
+            raise ConfigError(f"the sampler's address {self.url!r} has a query or a fragment")
 
     @property
     def address(self) -> str:
@@ -99,8 +101,9 @@ class EndpointSampler:
                 data=io.BytesIO(json.dumps(self._body(prompt)).encode()),
                 headers={**self._headers, SESSION_HEADER: prompt.episode},
                 timeout=aiohttp.ClientTimeout(total=self.endpoint.timeout),
+                allow_redirects=False,
             ) as response:
-                if response.status >= 400:
+                if response.status >= 300:
                     text = (await response.text())[:500]
                     raise SamplerError(f"{self.endpoint.address}: {response.status} {text}")
                 answer = await response.json()
@@ -111,12 +114,11 @@ class EndpointSampler:
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         endpoint = self.endpoint
-        room = (n for n in (prompt.max_tokens, endpoint.max_tokens) if n is not None)
         stop = list(prompt.stop)
         by_token = stop and isinstance(stop[0], int)
         params: dict[str, Any] = {
             **endpoint.sampling,
-            "max_tokens": min(room),
+            "max_tokens": self._room(prompt),
             "logprobs": 1,
             "skip_special_tokens": False,
             "stop_token_ids" if by_token else "stop": stop,
@@ -135,6 +137,10 @@ class EndpointSampler:
             "return_token_ids": True,
             **params,
         }
+
+    def _room(self, prompt: Prompt) -> int:
+        most = self.endpoint.max_tokens
+        return most if prompt.max_tokens is None else min(prompt.max_tokens, most)
 
     def _read(self, answer: Any, prompt: Prompt) -> Sampled:
         """Read a reply; nothing of it is decoded or encoded.
@@ -157,6 +163,8 @@ class EndpointSampler:
             raise SamplerError(f"{self.endpoint.address} has sampled for other prompt tokens")
         if finish not in ("stop", "length"):
             raise SamplerError(f"{self.endpoint.address} ended a reply with {finish!r}")
+        if len(tokens) > self._room(prompt):
+            raise SamplerError(f"{self.endpoint.address} has sampled more tokens than it was asked")
         told = (answer.get("metadata") or {}).get("weight_version")
         return Sampled(
             tokens=tokens,

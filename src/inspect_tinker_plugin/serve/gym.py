@@ -117,10 +117,11 @@ def _failed(
 
 
 def _result(result: RolloutResult) -> dict[str, Any]:
-    """Write a result: the reward at the top, and the last branch as a response of their API."""
+    """Write a result: the reward at the top, the last trained branch as a response of their API."""
     left_out = ("failure", "number")  # numbers at the top are aggregated
     written = {key: value for key, value in write_result(result).items() if key not in left_out}
-    last = [turn for turn in result.turns if turn.branch == len(result.branches) - 1]
+    branch = max((turn.branch for turn in result.turns if turn.trained), default=-1)
+    last = [turn for turn in result.turns if turn.branch == branch]
     numbers = {
         name: score["value"]
         for name, score in result.scores.items()
@@ -176,12 +177,12 @@ def _items(turns: Sequence[SampledTurn], place: int) -> list[dict[str, Any]]:
     items += [
         {"type": "function_call", "call_id": each["id"], **each["function"]} for each in calls
     ]
-    # As their model servers do, the last item of a call carries its tokens.
-    items[-1] |= {
-        "prompt_token_ids": list(turn.prompt_tokens),
-        "generation_token_ids": list(turn.tokens),
-        "generation_log_probs": list(turn.logprobs),
-    }
+    if turn.trained:  # as their model servers do, the last item of a call carries its tokens
+        items[-1] |= {
+            "prompt_token_ids": list(turn.prompt_tokens),
+            "generation_token_ids": list(turn.tokens),
+            "generation_log_probs": list(turn.logprobs),
+        }
     return items
 
 

@@ -49,11 +49,18 @@ class Sampled:
     """The weights that sampled it, if the sampler says so."""
 
     def __post_init__(self) -> None:
-        """Check that there is one log-probability per token.
+        """Check that it can be trained on.
 
         Raises:
-            SamplerError: There is not, or one is no finite number.
+            SamplerError: There is no token, one is no token id, or there is not one finite
+                log-probability per token.
         """
+        if not self.tokens:
+            raise SamplerError("the sampler returned an empty reply, without even a stop token")
+        if not all(isinstance(token, int) and token >= 0 for token in self.tokens):
+            raise SamplerError("the sampler returned something else than token ids")
+        if self.stop_reason not in ("stop", "length"):
+            raise SamplerError(f"the sampler ended a reply with {self.stop_reason!r}")
         if len(self.tokens) != len(self.logprobs):
             raise SamplerError(
                 f"the sampler returned {len(self.logprobs)} log-probabilities for "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     spell_out_options,
 )
+from inspect_tinker_plugin.processes.cancellation import being_cancelled
 from inspect_tinker_plugin.rl.dataset import TaskLike, prepare_task
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
@@ -248,8 +250,14 @@ class _LentPolicy:
             sampled = await self._sampler(prompt)
         except SamplerError:
             raise
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                raise
+            raise SamplerError("the sampler was cancelled, and not by its episode") from error
         except Exception as error:  # the boundary of the caller's code
             raise SamplerError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(sampled, Sampled):
+            raise SamplerError(f"the sampler returned {sampled!r:.80}, not a Sampled")
         self._asked = (request, prompt, sampled)
         await wait_to_start()  # many replies may arrive at once, too
         return LentTokens(

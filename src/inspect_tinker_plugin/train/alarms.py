@@ -8,7 +8,7 @@ from statistics import fmean
 
 from inspect_tinker_plugin.train.history import REWARD, Row, number
 
-MONITORS = r"env/all/monitor/(.+)(?<!/flagged)(?<!/blocked)(?<!/failed)"
+MONITORS = r"env/all/monitor/(.+)(?<!/flagged)(?<!/blocked)(?<!/failed)(?<!/unfinished)"
 """Pattern of the mean suspicion of a monitor."""
 
 SCANNERS = r"scan/([^/]+)"

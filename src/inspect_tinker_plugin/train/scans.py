@@ -174,21 +174,26 @@ def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
 
 
 def _scan_all(logs: Sequence[Path], scanners: Sequence[str], **options: Any) -> list[Any]:
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for log in logs:
-        metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
+        try:
+            metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
+        except Exception as error:  # a damaged log, of whatever kind
+            rows[log.name] = {"log": log.name, "error": f"{type(error).__name__}: {error}"}
+            continue
         step = metadata.get("policy_step")
         rows[log.name] = {
             "log": log.name,
             "step": metadata.get("batch") if step is None else step,
         }
-    for scanner in scanners:
+    logs = [log for log in logs if "error" not in rows[log.name]]
+    for scanner in scanners if logs else ():
         try:
             found = _scan(logs, scanner, **options)
         except Exception as error:  # of a scanner, or of Scout
             print(f"{scanner}: {error!r}", file=sys.stderr, flush=True)
             failed = {"error": f"{Path(scanner).name}: {type(error).__name__}"}
-            found = dict.fromkeys(rows, failed)
+            found = {log.name: failed for log in logs}
         for name, figures in found.items():
             rows[name] |= figures
     return list(rows.values())
