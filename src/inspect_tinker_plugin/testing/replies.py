@@ -259,8 +259,15 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
         try:
             parsed = _LINE.validate_json(line)
         except ValidationError as error:
+            faults = error.errors()
+            unknown = [each["loc"][-1] for each in faults if each["type"] == "extra_forbidden"]
+            fault = (
+                f"a reply has no key {unknown[0]!r}"
+                if unknown
+                else "neither a reply nor a list of replies"
+            )
             raise ConfigError(
-                f"{path}, line {number}: neither a reply nor a list of replies. "
+                f"{path}, line {number}: {fault}. "
                 "A reply is a string or "
                 '{"text": "...", "tool_calls": [{"name": "...", "arguments": {}}]}.'
             ) from error
