@@ -18,6 +18,7 @@ from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, repo
 from inspect_tinker_plugin.cli.rollout import rollout
 from inspect_tinker_plugin.cli.serve import serve_command
 from inspect_tinker_plugin.cli.train import train_command
+from inspect_tinker_plugin.cli.watch import watch_command
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ for _command in (
     serve_command,
     serve_model_command,
     train_command,
+    watch_command,
 ):
     rl.add_command(_command)
 rl.add_command(plugins_command)

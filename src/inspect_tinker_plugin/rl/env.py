@@ -294,6 +294,7 @@ class InspectEnv(Env):
         """Forget what a closed env needs no more, so that its memory is freed."""
         self.received = None
         self.tokens.forget()
+        self._hooks.note_closed()
 
     # parts of a step
 

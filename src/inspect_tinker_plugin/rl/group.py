@@ -119,7 +119,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
                 episode,
                 tokens,
                 parts.outcomes,
-                hooks=EpisodeHooks(parts.executor, scope, parts.observers),
+                hooks=EpisodeHooks(parts.executor, scope, parts.observers, parts.live),
                 rollout_limits=limits,
                 pays_in_steps=parts.group_reward is None,
             )

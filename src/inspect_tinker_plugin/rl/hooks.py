@@ -28,6 +28,7 @@ from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
 from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
+from inspect_tinker_plugin.rl.live import LiveRollouts
 from inspect_tinker_plugin.tools import ToolScope, use_tool_executor
 
 logger = getLogger(__name__)
@@ -89,16 +90,18 @@ class EpisodeHooks:
         executor: ToolExecutor | ToolFunction | None = None,
         scope: ToolScope | None = None,
         observers: Observers | None = None,
+        live: LiveRollouts | None = None,
     ) -> None:
         self._executor = executor
         self._scope = scope
         self._observers = observers
-        self._id = uuid.uuid4().hex if observers else ""
+        self._live = live
+        self._id = uuid.uuid4().hex if observers or live else ""
 
     @property
     def observed(self) -> bool:
-        """Whether there is an observer."""
-        return bool(self._observers)
+        """Whether somebody observes or watches it."""
+        return bool(self._observers) or self._live is not None
 
     async def start(self, episode: Episode) -> Outcome:
         """Start an episode whose tool calls the executor carries out."""
@@ -111,6 +114,8 @@ class EpisodeHooks:
 
     async def report_start(self, task: str, sample: Sample, epoch: int) -> None:
         """Tell observers that an episode is about to run."""
+        if self._live:
+            self._live.start(self._id, task=task, sample=sample.id, epoch=epoch)
         if self._observers:
             await self._observers.tell(
                 "on_episode_start",
@@ -121,6 +126,8 @@ class EpisodeHooks:
 
     async def report_turn(self, request: TurnRequest, output: object) -> None:
         """Tell observers the answer to a model call, an output or an exception."""
+        if self._live:
+            self._live.count_turn(self._id)
         if self._observers:
             answer = output if isinstance(output, ModelOutput) else None
             await self._observers.tell(
@@ -135,8 +142,15 @@ class EpisodeHooks:
 
     async def report_end(self, result: EpisodeResult, reward: float | None) -> None:
         """Tell observers how the episode ended."""
+        if self._live:
+            self._live.end(self._id, reward, None if result.error is None else str(result.error))
         if self._observers:
             await self._observers.tell("on_episode_end", lambda: _ended(self._id, result, reward))
+
+    def note_closed(self) -> None:
+        """Note that the episode was closed, whether or not it had come to an end."""
+        if self._live:
+            self._live.end(self._id)
 
 
 class Observers:

@@ -31,6 +31,7 @@ from inspect_tinker_plugin.rewards import (
 )
 from inspect_tinker_plugin.rl.ending import RewardRules
 from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, with_plugin_scorers
+from inspect_tinker_plugin.rl.live import LiveRollouts
 from inspect_tinker_plugin.rl.models import model_name
 from inspect_tinker_plugin.tasks.loading import with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef
@@ -60,6 +61,8 @@ class Parts:
     group_reward: ResolvedGroupReward | None
     executor: ToolExecutor | ToolFunction | None
     observers: Observers
+    live: LiveRollouts | None
+    """Where its running rollouts are shown, if somebody can watch them."""
     memory: Memory
     """What tool executors share in all episodes."""
 
@@ -158,6 +161,7 @@ class TaskHandle:
             group_reward=None if group_reward is None else resolve_group_reward(group_reward),
             executor=resolve_tool_executor(options.tool_executor),
             observers=episode_observers(task),
+            live=LiveRollouts.of(self.run_folder),
             memory={},
         )
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -31,12 +33,17 @@ from inspect_tinker_plugin.train.history import (
     rewards_by_task,
     step_problems,
 )
+from inspect_tinker_plugin.train.report import write_report
+
+logger = getLogger(__name__)
 
 PERIOD = 0.5
 """Seconds between looks at the files."""
 
 _WARNING = re.compile(r"^(\S+?)(?::\d+)? \[(?:WARNING|ERROR|CRITICAL)\] (.*)$")
 _MANY = 5
+_RENEW = 30.0
+"""Least seconds between two reports of a run that is trained."""
 _REMIND = 10
 """Steps after which a warning about a run that learns nothing is repeated."""
 
@@ -62,15 +69,18 @@ def show_progress(
     ended = threading.Event()
 
     def follow() -> None:
-        last_look = False
+        last_look, report = False, _Report(log_dir)
         while not last_look:
             last_look = ended.wait(PERIOD)
             for line in log.lines():
                 for text in progress.warn(line):
                     say(text)
             for row in parse_rows(metrics.lines()):
+                report.stale = True
                 for text in progress.describe(row):
                     say(text)
+            if not last_look:  # the end of a run writes its own
+                report.renew()
 
     thread = threading.Thread(target=follow, name="train-progress", daemon=True)
     thread.start()
@@ -85,6 +95,28 @@ def _look_for(log_dir: Path, penalties: Mapping[str, float]) -> Iterator[str]:
     steps, scans = read_steps(log_dir), read_scans(log_dir)
     rows = [{**row, **scans.get(step, {})} for step, row in steps.items()]
     return find_alarms(rows, penalties)
+
+
+class _Report:
+    """The report of a run, renewed while it is trained."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._due = 0.0
+        self.stale = False
+
+    def renew(self) -> None:
+        """Write it if there is news, at most every 30 s and a twentieth of the time."""
+        started = time.monotonic()
+        if not self.stale or started < self._due:
+            return
+        self.stale = False
+        try:
+            write_report(self._log_dir)
+        except Exception as error:  # the training goes on, and its end tries again
+            logger.warning("the report cannot be written: %s", error)
+        ended = time.monotonic()
+        self._due = ended + max(_RENEW, 20 * (ended - started))
 
 
 class _Tail:

@@ -46,6 +46,7 @@ from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import scanned
+from inspect_tinker_plugin.train.watching import watchable
 
 if TYPE_CHECKING:
     from tinker_local import LocalServer
@@ -232,6 +233,7 @@ def _train(run: Run) -> None:
         _require_weights(run)
         run = replace(run, config=_within_window(run.config, local=request.local))
         stack.callback(_finish_logs, log_dir)
+        stack.enter_context(watchable(log_dir))
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
         executor = stack.enter_context(_executor(request))

@@ -1,0 +1,126 @@
+"""A run can be watched from its files: what is rolled out at the moment, and what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from inspect_tinker_plugin import as_rl_dataset
+from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.rl.live import LIVE
+from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
+from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN
+from inspect_tinker_plugin.train.progress import show_progress
+from inspect_tinker_plugin.train.watching import RunState, read_state, watchable
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that has done one step."""
+    for name in (RUN, "config.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "logs.log").touch()
+    (tmp_path / METRICS).write_text(json.dumps({"step": 0, REWARD: 0.25}) + "\n")
+    return tmp_path
+
+
+@solver
+def waits_after_a_turn(gate: asyncio.Event) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state = await generate(state)
+        if state.epoch == 2:
+            await gate.wait()
+        return state
+
+    return solve
+
+
+async def until(run: Path, holds: Callable[[RunState], bool]) -> RunState:
+    async with asyncio.timeout(120):
+        while not holds(state := read_state(run)):
+            await asyncio.sleep(0.1)  # noqa: ASYNC110 - what is waited for is in files
+    return state
+
+
+def watched(*arguments: str) -> str:
+    result = CliRunner().invoke(rl, ["watch", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["ends", "is cancelled"])
+async def test_a_rollout_is_shown_until_it_ends(run: Path, cancelled: bool) -> None:
+    gate = asyncio.Event()
+    task = Task(
+        name="words",
+        dataset=[Sample(id="w1", input="?", target="yes")],
+        solver=waits_after_a_turn(gate),
+        scorer=includes(),
+    )
+    renderer = load_renderer()
+    policy = cast(TokenCompleter, ScriptedPolicy(renderer, lambda request: "yes"))
+    with watchable(run):
+        data = as_rl_dataset(task, renderer, group_size=2, log_dir=run / ROLLOUT_LOGS)
+        [builder] = data.get_batch(0)
+        group = asyncio.create_task(do_group_rollout(builder, policy))
+        state = await until(run, lambda state: bool(state.ended and state.running))
+        assert state.trained
+        [rollout] = state.running
+        assert (rollout["task"], rollout["sample"], rollout["epoch"]) == ("words", "w1", 2)
+        assert rollout["turns"] == 1
+        shown = watched(str(run), "--once")
+        assert "1 step done, training" in shown
+        assert "1 rollout running" in shown
+        assert "w1 (2)" in shown
+        if cancelled:
+            group.cancel()
+            await asyncio.wait([group])
+        else:
+            gate.set()
+            await group
+        state = await until(run, lambda state: not state.running)
+        assert [each["reward"] for each in state.ended] == [1.0] * (1 if cancelled else 2)
+    assert not (run / LIVE).exists()
+    assert "not training now" in watched(str(run))
+
+
+def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
+    rollout = {"task": "words", "sample": 1, "epoch": 1, "turns": 0, "started": 1.0}
+    with watchable(run):
+        about = {"host": os.uname().nodename, "pid": 2**22 + 1, "running": [rollout], "ended": []}
+        file = run / LIVE / "worker.json"
+        file.write_text(json.dumps(about))
+        assert read_state(run).running == []
+        file.write_text(json.dumps({**about, "host": "another-node"}))
+        assert read_state(run).running == [rollout]
+
+
+def test_the_report_is_renewed_while_the_run_goes_on(run: Path) -> None:
+    with show_progress(run, lambda line: None):
+        with (run / METRICS).open("a") as file:
+            file.write(json.dumps({"step": 1, REWARD: 0.5}) + "\n")
+        for _ in range(600):
+            if (run / REPORT).is_file():
+                break
+            time.sleep(0.1)
+        assert "0.500" in (run / REPORT).read_text()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(rl, ["watch", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "is not the folder of a run" in result.output
