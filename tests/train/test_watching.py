@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.rl.live import LIVE
+from inspect_tinker_plugin.rl.live import LIVE, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN
 from inspect_tinker_plugin.train.progress import show_progress
@@ -51,8 +51,8 @@ def waits_after_a_turn(gate: asyncio.Event) -> Solver:
 
 async def until(run: Path, holds: Callable[[RunState], bool]) -> RunState:
     async with asyncio.timeout(120):
-        while not holds(state := read_state(run)):
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 - what is waited for is in files
+        while not holds(state := read_state(run)):  # noqa: ASYNC110 - it is in files
+            await asyncio.sleep(0.1)
     return state
 
 
@@ -96,6 +96,23 @@ async def test_a_rollout_is_shown_until_it_ends(run: Path, cancelled: bool) -> N
         assert [each["reward"] for each in state.ended] == [1.0] * (1 if cancelled else 2)
     assert not (run / LIVE).exists()
     assert "not training now" in watched(str(run))
+
+
+def test_a_worker_says_that_its_rollouts_have_ended(run: Path) -> None:
+    async def begin_and_end(live: LiveRollouts, *, end: bool) -> None:
+        live.start("e1", task="words", sample="w1", epoch=1)
+        await asyncio.sleep(0)
+        if end:
+            live.end("e1", reward=0.5)
+
+    with watchable(run):
+        live = LiveRollouts.of(run)
+        assert live is not None
+        for end in (False, True):  # each group of a worker has a loop of its own
+            asyncio.run(begin_and_end(live, end=end))
+        state = read_state(run)
+    assert state.running == []
+    assert [rollout["reward"] for rollout in state.ended] == [0.5]
 
 
 def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:

@@ -36,7 +36,7 @@ class LiveRollouts:
         self._path = folder / f"{socket.gethostname()}-{os.getpid()}.json"
         self._running: dict[str, dict[str, Any]] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=_RECENT)
-        self._planned: asyncio.TimerHandle | None = None
+        self._planned: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def of(cls, run: Path | None) -> LiveRollouts | None:
@@ -70,8 +70,13 @@ class LiveRollouts:
         self._plan()
 
     def _plan(self) -> None:
-        if self._planned is None:
-            self._planned = asyncio.get_running_loop().call_later(_DELAY, self._write)
+        if not self._running:  # the loop of a worker may end now
+            self._write()
+            return
+        loop = asyncio.get_running_loop()
+        if self._planned is not loop:
+            self._planned = loop
+            loop.call_later(_DELAY, self._write)
 
     def _write(self) -> None:
         self._planned = None
