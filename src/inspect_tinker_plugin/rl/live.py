@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from inspect_tinker_plugin.processes.loops import running_loop
+
 LIVE = "live"
 """Folder of these files, in the folder of the run."""
 
@@ -70,10 +72,10 @@ class LiveRollouts:
         self._plan()
 
     def _plan(self) -> None:
-        if not self._running:  # the loop of a worker may end now
+        loop = running_loop()
+        if not self._running or loop is None:  # a worker's loop may end now; a thread may have none
             self._write()
             return
-        loop = asyncio.get_running_loop()
         if self._planned is not loop:
             self._planned = loop
             loop.call_later(_DELAY, self._write)
