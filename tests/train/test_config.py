@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
@@ -251,3 +252,15 @@ def test_the_command_that_tries_a_mixture_has_the_arguments_of_its_first_task() 
     made = build_config(request, model="/models/tiny")
     command = _rollout_command(request, made, "tinker://w")
     assert command.startswith("inspect rl rollout toy.py@letters -T samples=3 --model tinker://w")
+
+
+def test_loggers_are_told_no_empty_mappings() -> None:
+    """Weights & Biases drops them, and refuses the same configuration as a changed one."""
+
+    def has_empty(value: Any) -> bool:
+        return isinstance(value, dict) and (not value or any(map(has_empty, value.values())))
+
+    told = dump_config(config("kl_penalty_coef=0.5"))
+    assert told["dataset_builder"]["batch_size"] > 0
+    assert "task_args" not in told["dataset_builder"]
+    assert not has_empty(told)

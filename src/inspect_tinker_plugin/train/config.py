@@ -20,6 +20,7 @@ from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
 from tinker_cookbook.tokenizer_utils import get_tokenizer
+from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
@@ -161,6 +162,26 @@ _OWN = {"log_path": "--log-dir", "model_name": "--model", "base_url": "--base-ur
 """Options of the cookbook that the run itself depends on."""
 
 
+@chz.chz
+class RunConfig(train.Config):
+    """The cookbook's configuration, as its loggers can keep it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for loggers, without empty mappings.
+
+        Weights & Biases drops those, is told the values a second time by the cookbook, and then
+        refuses them as changed.
+        """
+        return {name: dump_config(value) for name, value in _filled(chz.asdict(self)).items()}
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: _filled(value) if isinstance(value, dict) else value for name, value in values.items()
+    }
+    return {name: value for name, value in kept.items() if value != {}}
+
+
 def build_config(request: TrainRequest, *, model: str) -> Any:
     """Make the ``tinker_cookbook.rl.train.Config`` of a run.
 
@@ -174,7 +195,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     for override in request.overrides:
         if (option := _OWN.get(override.partition("=")[0].lstrip("-"))) is not None:
             raise ConfigError(f"{override} is not a further argument: use {option}")
-    blueprint: Any = chz.Blueprint(train.Config).apply(_fields(request, model))
+    blueprint: Any = chz.Blueprint(RunConfig).apply(_fields(request, model))
     try:
         config = blueprint.apply_from_argv(list(request.overrides), allow_hyphens=True).make()
     except _REFUSALS as error:
