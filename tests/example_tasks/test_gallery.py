@@ -24,10 +24,7 @@ def test_the_notebook_goes_from_a_task_to_its_reward() -> None:
     assert any("[0.8, 0.8]" in text for text in printed)
 
 
-RECORDED = ["letters", "boxes", "mended"]
-
-
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_keeps_its_rewards_curve_and_pages(name: str) -> None:
     folder = GALLERY / name
     expected = json.loads((folder / "expected.json").read_text())
