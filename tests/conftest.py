@@ -24,6 +24,13 @@ os.environ.pop("COLUMNS", None)
 DOCKER_TEST_IMAGE = "inspect-rl-test/python:1"
 
 
+def pytest_sessionstart() -> None:
+    """Choose the display: ``eval_async`` prints plain lines where none was chosen before it."""
+    from inspect_ai.util import display_type
+
+    display_type()
+
+
 @functools.cache
 def missing_for_docker() -> str | None:
     """Return why Docker tests cannot run here, or None."""

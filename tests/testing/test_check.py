@@ -240,7 +240,7 @@ def test_bad_input_is_one_line(tasks: Path, args: list[str], message: str) -> No
 
 
 def reports(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in result.output.splitlines()]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("name", ["repeated", "odd", "shuffled"])
