@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from inspect_ai import Task
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "INSPECT_DISPLAY": "none"}
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
-MAKING, CHECKING = 10, 180
+MAKING, COMMAND = 10, 240
 """Seconds to make a task, and for one command."""
 
 
@@ -94,50 +95,45 @@ def reason(error: BaseException) -> str:
     return text[:100]
 
 
-def command(*arguments: str) -> tuple[int | None, Any]:
-    """Run ``inspect rl … --json``, and return its exit code, ``None`` if it takes too long."""
+def command(*arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """Run ``inspect rl … --json``, and return its results, and why there are none."""
     line = [sys.executable, "-W", "ignore", "-m", "inspect_tinker_plugin", *arguments, "--json"]
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                line, cwd=folder, capture_output=True, text=True, timeout=CHECKING, check=False
+                line, cwd=folder, capture_output=True, text=True, timeout=COMMAND, check=False
             )
         except subprocess.TimeoutExpired:
-            return None, None
-    try:
-        return done.returncode, json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.strip().splitlines()
-        return done.returncode, said[-1] if said else ""
+            return [], f"not within {COMMAND} s"
+    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    found, rest = [], done.stdout.strip()
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        found.append(value)
+        rest = rest[end:].strip()
+    return found, " ".join(said)[7:200].replace("|", "\\|")
 
 
 def checked(name: str) -> str:
     """Check one sample of a task."""
-    code, said = command("check", name, "--limit", "1")
-    if code is None:
-        return f"not within {CHECKING} s"
-    if isinstance(said, str):
-        return said.removeprefix("Error: ")[:120]
-    return "agrees" if code == 0 else str(said.get("verdict") or verdicts(said))
-
-
-def verdicts(said: Any) -> str:
-    """Return the verdicts of a check's runs."""
-    runs = said.get("runs") or said.get("reports") or said.get("samples") or []
-    return ", ".join(sorted({str(each.get("verdict", "?")) for each in runs})) or "differs"
+    runs, error = command("check", name, "--limit", "1")
+    if not runs:
+        return error or "nothing was run"
+    if any(run["missing_grader"] for run in runs):
+        return "needs a grader"
+    return ", ".join(sorted({run["verdict"] for run in runs}))
 
 
 def audited(name: str) -> str:
     """Audit two samples of a task with a small budget."""
     budget = ["--samples", "2", "--budget", "60", "--budget", "90s", "--fail-on", "never"]
-    code, said = command("audit", name, *budget)
-    if code is None:
-        return f"not within {CHECKING} s"
-    if isinstance(said, str):
-        return said.removeprefix("Error: ")[:120]
+    reports, error = command("audit", name, *budget)
+    if not reports:
+        return error or "nothing was run"
     codes = Counter(
-        f"{each['code']} ({each['severity']})"
-        for each in said["findings"]
+        f"`{each['code']}` ({each['severity']})"
+        for report in reports
+        for each in report["findings"]
         if each["severity"] in ("high", "medium")
     )
     return ", ".join(codes) or "nothing grave"
@@ -161,13 +157,16 @@ def main() -> None:
                 made.append(name)
             else:
                 reasons[why] += 1
-    rows = []
-    for name in made:
+
+    def tried(name: str) -> str:
         if time.monotonic() > end:
-            rows.append(f"| `{name}` | not tried | not tried |")
-            continue
-        rows.append(f"| `{name}` | {checked(name)} | {audited(name)} |")
-        print(rows[-1], flush=True)
+            return f"| `{name}` | not tried | not tried |"
+        row = f"| `{name}` | {checked(name)} | {audited(name)} |"
+        print(row, flush=True)
+        return row
+
+    with ThreadPoolExecutor(2) as two:
+        rows = list(two.map(tried, made))
     PAGE.write_text(page(given.package, rows, reasons), encoding="utf-8")
 
 
