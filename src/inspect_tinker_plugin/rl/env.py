@@ -48,7 +48,7 @@ CLOSE_GRACE = 60.0
 """Seconds that ``close()`` waits for a reward function or observer that it has cancelled."""
 
 
-AT_ONCE = 32
+AT_ONCE = 8
 """Starts per iteration of the event loop, so that many of them leave it time for the rest."""
 
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

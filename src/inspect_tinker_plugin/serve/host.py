@@ -17,6 +17,7 @@ import aiohttp
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.processes.workers import freeze_memory_once
 from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
 from inspect_tinker_plugin.serve.results import RolloutResult
 from inspect_tinker_plugin.serve.service import RolloutService
@@ -83,6 +84,7 @@ class Host:
         self._door = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
+        freeze_memory_once()
         self._stack = AsyncExitStack()
         connector = aiohttp.TCPConnector(limit=0)
         self._session = await self._stack.enter_async_context(
