@@ -147,6 +147,24 @@ def sample_setup(files: Mapping[str, bytes], setup: bytes | None) -> Iterator[Sa
         _current.reset(token)
 
 
+_exceeding: ContextVar[bool] = ContextVar("sandbox_exceeding", default=False)
+
+
+@contextmanager
+def exceed_bounds() -> Iterator[None]:
+    """Let callers inside wait for no bound: those who hold the other sandboxes wait for them."""
+    token = _exceeding.set(True)
+    try:
+        yield
+    finally:
+        _exceeding.reset(token)
+
+
+def exceeds_bounds() -> bool:
+    """Return whether the caller waits for no bound."""
+    return _exceeding.get()
+
+
 def current_setup() -> SampleSetup | None:
     """Return the set-up for which a sandbox is being acquired; ``None`` outside of episodes."""
     return _current.get()

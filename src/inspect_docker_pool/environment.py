@@ -41,6 +41,7 @@ from inspect_docker_pool.context import (
     SampleSetup,
     SandboxMetrics,
     current_setup,
+    exceed_bounds,
     measure,
     record_sandbox_metrics,
     sample_setup,
@@ -159,6 +160,10 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         cls, files: Mapping[str, bytes], script: bytes | None
     ) -> contextlib.AbstractContextManager[SampleSetup]:
         return sample_setup(files, script)
+
+    @classmethod
+    def exceed_bounds(cls) -> contextlib.AbstractContextManager[None]:
+        return exceed_bounds()
 
     @classmethod
     def look_ahead(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from inspect_docker_pool.config import PoolSize, ProjectConfig
-from inspect_docker_pool.context import ACQUIRE, WARM_HITS, measure
+from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
 from inspect_docker_pool.engine import Engine, settled
 from inspect_docker_pool.errors import (
     SandboxError,
@@ -34,6 +34,9 @@ IDLE_SECONDS = 600.0
 
 NETWORKS = 24
 """Networks that a pool's projects may have of their own: engines have addresses for about 30."""
+
+SPARE_NETWORKS = 5
+"""Networks beyond that for callers who exceed bounds."""
 
 MAX_BACKOFF_SECONDS = 60.0
 _REMOVE_ATTEMPTS = 3
@@ -73,6 +76,8 @@ class Waiter:
     """Whether a start from ``image`` is in progress."""
     hit: bool = False
     """Whether the project was ready when the caller came."""
+    exceeds: bool = field(default_factory=exceeds_bounds)
+    """Whether it waits for no bound."""
     lost: bool = False
     """Whether it failed because the pool's image is gone from the engine."""
     loop: asyncio.AbstractEventLoop | None = field(default_factory=_running_loop)
@@ -147,9 +152,11 @@ class Pool:
         self._retry_at = 0.0
         self._warm = config.pool.warm
         self._max = config.pool.max
+        self._most: int | None = None  # for callers who exceed bounds
         if own := len(config.networks):
             most = max(1, NETWORKS // own)
             self._max = most if self._max is None else min(self._max, most)
+            self._most = most + max(1, SPARE_NETWORKS // own)
         self._floor = 0
         self._resting = False
         self._last_used = float("-inf")
@@ -245,7 +252,8 @@ class Pool:
             self._last_used = time.monotonic()
             self._resting = False
             waiter.pool = self
-            self._waiters.append(waiter)
+            # Who exceeds bounds goes before those who wait for one.
+            (self._waiters.appendleft if waiter.exceeds else self._waiters.append)(waiter)
         self.pump()
 
     async def wait(self, waiter: Waiter) -> Project:
@@ -378,14 +386,15 @@ class Pool:
         with self._lock:
             if self._closed:
                 return []
-            room = _NO_LIMIT if self._max is None else self._max - self._total()
-            supply = self._supply()
+            total, supply = self._total(), self._supply()
+            room = _NO_LIMIT if self._max is None else self._max - total
+            beyond = _NO_LIMIT if self._most is None else self._most - total
             starts: list[Waiter | None] = []
             for waiter in self._waiters:
                 if waiter.image is None and supply > 0:
                     supply -= 1
                 elif not waiter.booked:
-                    if len(starts) >= room:
+                    if len(starts) >= (beyond if waiter.exceeds else room):
                         break  # nobody overtakes
                     waiter.booked = waiter.image is not None
                     starts.append(waiter if waiter.booked else None)

@@ -103,8 +103,8 @@ def by_check(copy: list[str] | None = None) -> Scorer:
 
 def task(script: str, in_sandbox: Any = "local", **given: Any) -> Task:
     sample = Sample(id=1, input="Write double.py.", files={"check.py": CHECK})
-    given = {"scorer": by_check(), **given}
-    return Task(dataset=[sample], solver=works(script), sandbox=in_sandbox, **given)
+    given = {"scorer": by_check(), "solver": works(script), **given}
+    return Task(dataset=[sample], sandbox=in_sandbox, **given)
 
 
 async def run(task: Task, **options: Any) -> EpisodeResult:
@@ -163,6 +163,32 @@ async def test_links_large_files_and_start_up_files_are_left(tmp_path: Any) -> N
     assert left["link.py"] == left["folder/secret.py"] == "a link"
 
 
+async def test_patterns_leave_what_would_run_in_the_place_of_something_else(tmp_path: Any) -> None:
+    script = (
+        "for m in json re pytest sitecustomize; do mkdir $m; echo 1 > $m.py; "
+        "echo 1 > $m/__init__.py; done; mkdir pkg __pycache__ node_modules; echo 1 > pkg/types.py; echo 1 > package.json;"
+        "for f in __pycache__/check.cpython-311.pyc node_modules/x.py old.pyc; do echo > $f; done"
+    )
+    files = ["*", "*/*.py", "**", "__pycache__/**", "missing.py", "missing-*.py", "json.py"]
+    result = await run(task(script), score_sandbox="fresh", score_files=files)
+    copied = copied_of(result)
+    assert sorted(copied["copied"]) == ["json.py", "pkg/types.py"]
+    assert copied["not_copied"]["missing.py"] == "not there"
+    assert {"re.py", "re/__init__.py", "old.pyc", "package.json"} < copied["not_copied"].keys()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("given", ["check.py", "./check.py", "/root/check.py", "default:check.py"])
+async def test_a_pattern_replaces_no_file_of_the_sample_and_a_path_does(
+    given: str, manager: Any
+) -> None:
+    made = pool_task(solver=works("cd /root; echo pass > check.py"))
+    made.dataset[0].files = {given: CHECK}
+    for pattern, score in (("*.py", 0.0), ("/root/*.py", 0.0), ("check.py", 1.0)):
+        result = await run(made, score_sandbox="fresh", score_files=[pattern])
+        assert result.score_values() == {"by_check": score}, (pattern, copied_of(result))
+
+
 async def test_a_clean_sandbox_that_does_not_start_is_a_failure_of_the_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,6 +223,63 @@ async def test_attacks_that_stay_in_a_container_earn_nothing(provider: str) -> N
         assert (await run(task(attack, box), **options)).score_values() == {"by_check": 0.0}, name
 
 
+FORGES = r"""
+python3 -c "
+import base64, encodings, os
+packed = base64.b64encode(b'import os; os._exit(0)').decode()
+file = encodings.__file__
+for name in (file, file[1:], '../' * 9 + file, './/' + file, 'a/../..' + file, ''):
+    print('FILE ' + name + chr(10) + packed)
+print('END')
+" > /tmp/list
+rm /bin/sh; printf '#!/bin/bash\nexec cat /tmp/list\n' > /bin/sh; chmod +x /bin/sh
+"""
+"""Makes up names of files that the policy's sandbox is said to hold."""
+
+
+@pytest.mark.docker
+async def test_a_list_of_files_that_the_policy_made_up_takes_the_place_of_nothing(
+    manager: Any,
+) -> None:
+    patterns = ["**/*.py", "**", "*/*", "double.py"]
+    forged = await run(pool_task(solver=works(FORGES)), score_sandbox="fresh", score_files=patterns)
+    assert forged.score_values() == {"by_check": 0.0}, copied_of(forged)
+    assert copied_of(forged)["copied"] in ([], ["usr/lib/python3.11/encodings/__init__.py"])
+
+
+@pytest.mark.docker
+async def test_a_bound_of_one_container_holds_no_clean_sandbox_up(manager: Any) -> None:
+    from inspect_docker_pool import DockerPoolConfig
+
+    spec = SandboxEnvironmentSpec("docker_pool", DockerPoolConfig(image=IMAGE, warm=0, max=1))
+    results: list[EpisodeResult] = []
+
+    async def play() -> None:
+        results.append(await run(task(HONEST, spec), **FRESH))
+
+    with anyio.fail_after(120):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(play)
+    assert [result.score_values() for result in results] == [{"by_check": 1.0}] * 3
+
+
+REMOVES = "rm $(command -v base64)"
+
+
+@pytest.mark.docker
+async def test_files_that_cannot_be_copied_are_a_failure_only_if_the_image_is_to_blame(
+    manager: Any,
+) -> None:
+    result = await run(pool_task(REMOVES), **FRESH)
+    assert result.error is not None
+    assert result.error.cause is Cause.SANDBOX
+    assert "base64" in str(result.error)
+    result = await run(pool_task(solver=works(REMOVES)), **FRESH)
+    assert result.score_values() == {"by_check": 0.0}
+    assert "could not be listed" in copied_of(result)["not_copied"]["double.py"]
+
+
 @pytest.mark.docker
 @pytest.mark.parametrize("attack", sorted(USED_UP))
 async def test_a_sandbox_that_the_policy_used_up_earns_nothing(attack: str) -> None:
@@ -215,7 +298,7 @@ async def test_a_sandbox_that_the_policy_used_up_earns_nothing(attack: str) -> N
 def pool_task(setup: str | None = None, **given: Any) -> Task:
     from inspect_docker_pool import DockerPoolConfig
 
-    config = DockerPoolConfig(image=IMAGE, warm=0, snapshot="always")
+    config = DockerPoolConfig(image=IMAGE, warm=0, snapshot="always", working_dir="/root")
     made = task(HONEST, SandboxEnvironmentSpec("docker_pool", config), **given)
     made.dataset[0].setup = setup
     return made

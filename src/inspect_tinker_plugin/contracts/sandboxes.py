@@ -78,6 +78,10 @@ class SandboxAbilities(Protocol):
         """Announce the set-up that Inspect applies meanwhile, so that a group can share it."""
 
     @classmethod
+    def exceed_bounds(cls) -> AbstractContextManager[object]:
+        """Let sandboxes that are started inside wait for no bound: their episode holds others."""
+
+    @classmethod
     def look_ahead(
         cls, config: Any, metadata: dict[str, Any], *, files: bool, script: bool
     ) -> tuple[SandboxAhead, bool]:

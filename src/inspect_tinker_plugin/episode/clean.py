@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,15 +33,24 @@ MOST_FILES = 200
 _SECONDS = 60
 
 _STARTED_FROM = re.compile(
-    r"(conftest|sitecustomize|usercustomize)\.py|.*\.pth|pytest\.ini|tox\.ini|setup\.cfg|"
-    r"pyproject\.toml|\..*"
+    r"(conftest|sitecustomize|usercustomize)(\.py)?|noxfile\.py|.*\.(pth|pyc)|__pycache__|"
+    r"pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|package\.json|node_modules|"
+    r".*\.config\.[cm]?[jt]sx?|(GNUm|m|M)akefile|\..*"
 )
 """Files that test runners and interpreters load by themselves: no pattern matches them."""
+
+_MODULES = sys.stdlib_module_names - {"test"} | {
+    *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+}
+"""What a test runner imports: a module of this name in its folder would be run in its place."""
 
 _LIST = r"""
 IFS='
 '
 left={most}
+for p in base64 dirname find tr wc; do
+ command -v "$p" >/dev/null || {{ echo "there is no $p"; exit; }}
+done
 for p in {patterns}; do
  case "$p" in */'**') set -- $(find "${{p%/**}}" -type f 2>/dev/null);; *) set -- $p;; esac
  for f in "$@"; do
@@ -58,6 +68,7 @@ for p in {patterns}; do
   echo
  done
 done
+echo END
 """
 """Prints files by pattern, each as a line with its name and one with its contents. It runs as the
 sandbox's usual user in the policy's own sandbox, so all that it can give is what the policy may
@@ -71,6 +82,8 @@ class Copied:
     files: dict[str, bytes]
     left: dict[str, str]
     """Paths that were not copied, with the reason."""
+    problem: str = ""
+    """Why files could not be listed to the end."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +161,15 @@ async def _fresh_sandbox(
         try:
             fresh = await stack.enter_async_context(opened)
             box = next(iter(fresh.environments.values()))
-            given = {path.removeprefix("./") for path in sample.files or {}}
+            if copied.problem:  # of the image, or of what the policy has done to it?
+                if problem := (await copy_files(box, patterns)).problem:
+                    raise RuntimeError(
+                        f"files cannot be copied into the clean sandbox: {problem} in the image"
+                    )
+                copied.left.update(dict.fromkeys(patterns, copied.problem))
+            given = [path.rpartition(":")[2] for path in sample.files or {}]
             for path, contents in copied.files.items():
-                if path.removeprefix("./") in given:
+                if path not in patterns and any(_may_be_same(path, each) for each in given):
                     copied.left[path] = "the sample has its own file of this name"
                 else:
                     await box.write_file(path, contents)
@@ -184,7 +203,11 @@ async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied
     # quoted: each pattern is expanded where it is used
     script = _LIST.format(most=MOST_BYTES, patterns=" ".join(map(quote, patterns)))
     done = await box.exec(["sh", "-c", script], timeout=_SECONDS)
-    lines = iter(done.stdout.split("\n"))
+    listed = done.stdout.removesuffix("\n").split("\n")
+    if listed[-1] != "END":
+        problem = f"its files could not be listed: {(done.stderr or done.stdout)[-200:].strip()}"
+        return Copied({}, {}, problem)
+    lines = iter(listed)
     for line in lines:
         kind, _, path = line.partition(" ")
         if kind in ("LINK", "LARGE"):
@@ -203,17 +226,41 @@ async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied
                 copied.files[path] = base64.b64decode(packed, validate=True)
             except ValueError:
                 copied.left[path] = "unreadable"
+    there = {*copied.files, *copied.left}
+    missing = {each for each in patterns if not re.search(r"[*?\[]", each)} - there
+    copied.left.update(dict.fromkeys(sorted(missing), "not there"))
     return copied
 
 
 def _is_wanted(path: str, patterns: Sequence[str]) -> bool:
     """Whether a path, which the policy may have made up, matches one of the patterns."""
-    if path in patterns:
-        return True
-    parts = PurePosixPath(path).parts
-    if ".." in parts or any(_STARTED_FROM.fullmatch(part) for part in parts):
+    plain = path.removeprefix("./")
+    return path in patterns or any(_matches(plain, each.removeprefix("./")) for each in patterns)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    pure = PurePosixPath(path)
+    made_up = ".." in pure.parts or str(pure) != path
+    made_up = made_up or pure.is_absolute() != pattern.startswith("/")
+    if made_up or not re.fullmatch(_as_regex(pattern), path):
         return False
-    return any(re.fullmatch(_as_regex(pattern), path) for pattern in patterns)
+    folder = re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
+    parts = PurePosixPath(path[len(folder) :].lstrip("/")).parts
+    if any(_STARTED_FROM.fullmatch(part) for part in parts):
+        return False
+    *packages, file = parts
+    name, _, ending = file.partition(".")
+    if name == "__init__" and packages:
+        name = packages.pop()
+    return bool(packages) or name not in _MODULES or not re.fullmatch(r"(.*\.)?(py|so)", ending)
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    """Whether two paths are of one file, if the working folder is the right one."""
+    shorter, longer = sorted((PurePosixPath(one), PurePosixPath(other)), key=lambda p: len(p.parts))
+    if shorter.is_absolute() or not longer.is_absolute():
+        return shorter == longer
+    return longer.parts[-len(shorter.parts) :] == shorter.parts
 
 
 def _as_regex(pattern: str) -> str:

@@ -188,6 +188,8 @@ class SampleRun:
         except asyncio.CancelledError:
             self._cancelled_in = self._phase
             raise
+        except Exception as error:
+            self._record.fail(error, self._phase)
         finally:
             await self._clean_up()
 

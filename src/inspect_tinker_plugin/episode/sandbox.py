@@ -407,7 +407,7 @@ async def sample_sandboxes(
         sample: The sample, with its files and set-up script.
         metrics: Receives ``sandbox/acquire_s``.
         doing: Called with a description of what is waited for.
-        beyond_bound: Wait for no place among ``max_sandboxes``.
+        beyond_bound: Wait for no place among ``max_sandboxes``, nor for a bound of the provider.
     """
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()
@@ -431,7 +431,10 @@ async def sample_sandboxes(
         provider_like: Any = holder
         try:
             share_setup = getattr(provider, "share_setup", lambda *_: nullcontext())
-            with share_setup(files, setup) as shared:
+            exceed = (
+                getattr(provider, "exceed_bounds", nullcontext) if beyond_bound else nullcontext
+            )
+            with exceed(), share_setup(files, setup) as shared:
                 environments = await internals.init_sandbox_environments_sample(
                     sandboxenv_type=provider_like,
                     task_name=internals.unqualified_name(task.name),
