@@ -166,7 +166,8 @@ async def test_links_large_files_and_start_up_files_are_left(tmp_path: Any) -> N
 async def test_patterns_leave_what_would_run_in_the_place_of_something_else(tmp_path: Any) -> None:
     script = (
         "for m in json re pytest sitecustomize; do mkdir $m; echo 1 > $m.py; "
-        "echo 1 > $m/__init__.py; done; mkdir pkg __pycache__ node_modules; echo 1 > pkg/types.py; echo 1 > package.json;"
+        "echo 1 > $m/__init__.py; done; mkdir pkg __pycache__ node_modules; echo 1 > pkg/types.py; "
+        "echo 1 > package.json; "
         "for f in __pycache__/check.cpython-311.pyc node_modules/x.py old.pyc; do echo > $f; done"
     )
     files = ["*", "*/*.py", "**", "__pycache__/**", "missing.py", "missing-*.py", "json.py"]
