@@ -142,6 +142,10 @@ os.setxattr("/root/hidden", "system.posix_acl_access", struct.pack("<I", 2) + pa
         (f"python3 -c {shlex.quote(_DENY)}", {}),
         ("truncate -s 9m /root/sparse", {}),
         ("python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/root/door')\"", {}),
+        ("touch /root/.wh.made", {}),
+        ("touch -d 1960-01-01 /root/early", {}),
+        ("touch -d 2400-01-01 /root/late", {}),
+        ("touch /root/flagged; chattr +A /root/flagged", {}),
         ("ip link set lo down 2>/dev/null || true", {"cap_add": ["NET_ADMIN"]}),
         ("true", {"command": ["sleep", "600", "600"]}),
         ("true", {"snapshot": False}),
@@ -156,6 +160,10 @@ os.setxattr("/root/hidden", "system.posix_acl_access", struct.pack("<I", 2) + pa
         "access-list",
         "sparse-file",
         "socket",
+        "name-of-layers",
+        "early-time",
+        "late-time",
+        "flags",
         "network",
         "own-command",
         "opted-out",
@@ -193,7 +201,7 @@ for folder, _, names in os.walk("/"):
         if stat.S_ISLNK(facts.st_mode): known += [os.readlink(path)]
         attributes = {} if stat.S_ISLNK(facts.st_mode) else {
             name: os.getxattr(path, name) for name in os.listxattr(path)}
-        print(path, known, attributes)
+        print(ascii(path), known, attributes, os.listdir(folder) if path == "/srv" else "")
 for path in ("/proc/self/limits", "/proc/filesystems", "/proc/sys/kernel/hostname"):
     print([line for line in open(path) if "hostname" not in path])
 print([line for line in open("/proc/self/status") if line.startswith(("Uid", "Gid", "Gr", "Cap"))])
@@ -204,6 +212,13 @@ useradd -m agent; mkdir -m 1770 /srv/d; ln /bin/true /srv/d/hard; ln -s nowhere 
 cp /bin/true /srv/d/suid; chmod 6755 /srv/d/suid; mkfifo /srv/d/pipe; touch -d 2001-01-01 /srv/d/old
 ln -sf /usr/share/zoneinfo/Asia/Tokyo /etc/localtime; rm -rf /usr/share/doc; umask 077
 echo x > /srv/x
+rm -rf /usr/share/man; mkdir /usr/share/man; echo x > /usr/share/man/only
+rm -rf /usr/share/info; echo a file > /usr/share/info
+rm -rf /usr/share/zoneinfo/Asia; ln -s Europe /usr/share/zoneinfo/Asia
+python3 -c "
+import os
+open(b'/srv/\\xff\\xfe', 'w').write('no text'); open('/srv/x\\ny', 'w').write('two lines')
+os.makedirs('/srv/' + 'n' * 200 + '/' + 'm' * 200); os.symlink('x' * 4000, '/srv/long')"
 """
 
 

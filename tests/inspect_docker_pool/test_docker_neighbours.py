@@ -428,6 +428,13 @@ class TestDiskLimit:
         await sandbox.exec(["touch", "/root/hidden"])
         hidden = await sandbox.exec(["fallocate", "--keep-size", "-l", "1500M", "/root/hidden"])
         assert "unsupported" in hidden.stderr
+        for request in (0x40305828, 0x4030582A, 0x40305839, 0x401C5820):
+            program = (
+                "import fcntl, struct; fcntl.ioctl(open('/root/hidden', 'r+b'), "
+                f"{request}, struct.pack('<hh4xqqiI4i', 0, 0, 0, 1 << 29, 0, 0, 0, 0, 0, 0))"
+            )
+            hidden = await sandbox.exec(["python3", "-c", program])
+            assert "not supported" in hidden.stderr
         assert (await sandbox.exec(["stat", "-c", "%b", "/root/hidden"])).stdout == "0\n"
 
     async def test_volumes_of_an_image(self, open_sandbox: Any, image: str, tmp_path: Path) -> None:

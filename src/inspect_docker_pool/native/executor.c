@@ -23,6 +23,7 @@
 #include "kernel.h"
 
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 
 #define VERSION 1
@@ -261,20 +262,31 @@ static void default_signals(void) {
 #define OTHER_FALLOCATE 352
 #endif
 
-/* Let no process reserve blocks beyond a file's size, which no limit of file sizes stops, nor
- * have the kernel do so through io_uring. */
+/* Let no process reserve blocks beyond a file's size, which no limit of file sizes stops: by
+ * fallocate, by an ioctl that does the same, or through io_uring. */
 static void deny_hidden_blocks(void) {
   static struct sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 4), /* the architecture */
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_ARCH, 4, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_ARCH, 5, 0),
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), /* the call, without the bit of x32 */
       BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xBFFFFFFF),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_fallocate, 3, 0),
-      BPF_JUMP(BPF_JMP | BPF_JA, 4, 0, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_fallocate, 6, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 8, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 514 /* of x32 */, 7, 14),
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_FALLOCATE, 0, 2),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OTHER_FALLOCATE, 2, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 54 /* ioctl, of both others */, 4, 0),
+      BPF_JUMP(BPF_JMP | BPF_JA, 10, 0, 0),
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 24), /* its mode: the second argument */
-      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 1 /* FALLOC_FL_KEEP_SIZE */, 2, 1),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 2 /* FALLOC_FL_PUNCH_HOLE frees blocks */, 9, 0),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, 1 /* FALLOC_FL_KEEP_SIZE */, 9, 8),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 24), /* its request, without the size */
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xFFFF),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 'X' << 8 | 40 /* FS_IOC_RESVSP */, 6, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 'X' << 8 | 42 /* FS_IOC_RESVSP64 */, 5, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 'X' << 8 | 57 /* FS_IOC_ZERO_RANGE */, 4, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 'X' << 8 | 32 /* FS_IOC_FSSETXATTR */, 3, 0),
+      BPF_JUMP(BPF_JMP | BPF_JA, 1, 0, 0),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 2, 0),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
@@ -669,10 +681,27 @@ static int has_attributes(const char *path) {
   return 0;
 }
 
+/* Flags as of chattr, without those that a file system sets by itself. */
+static u32 flags_of(const char *path) {
+  long fd = open_(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW, 0);
+  u32 flags = 0;
+  if (fd < 0) return 0;
+  CALL3(ioctl, fd, FS_IOC_GETFLAGS, &flags);
+  close_(fd);
+  return flags & 0x3C0FB;
+}
+
+static int has_name_of_layers(const char *path) {
+  const char *name = path;
+  for (const char *c = path; *c; c++)
+    if (*c == '/') name = c + 1;
+  return name[0] == '.' && name[1] == 'w' && name[2] == 'h' && name[3] == '.';
+}
+
 /* Describe what an image would lose of one file, or, of a file in memory, everything. */
 static void visit(const char *path, const struct statx *is, int in_memory) {
   int kind = is->stx_mode & S_IFMT;
-  u64 kept = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND | STATX_ATTR_NODUMP;
+  long long made = is->stx_mtime.tv_sec;
   const char *what = 0;
   if (in_memory) {
     u64 values[] = {is->stx_mode, is->stx_uid, is->stx_gid, is->stx_rdev_major,
@@ -687,7 +716,9 @@ static void visit(const char *path, const struct statx *is, int in_memory) {
   if ((u64)is->stx_ctime.tv_sec < changed_since) return;
   if (kind == S_IFSOCK) what = ": a socket\n";
   if (kind == S_IFREG && is->stx_blocks * 512 < is->stx_size) what = ": a sparse file\n";
-  if (is->stx_attributes & kept) what = ": flags as of chattr\n";
+  if ((kind == S_IFREG || kind == S_IFDIR) && flags_of(path)) what = ": flags as of chattr\n";
+  if (has_name_of_layers(path)) what = ": a name with a meaning in layers of images\n";
+  if (made < 0 || made > 9223372036) what = ": a time that layers of images do not have\n";
   if (kind != S_IFLNK && has_attributes(path)) what = ": an access list or extended attribute\n";
   if (what) say(path), say(what);
 }
