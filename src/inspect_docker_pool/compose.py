@@ -177,6 +177,7 @@ def _project(
     )
     bounded = [replace(each, limits=replace(each.limits, disk=disk)) for each in services]
     for each in bounded:
+        command_capabilities(each)
         _check_disk(each)
     return ProjectConfig(tuple(bounded), size, _SNAPSHOT[settings.snapshot])
 
@@ -207,7 +208,7 @@ def _parse_compose(
 ) -> ProjectConfig:
     try:
         texts = _read_files(text, folder)
-        files: list[dict[str, Any]] = [yaml.safe_load(each) or {} for each in texts]
+        files = [_load(each) for each in texts]
         words = set(_WORD.findall("\n".join(texts)))
         named = frozenset((name, value) for name, value in scope.items() if name in words)
         data: dict[str, Any] = json.loads(_run_compose(text, str(folder), named))
@@ -226,13 +227,14 @@ def _parse_compose(
     _settle_networks(data, files, written, source)
     extension: dict[str, Any] = {}
     for layer in (data, written[default], overrides):
-        extension.update(layer.get("x-docker-pool") or {})
+        extension |= _mapping(layer.get("x-docker-pool"), "x-docker-pool", source)
     parsed = []
     for name, service in services.items():
         if "extends" in written[name]:
             raise SandboxConfigError(f"{source}: docker_pool cannot honour 'extends'")
-        if written[name].get("cap_drop") == []:
-            service.setdefault("cap_drop", [])
+        for key in ("cap_drop", "cpus", "mem_limit", "pids_limit"):
+            if (given := written[name].get(key)) in ([], 0, "0"):  # which compose leaves out
+                service.setdefault(key, given)
         service["x-local"] = written[name].get("x-local")
         server = None if name == default else name
         config = parse_service(service, folder, source, data, server)
@@ -247,11 +249,24 @@ def _parse_compose(
 def _read_files(text: str, folder: Path) -> list[str]:
     """Read the text of a compose file's includes, and theirs; its own comes first."""
     texts = [text]
-    for entry in (yaml.safe_load(text) or {}).get("include") or []:
-        paths = entry["path"] if isinstance(entry, dict) else entry
-        for path in [paths] if isinstance(paths, str) else paths:
+    for entry in _load(text).get("include") or []:
+        paths = entry.get("path") if isinstance(entry, dict) else entry
+        for path in [paths] if isinstance(paths, str) else paths or ():
             texts += _read_files((folder / path).read_text(), (folder / path).parent)
     return texts
+
+
+def _load(text: str) -> dict[str, Any]:
+    data = yaml.safe_load(text)
+    if not isinstance(data, dict):
+        raise ValueError("a compose file is a mapping with 'services'")
+    return data
+
+
+def _mapping(value: Any, key: str, source: str) -> dict[str, Any]:
+    if not isinstance(value or {}, dict):
+        raise SandboxConfigError(f"{source}: {key!r} is a mapping, got {value!r}")
+    return dict(value or {})
 
 
 def _default_of(written: dict[str, dict[str, Any]], source: str) -> str:

@@ -237,9 +237,16 @@ def _networks(
         external = bool(given.get("external"))
         # The name of a network of its own says which project it belongs to.
         known_as = given["name"] if external else name
+        if external:
+            _check_network("networks", known_as, refuse)
         aliases = tuple((options or {}).get("aliases") or ())
         found.append(Network(known_as, external, bool(given.get("internal")), aliases))
     return tuple(found)
+
+
+def _check_network(key: str, name: str, refuse: Refuse) -> None:
+    if name == "host" or name.startswith(("container:", "service:")):
+        raise refuse(f"{key} {name}", "it would leave the sandbox's own network")
 
 
 def _limits(service: dict[str, Any], refuse: Refuse) -> Limits:
@@ -296,8 +303,7 @@ def _hardening(
     service: dict[str, Any], base: Path, refuse: Refuse, *, is_server: bool
 ) -> Hardening:
     network = service.get("network_mode") or ("" if service.get("networks") else "none")
-    if network == "host" or network.startswith(("container:", "service:")):
-        raise refuse(f"network_mode {network}", "it would leave the sandbox's own network")
+    _check_network("network_mode", network, refuse)
     added = (name.upper().removeprefix("CAP_") for name in service.get("cap_add") or [])
     dropped = service.get("cap_drop")
     if dropped is None:  # servers switch users; in the sandbox only its commands would

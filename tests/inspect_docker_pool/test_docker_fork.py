@@ -174,8 +174,9 @@ async def test_what_an_image_cannot_hold_is_set_up_by_each(
 ) -> None:
     before = forks()
     look = (
-        "cat /dev/shm/x /scratch/x 2>/dev/null; grep other /etc/hosts; ps -e -o args=; ls -l /dev;"
-        "ls -ls /root | grep -v made; cat /sys/class/net/lo/flags"
+        "cat /dev/shm/x /scratch/x 2>/dev/null; grep other /etc/hosts; ps -e -o args=; "
+        "ls -l --time-style=+ /dev; ls -ls --time-style=+ /root | grep -v made; "
+        "cat /sys/class/net/lo/flags"
     )
     task = task_of(f"#!/bin/sh\n{setup}\n", look=look, **options)
     results = [*await group_of(task, 2), *await group_of(task, 2)]

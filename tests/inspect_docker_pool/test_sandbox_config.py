@@ -128,6 +128,8 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
         ({"networks": ["n"]}, "undefined network n"),
         ({"networks": {"default": {"ipv4_address": "1.2.3.4"}}}, "networks.default.ipv4_address"),
         ({"colour": "red"}, "colour"),
+        ({"cap_add": ["FLYING"]}, "FLYING"),
+        ({"x-docker-pool": [1]}, "x-docker-pool"),
         ({"x-docker-pool": {"warmth": 1}}, "warmth"),
         ({"mem_limit": "much"}, "mem_limit"),
         ({"env_file": "none.env"}, "none.env"),
@@ -142,6 +144,35 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert named in str(caught.value)
     assert "compose.yaml" in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("- services", "a mapping"),
+        ("services: []", "services"),
+        ("services: {default: }", "default"),
+        ("include: [{path: }]", "empty"),
+        ("services: {default: {image: x, networks: [n]}}\n"
+         "networks: {n: {external: true, name: host}}", "networks host"),
+        ("services: {default: {image: x, networks: [n]}}\n"
+         "networks: {n: {external: true, name: 'container:x'}}", "networks container:x"),
+    ],
+)  # fmt: skip
+def test_files_of_any_shape_are_refused_with_a_reason(
+    compose_plugin: None, tmp_path: Path, text: str, named: str
+) -> None:
+    (tmp_path / "compose.yaml").write_text(text)
+    with pytest.raises(SandboxConfigError, match=named):
+        parse_config(str(tmp_path / "compose.yaml"))
+
+
+@pytest.mark.parametrize("zero", [0, "0"])
+def test_a_zero_is_no_limit_as_for_compose(compose: Any, zero: Any) -> None:
+    limits = parse_config(
+        compose({"cpus": zero, "mem_limit": zero, "pids_limit": 0})
+    ).default.limits
+    assert (limits.cpus, limits.memory, limits.pids) == (None, None, None)
 
 
 @pytest.mark.parametrize("top", ["secrets", "configs"])
