@@ -270,15 +270,6 @@ class Container:
             raise typed(ex, "exec", self.id) from ex
         return state
 
-    def command_runs(self) -> bool:
-        """Return whether a server's own command still runs, in this thread."""
-        if not self.config.is_server or self.config.completes or is_keep_alive(self.command):
-            return True
-        try:
-            return len(self._engine.api.top(self.id)["Processes"]) > 1
-        except Exception as ex:  # the boundary to the SDK
-            raise typed(ex, f"{self.config.source}: container start") from ex
-
     def ports(self) -> list[dict[str, Any]]:
         """Describe, as Inspect does, which ports of the engine's host lead here, in this thread."""
         if not self.config.ports:
@@ -297,8 +288,8 @@ class Container:
         ]
 
     def is_ready(self) -> bool:
-        """Return, without waiting, whether a warm container still lives."""
-        return self._executor is not None and self._executor.is_open()
+        """Return, without waiting, whether it lives and its own command, if any, still runs."""
+        return self._executor is not None and self._executor.is_ready()
 
     def kill(self, fault: str) -> None:
         """End the container immediately; later commands fail with ``fault``."""

@@ -144,8 +144,12 @@ class Executor:
 
     # requests
 
-    def is_open(self) -> bool:
-        return not self._lost and self._channel.is_open()
+    def is_ready(self) -> bool:
+        """Return, without waiting, whether it can be asked and the container's command runs."""
+        if self._lost or not self._channel.is_open():
+            return False
+        self._hear(None)
+        return all(kind is not _Answer.READY for kind, _ in self._events)
 
     def close(self) -> None:
         self._lost = True

@@ -167,7 +167,7 @@ class Project:
         for service in services:
             await_ready(service)
         for container in self.containers:
-            if not container.command_runs():
+            if not container.is_ready():
                 raise SandboxStartError(
                     f"{container.config.source}: service {container.config.service!r}: its command "
                     "has ended"

@@ -17,6 +17,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironment, sandbox
 
 from inspect_docker_pool import prewarm, process_metrics, record_sandbox_metrics
+from inspect_docker_pool.command import Command
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment as Env
 from inspect_docker_pool.errors import SandboxImageError, SandboxStartError
 from inspect_docker_pool.manager import PoolManager, close_all
@@ -155,6 +156,23 @@ async def test_a_warm_project_is_there_immediately_and_counts_as_one(
     assert await ask(boxes[1]["default"], "web") == "w"
     for box in boxes:
         box["default"].release()
+
+
+async def test_a_warm_project_whose_server_has_ended_is_not_handed_out(
+    manager: PoolManager, project: Callable[..., str]
+) -> None:
+    path = project({"web": served("w")}, **{"x-docker-pool": {"warm": 1}})
+    await prewarm(path, 1)
+    (pool,) = manager.pools()
+    web = pool._idle[0].containers[1]
+    await web.run(Command(("pkill", "-9", "python3"), cwd="/"))
+    with anyio.fail_after(30):
+        while web.is_ready():  # noqa: ASYNC110  (the executor tells)
+            await anyio.sleep(0.02)
+    boxes = await start(path)
+    assert boxes["web"].container is not web
+    assert await ask(boxes["default"], "web") == "w"
+    boxes["default"].release()
 
 
 async def test_services_start_as_they_depend_on_each_other(

@@ -987,7 +987,8 @@ static void configure(u8 *body, u32 size) {
   main_pid = (int)child;
 }
 
-/* The user's own command: report whether it continues or has ended; pass on what it prints. */
+/* The user's own command: report that it continues, and when it has ended; pass on what it prints
+ * until then. */
 static void answer_ready(int state) {
   u32 body[4] = {(u32)state, (u32)main_status, (u32)slots[JOBS].stage, (u32)slots[JOBS].error};
   frame(READY, 0, body, sizeof body);
@@ -1251,7 +1252,7 @@ static int reap(void) {
     }
     if (pid == main_pid) {
       main_pid = 0, main_status = status;
-      if (main_state == 1) main_state = 3;
+      if (main_state == 1 || main_state == 2) main_state = 3;
     }
     for (int i = 0; i < JOBS; i++) {
       if (jobs[i].phase == PHASE_FREE) continue;
