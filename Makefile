@@ -160,12 +160,18 @@ trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifie
 CLIENTS := verifiers==0.4.0 openenv==0.10.0
 CLIENT_TESTS := hypothesis pytest pytest-asyncio pytest-timeout
 
-clients: $(STAMP) ## run episodes for the released clients of verifiers and OpenEnv
+# nemo-gym asks for a patch release of Python that few have; its code runs with any 3.13.
+NEMO_GYM := nemo-gym==0.7.0
+
+clients: $(STAMP) ## run episodes for the released clients of verifiers, OpenEnv and NeMo Gym
 	@for client in $(CLIENTS); do \
 		venv=.clients/$${client%%=*} && $(BIN)/python -m uv venv -q --allow-existing --python $(BIN)/python $$venv && \
 		$(BIN)/python -m uv pip install -q --python $$venv/bin/python -e .[serve] $$client torch==2.13.0 $(CLIENT_TESTS) && \
 		$$venv/bin/python -m pytest -q tests/serve/test_$${client%%=*}.py || exit 1; \
 	done
+	@$(BIN)/python -m uv venv -q --seed --allow-existing --python 3.13 .clients/nemo-gym
+	@.clients/nemo-gym/bin/python -m pip install -q --ignore-requires-python $(NEMO_GYM)
+	@$(BIN)/python -m pytest -q tests/serve/test_nemo_gym.py
 
 update: $(STAMP) ## refresh the lock (uv.lock, constraints.txt) and say what changed
 	$(BIN)/python scripts/update_lock.py

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import test_utils, web
 from tests.rl.policies import Words, renderer, tool_call
 from tests.rl.tasks import adding
 from tests.serve.engine import serving
@@ -69,6 +70,34 @@ def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
     assert "http://127.0.0.1:9/v1/completions" in result.failure.message
 
 
-def test_an_address_is_checked_first() -> None:
-    with pytest.raises(ConfigError, match="is not http"):
-        Endpoint(url="localhost:8000")
+def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=403, text="a secret of this network")
+
+    async def run() -> RolloutResult:
+        app = web.Application()
+        app.router.add_post("/v1/completions", refuse)
+        service = RolloutService(adding(), renderer())
+        async with test_utils.TestServer(app) as other, aiohttp.ClientSession() as session:
+            lent = Endpoint(url=str(other.make_url("/v1")))
+            return await service.run_episode(0, EndpointSampler(lent, session))
+
+    result = asyncio.run(run())
+    assert result.failure is not None
+    assert "answered 403" in result.failure.message
+    assert "secret" not in result.failure.message
+    assert "a secret of this network" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("localhost:8000", "is not http"),
+        ("http://me:secret@localhost/v1", "has a query, a fragment or a password"),
+    ],
+)
+def test_an_address_is_checked_first(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Endpoint(url=url)

@@ -16,16 +16,15 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 from inspect_ai import Task
-from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
+from tests.rl.policies import TOKENIZER, Words, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tests.rl.test_turn_trees import LINES
 from tests.serve.engine import serving
-from tests.serve.lent import lend
+from tests.serve.lent import own
 from tests.serve.server import hosted, until
 from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
 
 from inspect_tinker_plugin.cli.serve import serve_command
-from inspect_tinker_plugin.serve import RolloutResult, RolloutService
 from inspect_tinker_plugin.serve.app import JsonFormatter
 from inspect_tinker_plugin.serve.host import FIELDS, Limits
 
@@ -36,11 +35,6 @@ CASES = [
     pytest.param(agent(), [CALL, SUBMIT], id="agent in a sandbox"),
     pytest.param(tree(FORKS), LINES, id="several conversations"),
 ]
-
-
-def own(task: Task, words: Words) -> RolloutResult:
-    service = RolloutService(task, renderer())
-    return asyncio.run(service.run_episode(0, lend(words)))
 
 
 def sample_id(task: Task) -> str:
@@ -231,6 +225,65 @@ def test_requests_without_the_token_of_web_pages_or_too_large_are_refused() -> N
                 await served.client.ws_connect(f"{served.url}/ws")
 
     asyncio.run(run())
+
+
+def test_a_web_page_that_points_its_name_at_this_machine_is_refused() -> None:
+    async def run() -> None:
+        async with hosted(arithmetic()) as served:
+            for name, status in (("localhost:8400", 200), ("[::1]", 200), ("evil.example", 403)):
+                async with served.client.get(
+                    f"{served.url}/metrics", headers={"Host": name}
+                ) as answer:
+                    assert answer.status == status, name
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("not json", "[]", '{"type": 3}', '{"type": "step", "data": []}'),
+        '{"type": "step", "data": {}}',
+        '{"type": "step", "data": {"tool_name": ["a"]}}',
+        b"\xff\x00",
+    ],
+)
+def test_a_message_that_makes_no_sense_gets_an_error_and_the_session_continues(
+    text: str | bytes,
+) -> None:
+    async def run() -> None:
+        async with hosted(arithmetic()) as served:
+            socket = await served.client.ws_connect(f"{served.url}/ws")
+            await (socket.send_str(text) if isinstance(text, str) else socket.send_bytes(text))
+            assert (await socket.receive_json())["type"] == "error"
+            call = {"tool_name": "run_rollout", "arguments": [1]}
+            await socket.send_json({"type": "step", "data": call})
+            answer = await socket.receive_json()
+            assert not json.loads(answer["data"]["observation"]["result"])["ok"]
+            await socket.send_json({"type": "state"})
+            assert (await socket.receive_json())["type"] == "state"
+            await socket.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/harbor_env/task", {"index": "x"}),
+        ("/harbor_env/task", {"index": 99}),
+        ("/harbor_env/task_range", {"start": "x"}),
+        ("/harbor_env/num_tasks", {"split": "other"}),
+        ("/mcp", {"method": "tools/call", "params": []}),
+        ("/mcp", {"method": "tools/call", "params": {"name": ["a"]}}),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_a_fault_of_the_request(path: str, body: Any) -> None:
+    async def run() -> int:
+        async with hosted(arithmetic()) as served:
+            return (await served.post(path, body))[0]
+
+    assert asyncio.run(run()) in (400, 422)
 
 
 @pytest.mark.parametrize(

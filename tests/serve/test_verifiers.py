@@ -17,11 +17,14 @@ from tests.rl.policies import Words, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tests.rl.test_turn_trees import LINES
 from tests.serve.engine import serving
-from tests.serve.lent import lend
+from tests.serve.examples import EXAMPLES, OPTIONS, example
+from tests.serve.lent import own
 from tests.serve.test_service import CALL, FORKS, SUBMIT, tree
+from tests.serve.tiny_model import TinyModel
+from tinker_cookbook.completers import TokenCompleter
 
 from inspect_tinker_plugin import ConfigError
-from inspect_tinker_plugin.serve import RolloutResult, RolloutService
+from inspect_tinker_plugin.serve import RolloutResult
 
 vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed: make clients")
 
@@ -47,7 +50,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
     return install
 
 
-async def evaluated(module: str, words: Words, out: Path, **settings: Any) -> list[Any]:
+async def evaluated(module: str, words: TokenCompleter, out: Path, **settings: Any) -> list[Any]:
     """Run verifiers' evaluation command as it runs it; return the traces."""
     from verifiers.v1.cli.eval.runner import run_eval
     from verifiers.v1.configs.cli.eval import EvalConfig
@@ -60,11 +63,6 @@ async def evaluated(module: str, words: Words, out: Path, **settings: Any) -> li
             | settings
         )
         return [trace for episode in await run_eval(config) for trace in episode.traces]
-
-
-def own(task: Task, words: Words) -> RolloutResult:
-    service = RolloutService(task, renderer())
-    return asyncio.run(service.run_episode(0, lend(words)))
 
 
 def sequences(branches: Sequence[Any], tokens: str, mask: str) -> list[Any]:
@@ -93,14 +91,27 @@ def test_the_evaluation_command_gets_the_rollouts_tokens_and_reward(
         if client == "train"
         else by_completions(name, Words(lines), tmp_path)
     )
-    result = own(task, Words(lines))
+    check(trace, own(task, Words(lines)))
+    assert trace.stop_condition == "agent_completed"
+
+
+@pytest.mark.parametrize(("name", "args"), EXAMPLES)
+def test_the_evaluation_command_runs_an_example_task(
+    module: Callable[..., str], tmp_path: Path, name: str, args: dict[str, Any]
+) -> None:
+    options = {each: value for each, value in OPTIONS.items() if each != "group_size"}
+    made = module(example(name, args), **options)
+    [trace] = asyncio.run(evaluated(made, TinyModel(), tmp_path))
+    check(trace, own(example(name, args), TinyModel(), **OPTIONS))
+
+
+def check(trace: Any, result: RolloutResult) -> None:
     assert trace.ok, trace.errors
     assert trace.reward == result.reward
     assert sequences(trace.branches, "token_ids", "sampled_mask") == sequences(
         result.branches, "tokens", "mask"
     )
     assert trace.num_turns == len(result.turns)
-    assert trace.stop_condition == "agent_completed"
     assert [call.node for call in trace.calls] == [
         index for index, node in enumerate(trace.nodes) if node.sampled
     ]

@@ -22,7 +22,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
@@ -59,6 +61,30 @@ class GroupRequest(BaseModel):
     sampler: LentSampler | None = None
 
 
+class TasksRequest(BaseModel):
+    """The body of OpenEnv's Task API."""
+
+    split: str = ""
+    index: int = 0
+    start: int | None = None
+    stop: int | None = None
+
+
+class Call(BaseModel):
+    """A JSON-RPC request."""
+
+    id: Any = None
+    method: str
+    params: dict[str, Any] = {}
+
+
+class Frame(BaseModel):
+    """A message of a session on ``/ws``."""
+
+    type: str
+    data: dict[str, Any] | None = None
+
+
 class Gate:
     """Refuses requests without the token, those of web pages, and those that are too large."""
 
@@ -74,8 +100,8 @@ class Gate:
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._token is not None and not secrets.compare_digest(given, self._token.encode()):
             status, reason = 401, "the token is missing or wrong"
-        elif "origin" in headers:
-            status, reason = 403, "requests of web pages are refused"
+        elif "origin" in headers or (self._token is None and not is_local(headers.get("host", ""))):
+            status, reason = 403, "requests of web pages, and under other names, are refused"
         elif int(headers.get("content-length", "0")) > MAX_BODY or "transfer-encoding" in headers:
             status, reason = 413, f"a request has at most {MAX_BODY} bytes, and says how many"
         else:
@@ -85,6 +111,15 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
         else:
             await JSONResponse({"detail": reason}, status)(scope, receive, send)
+
+
+def is_local(host: str) -> bool:
+    """Whether a ``Host`` header names this machine; web pages may point theirs here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 async def while_present(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, T]) -> T:
@@ -182,27 +217,24 @@ def create_app(
         return openenv.splits(host())
 
     @app.post("/harbor_env/num_tasks")
-    async def num_tasks(body: dict[str, Any]) -> dict[str, Any]:
-        split = body.get("split") or next(iter(host().services))
-        return {"num_tasks": len(_checked(lambda: host().service(split)).samples)}
+    async def num_tasks(body: TasksRequest) -> dict[str, Any]:
+        return {"num_tasks": len(_checked(lambda: host().service(body.split)).samples)}
 
     @app.post("/harbor_env/task")
-    async def task(body: dict[str, Any]) -> dict[str, Any]:
-        split, index = body.get("split", ""), int(body.get("index", 0))
-        return {"task": _checked(lambda: openenv.task_ref(host(), split, index))}
+    async def task(body: TasksRequest) -> dict[str, Any]:
+        return {"task": _checked(lambda: openenv.task_ref(host(), body.split, body.index))}
 
     @app.post("/harbor_env/task_range")
-    async def task_range(body: dict[str, Any]) -> dict[str, Any]:
-        split = body.get("split") or next(iter(host().services))
-        count = len(_checked(lambda: host().service(split)).samples)
-        chosen = range(count)[slice(body.get("start"), body.get("stop"))][:1000]
-        return {"tasks": [openenv.task_ref(host(), split, index) for index in chosen]}
+    async def task_range(body: TasksRequest) -> dict[str, Any]:
+        count = len(_checked(lambda: host().service(body.split)).samples)
+        chosen = range(count)[slice(body.start, body.stop)][:1000]
+        return {"tasks": [openenv.task_ref(host(), body.split, index) for index in chosen]}
 
     @app.post("/mcp")
-    async def mcp(body: dict[str, Any], request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": body.get("id")}
-        params = body.get("params") or {}
-        match body.get("method"):
+    async def mcp(body: Call, request: Request) -> dict[str, Any]:
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": body.id}
+        params = body.params
+        match body.method:
             case "openenv/session/create":
                 # A session holds nothing: what an episode needs lives as long as its call.
                 result: Any = {"session_id": uuid.uuid4().hex}
@@ -221,14 +253,11 @@ def create_app(
     @app.websocket("/ws")
     async def ws(socket: WebSocket) -> None:
         await socket.accept()
-        inbox: asyncio.Queue[str] = asyncio.Queue(maxsize=16)
+        inbox: asyncio.Queue[str | bytes] = asyncio.Queue(maxsize=16)
 
         async def receive() -> None:
-            try:
-                while True:
-                    await inbox.put(await socket.receive_text())
-            except WebSocketDisconnect:
-                return
+            while (message := await socket.receive())["type"] != "websocket.disconnect":
+                await inbox.put(message.get("text") or message.get("bytes") or "")
 
         async def converse() -> None:
             while (answer := await _answer(host(), await inbox.get())) is not None:
@@ -250,28 +279,31 @@ def _checked(work: Callable[[], T]) -> T:
         raise HTTPException(400, str(error)) from error
 
 
-async def _answer(host: Host, text: str) -> dict[str, Any] | None:
+async def _answer(host: Host, text: str | bytes) -> dict[str, Any] | None:
     """Answer a message of a session; ``None`` ends it."""
     try:
-        message = json.loads(text)
-        kind, data = message["type"], message.get("data") or {}
-    except (ValueError, KeyError, TypeError) as error:
-        return {"type": "error", "data": {"message": str(error), "code": "INVALID_JSON"}}
-    if kind == "close":
+        frame = Frame.model_validate_json(text)
+    except ValueError as error:
+        return _refused(str(error), "INVALID_JSON")
+    data = frame.data or {}
+    if frame.type == "close":
         return None
-    if kind == "state":
+    if frame.type == "state":
         return {"type": "state", "data": {"episode_id": None, "step_count": 0}}
-    if kind == "reset":
+    if frame.type == "reset":
         return {"type": "observation", "data": _observed({})}
+    if data.get("type") == "list_tools":
+        return {"type": "observation", "data": _observed({"tools": openenv.TOOLS})}
+    name = data.get("tool_name")
     try:
-        if data.get("type") == "list_tools":
-            return {"type": "observation", "data": _observed({"tools": openenv.TOOLS})}
-        name = data["tool_name"]
         result = await openenv.call_tool(host, name, data.get("arguments") or {})
     except LookupError as error:
-        reason = {"message": str(error), "code": "EXECUTION_ERROR"}
-        return {"type": "error", "data": reason}
+        return _refused(str(error), "EXECUTION_ERROR")
     return {"type": "observation", "data": _observed({"tool_name": name, "result": result})}
+
+
+def _refused(message: str, code: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": message, "code": code}}
 
 
 def _observed(observation: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,15 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from logging import getLogger
 from typing import Any, Literal
 
 import aiohttp
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.serve.samplers import Prompt, Sampled, SamplerError
+
+logger = getLogger(__name__)
 
 Form = Literal["completions", "generate"]
 
@@ -63,8 +66,8 @@ class Endpoint:
             raise ConfigError(
                 f"the sampler's address {self.url!r} is not http://... or https://..."
             )
-        if {"?", "#"} & set(self.url):
-            raise ConfigError(f"the sampler's address {self.url!r} has a query or a fragment")
+        if {"?", "#", "@"} & set(self.url):
+            raise ConfigError("the sampler's address has a query, a fragment or a password")
 
     @property
     def address(self) -> str:
@@ -104,8 +107,13 @@ class EndpointSampler:
                 allow_redirects=False,
             ) as response:
                 if response.status >= 300:
+                    # The failure reaches who asked for the episode, who may not be allowed to read
+                    # this server.
                     text = (await response.text())[:500]
-                    raise SamplerError(f"{self.endpoint.address}: {response.status} {text}")
+                    logger.warning("%s: %d %s", self.endpoint.address, response.status, text)
+                    raise SamplerError(
+                        f"{self.endpoint.address} answered {response.status}; its text is logged"
+                    )
                 answer = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__

@@ -102,7 +102,7 @@ async def run_episode(host: Host, request: EpisodeRequest) -> dict[str, Any]:
 
 def _failure(failure: Failure) -> dict[str, Any]:
     kind, stage = _KINDS.get(failure.cause, ("agent_run_error", "agent"))
-    return _failed(f"[{failure.cause}] {failure.message}", kind, stage)
+    return _failed(failure.message, kind, stage)
 
 
 def _failed(

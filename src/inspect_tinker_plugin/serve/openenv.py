@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.serve.host import Host
 from inspect_tinker_plugin.serve.results import RolloutResult, SampledTurn
+from inspect_tinker_plugin.serve.service import RolloutService
 from inspect_tinker_plugin.serve.wire import LentSampler, write_message
 
 TOOLS = [
@@ -54,13 +54,22 @@ def splits(host: Host) -> list[dict[str, Any]]:
     ]
 
 
+def find_service(host: Host, split: str) -> RolloutService:
+    """Return a task by its name, or the first one by none.
+
+    Raises:
+        ConfigError: It is not served.
+    """
+    return host.service(split or next(iter(host.services)))
+
+
 def task_ref(host: Host, split: str, index: int) -> dict[str, Any]:
     """Return a sample as a task.
 
     Raises:
         ConfigError: It is not served.
     """
-    service = host.service(split or next(iter(host.services)))
+    service = find_service(host, split)
     sample = service.sample(index)
     asked = sample.input if isinstance(sample.input, str) else sample.input[-1].text
     return {
@@ -72,7 +81,7 @@ def task_ref(host: Host, split: str, index: int) -> dict[str, Any]:
     }
 
 
-async def call_tool(host: Host, name: str, arguments: Mapping[str, Any]) -> str:
+async def call_tool(host: Host, name: Any, arguments: Any) -> str:
     """Carry out a tool; what fails is part of the result, as it is theirs.
 
     Raises:
@@ -85,7 +94,7 @@ async def call_tool(host: Host, name: str, arguments: Mapping[str, Any]) -> str:
     started = time.monotonic()
     try:
         asked = RolloutArguments.model_validate(arguments)
-        task = asked.split or next(iter(host.services))
+        task = find_service(host, asked.split).name
         given = dict(asked.sampling or {})
         lent = None
         if asked.llm_url:

@@ -1,0 +1,132 @@
+"""Clients that vanish, however many, leave nothing of their episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+from tests.faults.test_leaving import COMPOSE, containers
+from tests.rl.policies import Words
+from tests.rl.tasks import agent
+from tests.serve.engine import serving
+from tests.serve.server import Served, hosted, until
+from tests.serve.test_service import CALL, SUBMIT
+from tinker_cookbook.completers import TokensWithLogprobs
+
+from inspect_tinker_plugin.rl.env import InspectEnv
+
+
+class Closed(Words):
+    """A policy that answers once it is opened."""
+
+    def __init__(self, lines: Sequence[str | Callable[[str], str]]) -> None:
+        super().__init__(lines)
+        self.asked = 0
+        self.opened = asyncio.Event()
+
+    async def __call__(self, *asked: Any, **more: Any) -> TokensWithLogprobs:
+        self.asked += 1
+        await self.opened.wait()
+        return await super().__call__(*asked, **more)
+
+
+def read_then_answer(prompt: str) -> str:
+    return SUBMIT if "plum" in prompt else CALL
+
+
+async def ask(served: Served, task: str) -> float | None:
+    """Ask for an episode; whoever is cancelled closes the connection."""
+    status, answer = await served.post("/v1/rollouts", {"task": task, "sample": 0, "size": 1})
+    assert status == 200, answer
+    reward: float | None = answer["rollouts"][0]["reward"]
+    return reward
+
+
+async def ask_in_a_session(served: Served, task: str) -> None:
+    async with served.client.ws_connect(f"{served.url}/ws") as socket:
+        call = {"tool_name": "run_rollout", "arguments": {"split": task}}
+        await socket.send_json({"type": "step", "data": {"type": "call_tool", **call}})
+        await socket.receive()
+
+
+async def vanish(*clients: asyncio.Task[Any]) -> None:
+    for each in clients:
+        each.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("way", [ask, ask_in_a_session])
+def test_the_containers_of_a_client_that_vanishes_are_removed(way: Any, tmp_path: Path) -> None:
+    label = tmp_path.name
+    (tmp_path / "compose.yaml").write_text(COMPOSE.format(label=label))
+    task = Task(
+        name="boxed",
+        dataset=[Sample(id="a", input="Say plum.", target="plum")],
+        solver=generate(),
+        scorer=includes(),
+        sandbox=("docker", str(tmp_path / "compose.yaml")),
+    )
+
+    async def run() -> None:
+        policy = Closed(["plum"])
+        async with serving(policy) as url, hosted(task, sampler=url) as served:
+            clients = [asyncio.create_task(way(served, "boxed")) for _ in range(2)]
+            await until(lambda: policy.asked == 2)
+            assert len(containers(label)) == 2
+            await vanish(*clients)
+            await until(lambda: not served.host.running)
+            assert containers(label) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_hundred_clients_of_which_most_vanish_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    count = 32
+
+    async def round_of_clients(served: Served, policy: Closed) -> None:
+        policy.asked = 0
+        policy.opened.clear()
+        stay = [asyncio.create_task(ask(served, "agent")) for _ in range(count)]
+        leave: list[asyncio.Task[Any]] = [
+            asyncio.create_task(way(served, "agent"))
+            for way in (ask, ask_in_a_session)
+            for _ in range(count)
+        ]
+        await until(lambda: policy.asked == 3 * count)
+        await vanish(*leave)
+        policy.opened.set()
+        assert await asyncio.gather(*stay) == [1.0] * count
+        await until(lambda: not served.host.running)
+
+    async def run() -> None:
+        process = psutil.Process()
+        policy = Closed([read_then_answer])
+        async with serving(policy) as url, hosted(agent(), sampler=url) as served:
+            left = []
+            for _ in range(2):
+                async with aiohttp.ClientSession() as client:
+                    await round_of_clients(replace(served, client=client), policy)
+                left.append((len(asyncio.all_tasks()), process.num_fds()))
+            assert (served.host.waiting, left[1]) == (0, left[0])
+            gc.collect()
+            assert [each for each in gc.get_objects() if type(each) is InspectEnv] == []
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
