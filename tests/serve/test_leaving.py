@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +44,7 @@ class Closed(Words):
 
 
 def read_then_answer(prompt: str) -> str:
-    return SUBMIT if "plum" in prompt else CALL
+    return SUBMIT if "<tool_response>" in prompt else CALL
 
 
 async def ask(served: Served, task: str) -> float | None:
@@ -123,10 +124,9 @@ def test_a_hundred_clients_of_which_most_vanish_leave_nothing(
             for _ in range(2):
                 async with aiohttp.ClientSession() as client:
                     await round_of_clients(replace(served, client=client), policy)
-                left.append((len(asyncio.all_tasks()), process.num_fds()))
+                left.append((len(asyncio.all_tasks()), process.num_fds(), os.listdir(tmp_path)))
             assert (served.host.waiting, left[1]) == (0, left[0])
             gc.collect()
             assert [each for each in gc.get_objects() if type(each) is InspectEnv] == []
 
     asyncio.run(run())
-    assert list(tmp_path.iterdir()) == []
