@@ -157,13 +157,13 @@ trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifie
 	PYTHONPATH=.trainers $(BIN)/python -m pytest -q tests/export/test_trainers.py
 
 # Each in a venv of its own: they need different releases of mcp, and the extra `agents` of openai.
-CLIENTS := verifiers==0.4.0 openenv==0.10.0
+CLIENTS := verifiers==0.4.0 openenv==0.10.0 trl==1.16.0
 CLIENT_TESTS := hypothesis pytest pytest-asyncio pytest-timeout
 
 # nemo-gym asks for a patch release of Python that few have; its code runs with any 3.13.
 NEMO_GYM := nemo-gym==0.7.0
 
-clients: $(STAMP) ## run episodes for the released clients of verifiers, OpenEnv and NeMo Gym
+clients: $(STAMP) ## run episodes for the released code of verifiers, OpenEnv, TRL and NeMo Gym
 	@for client in $(CLIENTS); do \
 		venv=.clients/$${client%%=*} && $(BIN)/python -m uv venv -q --allow-existing --python $(BIN)/python $$venv && \
 		$(BIN)/python -m uv pip install -q --python $$venv/bin/python -e .[serve] $$client torch==2.13.0 $(CLIENT_TESTS) && \
