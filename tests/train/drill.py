@@ -29,6 +29,7 @@ default_plugins()
 STEPS = 4
 GROUPS = 2
 EPISODES = 2
+SAVE_EVERY = 2
 
 
 @task
@@ -80,7 +81,7 @@ def run(
         max_tokens=1,
         learning_rate=1e-4,
         lora_rank=8,
-        save_every=2,
+        save_every=SAVE_EVERY,
         eval_every=2,
         options={"sampler": "curriculum", "seed": 5},
         workers=workers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,9 @@ from inspect_ai.log import read_eval_log
 from tests.train import drill
 from tests.train.runs import rows
 
-from inspect_tinker_plugin.logs.rollout import figures
+from inspect_tinker_plugin.logs import assemble_pending, figures
+from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY
 from tinker_local import LocalServer, LocalSettings
-
-KILLS = 20
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.train.drill"])
@@ -71,11 +71,30 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert logs(folder) == logs(whole)
 
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3000)]
+def finished(folder: Path) -> dict[Any, Any]:
+    """Return what was sampled in the groups that have ended, of steps after a checkpoint."""
+    copy = folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder / "rollouts" / "train", copy)
+    assemble_pending(copy)
+    found: dict[Any, Any] = {}
+    for path in copy.glob("*.eval"):
+        log = read_eval_log(str(path))
+        assert log.eval.metadata is not None
+        step = log.eval.metadata["policy_step"]
+        for sample in log.samples or [] if step % drill.SAVE_EVERY == 0 else []:
+            if (sampled := sample.store.get(SAMPLED_KEY)) is not None:
+                place = step, figures(sample)["group"], sample.epoch
+                assert found.setdefault(place, sampled) == sampled
+    return found
 
 
-def test_killed_at_twenty_points_it_leaves_the_same_choices_and_logs(
-    tmp_path: Path, runner: Runner
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_it_leaves_the_same_choices_and_logs_and_samples_no_finished_group_again(
+    kills: int, tmp_path: Path, runner: Runner
 ) -> None:
     whole = tmp_path / "whole"
     assert runner(whole, None) == 0
@@ -85,22 +104,29 @@ def test_killed_at_twenty_points_it_leaves_the_same_choices_and_logs(
     generator = random.Random(20)
     points: list[int] = []
     number = 0
-    while len(points) < KILLS:
+    had: dict[Any, Any] = {}
+    while len(points) < kills:
         folder = tmp_path / f"broken-{number}"
         point = generator.randint(1, operations)
         code = runner(folder, point)
         assert code in (0, -9), (folder / "console.log").read_text()[-2000:]
+        has = finished(folder)
+        assert {place: has.get(place) for place in had} == had
+        had = has
         if code == -9:
             points.append(point)
         else:
             assert_same(folder, whole)
-            number += 1
+            number, had = number + 1, {}
     folder = tmp_path / f"broken-{number}"
     assert runner(folder, None) == 0
     assert_same(folder, whole)
+    has = finished(folder)
+    assert {place: has.get(place) for place in had} == had
     print(f"killed before file operations {points} of {operations}, in {number + 1} trainings")
 
 
+@pytest.mark.long
 def test_killed_in_the_last_evaluation_it_is_completed(tmp_path: Path, runner: Runner) -> None:
     whole = tmp_path / "whole"
     assert runner(whole, None) == 0
@@ -115,6 +141,7 @@ def test_killed_in_the_last_evaluation_it_is_completed(tmp_path: Path, runner: R
     assert_same(folder, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where", [{"workers": 2}, pytest.param({"ray": ""}, marks=pytest.mark.ray)], ids=str
 )

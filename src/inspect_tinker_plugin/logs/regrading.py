@@ -32,6 +32,7 @@ from inspect_tinker_plugin.logs.rollout import (
     figures,
     note,
     own_metadata,
+    own_scores,
     repay,
 )
 from inspect_tinker_plugin.processes.cancellation import contained
@@ -298,13 +299,6 @@ def _cause(record: EvalSample) -> str | None:
     metrics = seen.get("metrics") or {}
     in_metrics = next((str(each) for each in Cause if f"error/{each}" in metrics), None)
     return seen.get("error_cause") or in_metrics
-
-
-def own_scores(log: EvalLog, record: EvalSample) -> dict[str, Score]:
-    """Return a rollout's scores without the reward, which is the headline of its log."""
-    headline = log.eval.headline_metric
-    reward = None if headline is None else headline.scorer
-    return {name: score for name, score in (record.scores or {}).items() if name != reward}
 
 
 def _own_store(record: EvalSample) -> dict[str, Any]:

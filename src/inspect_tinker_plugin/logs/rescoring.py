@@ -17,7 +17,8 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import POLICY_PROVIDER
 from inspect_tinker_plugin.logs.header import add_rewards, count_errors, eval_results
-from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores, own_scores
+from inspect_tinker_plugin.logs.regrading import Failed, LogRewards, expected_scores
+from inspect_tinker_plugin.logs.rollout import own_scores
 from inspect_tinker_plugin.rewards import (
     ResolvedGroupReward,
     ResolvedReward,

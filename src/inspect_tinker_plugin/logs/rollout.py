@@ -8,10 +8,20 @@ import traceback
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalError, EvalSample, EvalSampleSummary
+from inspect_ai.log import (
+    EvalError,
+    EvalLog,
+    EvalSample,
+    EvalSampleSummary,
+    read_eval_log,
+    read_eval_log_sample,
+    read_eval_log_sample_summaries,
+)
+from inspect_ai.scorer import Score
 
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.errors import EpisodeError
@@ -122,6 +132,13 @@ def own_metadata(record: EvalSample) -> dict[str, Any]:
     """Return a record's metadata as the task left it, without the figures."""
     key = _figures_key(record)
     return {name: value for name, value in record.metadata.items() if name != key}
+
+
+def own_scores(log: EvalLog, record: EvalSample) -> dict[str, Score]:
+    """Return a rollout's scores without the reward, which is the headline of its log."""
+    headline = log.eval.headline_metric
+    reward = None if headline is None else headline.scorer
+    return {name: score for name, score in (record.scores or {}).items() if name != reward}
 
 
 def _figures_key(record: EvalSample | EvalSampleSummary) -> str | None:
@@ -265,6 +282,45 @@ def trajectory(record: EvalSample) -> Trajectory | None:
     return Trajectory(transitions, tinker.ModelInput.empty(), kept["stop_reason"])
 
 
+def read_group(log: Path, group: int) -> list[EvalSample]:
+    """Read the rollouts of one group of a batch's log, in the order of their epochs.
+
+    The records are as the group left them, to be written to another log.
+    """
+    header, path = read_eval_log(str(log), header_only=True), str(log)
+    records = [
+        read_eval_log_sample(path, each.id, each.epoch)
+        for each in read_eval_log_sample_summaries(path)
+        if figures(each).get("group") == group
+    ]
+    for record in records:
+        record.scores = own_scores(header, record) or None
+    return sorted(records, key=lambda record: record.epoch)
+
+
+def received(
+    group: Iterable[EvalSample],
+) -> tuple[list[Trajectory], list[tuple[float, Metrics]]] | None:
+    """Return what the trainer received of a logged group: trajectories, group rewards and metrics.
+
+    Returns:
+        ``None`` when the log does not keep all of it (images).
+    """
+    graded = [each for each in group if figures(each).get("status") == RolloutStatus.GRADED]
+    made = [trajectory(each) for each in graded]
+    whole = [each for each in made if each is not None]
+    if not whole or len(whole) < len(made):
+        return None
+    return whole, [(each.store[SAMPLED_KEY]["reward"], _metrics(figures(each))) for each in graded]
+
+
+def _metrics(seen: Mapping[str, Any]) -> Metrics:
+    """Return the metrics that :func:`_figures` has sorted."""
+    tokens = {"segments": seen["datums"], **seen["tokens"]}
+    of_tokens = {f"tokens/{name}": value for name, value in tokens.items()}
+    return {"turns": seen["turns"], **seen["metrics"], **of_tokens}
+
+
 def repay(record: EvalSample, *, last: float | None, group: float) -> float | None:
     """Replace what a logged rollout was paid, and leave what it was paid for single turns.
 
@@ -310,11 +366,10 @@ def trajectory_groups(records: Iterable[EvalSample]) -> list[TrajectoryGroup]:
             groups.setdefault(seen["group"], []).append(record)
     made = []
     for _, members in sorted(groups.items()):
-        members.sort(key=lambda record: record.epoch)
-        trajectories = [each for member in members if (each := trajectory(member)) is not None]
-        if len(trajectories) == len(members):
-            rewards = [member.store[SAMPLED_KEY]["reward"] for member in members]
-            made.append(TrajectoryGroup(trajectories, rewards, [{} for _ in members]))
+        if (given := received(sorted(members, key=lambda record: record.epoch))) is not None:
+            trajectories, paid = given
+            rewards, metrics = [each for each, _ in paid], [each for _, each in paid]
+            made.append(TrajectoryGroup(trajectories, rewards, metrics))
     return made
 
 

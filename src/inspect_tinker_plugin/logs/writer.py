@@ -73,12 +73,14 @@ def close_run(run: LogRun) -> None:
     _left.append(run)
 
 
-async def write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
-    """Write a group's rollouts; the last group of a batch starts the assembly of the batch's log.
+async def write_group(
+    run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]
+) -> None:
+    """Write a group's rollouts, or its records of an earlier log.
 
-    Returns when the group is safely on disk. The log itself is made in the background.
-    Cancelling the wait does not cancel the writing. Errors are never raised: they are
-    logged, once per folder, and training continues.
+    The last group of a batch starts the assembly of the batch's log. Returns when the group is
+    safely on disk. The log itself is made in the background. Cancelling the wait does not cancel
+    the writing. Errors are never raised: they are logged, once per folder, and training continues.
     """
     try:
         written = _submit(0, _try, run.log_dir, _write_group, run, slot, rollouts)
@@ -135,8 +137,10 @@ def _finish_runs(folder: Path, own: bool = False) -> list[Path]:
     return [path for path in made if path.is_file()]
 
 
-def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout]) -> None:
-    records = [eval_sample(rollout, slot) for rollout in rollouts]
+def _write_group(run: LogRun, slot: GroupSlot, rollouts: Sequence[Rollout | EvalSample]) -> None:
+    records = [
+        each if isinstance(each, EvalSample) else eval_sample(each, slot) for each in rollouts
+    ]
     if run.add_part(slot, lambda path: write_part(path, records)):
         _submit(1, _try, run.log_dir, assemble, run, True)
 
@@ -251,7 +255,8 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     if not read:
         return None
     _number_apart(samples)
-    log = batch_log(_spec(run), attempt, samples, groups_read=read)
+    spec = _spec(run)
+    log = batch_log(spec, attempt, samples, groups_read=read)
     location = run.log_dir / _file_name(log, attempt)
     temporary = run.temporary()
     try:
@@ -262,16 +267,16 @@ def _assemble_attempt(run: LogRun, attempt: Attempt) -> Path | None:
     if log.status == "success":
         done = (log.eval.metadata or {})["policy_step"]
         names = f"*_{_batch_name(log, attempt)}_*.eval"
-        _remove_before(run, log.eval, names, lambda step, _: step == done)
+        _remove_before(run, spec, names, lambda step, _: step == done)
     return location
 
 
 def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
     """Remove the logs of steps that a training does again, or that its weights know nothing of.
 
-    A training that continues at the step of its last checkpoint has lost the steps after it. The
-    evaluation before that step has the checkpoint's weights: it is kept if it is complete, until it
-    is done again.
+    A training that continues at the step of its last checkpoint has lost the steps after it. That
+    step itself, and the evaluation before it, have the checkpoint's weights: they are kept until
+    they are done again.
 
     Args:
         run: The run of the dataset that continues.
@@ -279,11 +284,10 @@ def remove_undone(run: LogRun, elsewhere: Collection[str]) -> None:
     """
     spec = _spec(run)
     about = spec.metadata or {}
-    first, evaluates = about.get("first_step", 0), about.get("asked_every") is not None
+    first = about.get("first_step", 0)
 
     def is_undone(step: int, other: EvalLog) -> bool:
-        whole = evaluates and step == first and other.status == "success"
-        return step >= first and not whole and other.eval.run_id not in elsewhere
+        return step > first and other.eval.run_id not in elsewhere
 
     _remove_before(run, spec, f"*_{_task_name(spec.task)}-batch-*_*.eval", is_undone)
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import chz
@@ -19,7 +20,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError, TaskError
 from inspect_tinker_plugin.contracts.tools import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
-from inspect_tinker_plugin.logs.rollout import sampled
+from inspect_tinker_plugin.logs.rollout import read_group, received, sampled
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.cancellation import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
@@ -79,6 +80,29 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.outcome = outcome
         self.size = handle.options.group_size if size is None else size
         self._envs: list[tuple[weakref.ref[asyncio.Task[Any]], InspectEnv]] = []
+        self._finished: list[tuple[float, Metrics]] | None = None
+
+    @property
+    def slot(self) -> GroupSlot:
+        """Its position, for the logs."""
+        return GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
+
+    async def take_finished(self, log: Path) -> list[Trajectory] | None:
+        """Take the group from the log of a run that was stopped, instead of rolling it out.
+
+        Returns:
+            Its trajectories, whose rewards :meth:`compute_group_rewards` returns; ``None`` if the
+            log is of another sample, or does not keep what was sampled.
+        """
+        run = self.handle.log_run
+        assert run is not None
+        records = await asyncio.to_thread(read_group, log, self.index)
+        given = received(records)
+        if given is None or any(record.id != self.sample.id for record in records):
+            return None
+        trajectories, self._finished = given
+        await write_group(run, self.slot, records)
+        return trajectories
 
     async def make_envs(self) -> Sequence[Env]:
         """Make the group's envs; no episode or sandbox starts before their first step.
@@ -146,13 +170,14 @@ class InspectGroupBuilder(EnvGroupBuilder):
         Raises:
             EpisodeError: A member failed and ``on_error`` says to raise.
         """
-        rewards = await self._group_rewards(trajectory_group, env_group)
-        for trajectory, env, reward in zip(trajectory_group, env_group, rewards, strict=True):
-            if isinstance(env, InspectEnv):
-                leave_out(trajectory, env.side_turns, env.unheard_turns)
-                arrange(trajectory, env.tokens.turns)
-                if self.handle.log_run is not None:
-                    env.received = Received(trajectory, *reward)
+        if (rewards := self._finished) is None:
+            rewards = await self._group_rewards(trajectory_group, env_group)
+            for trajectory, env, reward in zip(trajectory_group, env_group, rewards, strict=True):
+                if isinstance(env, InspectEnv):
+                    leave_out(trajectory, env.side_turns, env.unheard_turns)
+                    arrange(trajectory, env.tokens.turns)
+                    if self.handle.log_run is not None:
+                        env.received = Received(trajectory, *reward)
         if self.outcome is not None:
             await self._tell_sampler(self.outcome, trajectory_group, rewards)
         return rewards
@@ -248,9 +273,8 @@ class InspectGroupBuilder(EnvGroupBuilder):
         closing = (env.close() for env in envs)
         results = await asyncio.gather(*closing, return_exceptions=True)
         if (run := self.handle.log_run) is not None and envs:
-            slot = GroupSlot(self.batch, self.index, self.groups, step_known=self.step_known)
             rollouts = [_describe_rollout(env) for env in envs if env.episode.task is not None]
-            await write_group(run, slot, rollouts)
+            await write_group(run, self.slot, rollouts)
         for env in envs:
             env.forget()
         for result in results:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from logging import getLogger
 from pathlib import Path
 from statistics import fmean, quantiles
@@ -264,8 +265,8 @@ class History:
 def read_history(log_dir: Path) -> History:
     """Read the folder of a run; for a missing or damaged file, only its part is left out."""
     metrics = read_steps(log_dir)
-    batches: dict[int, dict[str, _Log]] = {}
-    for log in _read_logs(log_dir, ROLLOUT_LOGS):
+    batches: dict[int, dict[str, RolloutLog]] = {}
+    for log in read_logs(log_dir, ROLLOUT_LOGS):
         if log.batch is not None:
             batches.setdefault(log.batch, {})[log.task] = log  # the latest of each wins
     rolled_out = {
@@ -292,7 +293,7 @@ def read_history(log_dir: Path) -> History:
                 log.task,
             )
             for folder in (TEST_LOGS, EVALUATION_LOGS)
-            for index, log in enumerate(_read_logs(log_dir, folder))
+            for index, log in enumerate(read_logs(log_dir, folder))
         ],
         imitation=[Step(i, row, []) for i, row in read_steps(log_dir / IMITATION).items()],
     )
@@ -307,25 +308,41 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Log:
+class RolloutLog:
+    """A log of rollouts, without their messages."""
+
     path: Path
+    """Relative to the run's folder."""
     task: str
     batch: int | None
+    training: str | None
+    """Id of the training that left it."""
+    begun: datetime
+    """When the first of its rollouts began."""
     samples: Sequence[EvalSampleSummary]
 
 
-def _read_logs(log_dir: Path, folder: str) -> list[_Log]:
+def read_logs(log_dir: Path, folder: str, names: str = "*.eval") -> list[RolloutLog]:
     """Read the logs of a folder in the order in which they were made."""
     found = []
-    for path in sorted((log_dir / folder).glob("*.eval")):
+    for path in sorted((log_dir / folder).glob(names)):
         try:
             header = read_eval_log(str(path), header_only=True).eval
             samples = read_eval_log_sample_summaries(str(path))
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)
             continue
-        batch = (header.metadata or {}).get("batch")
-        found.append(_Log(path.relative_to(log_dir), header.task, batch, samples))
+        about = header.metadata or {}
+        found.append(
+            RolloutLog(
+                path.relative_to(log_dir),
+                header.task,
+                about.get("batch"),
+                about.get("training"),
+                datetime.fromisoformat(header.created),
+                samples,
+            )
+        )
     return found
 
 

@@ -23,12 +23,14 @@ from tinker_cookbook.rl.rollouts import set_rollout_executor
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.policy import TOKENIZER_FOLDER
+from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.train.config import build_config, check_request
 from inspect_tinker_plugin.train.data import test_last_weights
+from inspect_tinker_plugin.train.finished import UseFinished, use_finished
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     REPORT,
@@ -265,6 +267,10 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
         penalties = config.dataset_builder.dataset_options().monitor_penalty
         with show_progress(run.request.log_dir, say, steps=config.max_steps, penalties=penalties):
             if not run.trained:
+                config = await use_finished(config, run.done or 0)
+                if isinstance(using := config.rollout_error_tolerance, UseFinished):
+                    groups = counted(len(using.logs), "group")
+                    say(f"{groups} of step {using.step + 1} had ended before, and are used again")
                 await cookbook.main(config)
             if not run.tested:
                 await test_last_weights(config, run.steps)

@@ -1,0 +1,152 @@
+"""Uses the groups again that a stopped run has finished, if weights and options are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import chz
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from inspect_tinker_plugin.logs import RolloutStatus, assemble_pending, figures
+from inspect_tinker_plugin.rl.group import InspectGroupBuilder
+from inspect_tinker_plugin.rl.task_handle import training_id
+from inspect_tinker_plugin.tasks import resolve_task, task_digest
+from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, read_logs
+
+logger = getLogger(__name__)
+
+SAMPLED = "sampled.json"
+"""File with a digest of what a run's episodes depend on beside its weights, and since when."""
+
+_PACKAGES = ("inspect_ai", "inspect-tinker-plugin", "tinker-cookbook")
+
+
+@dataclass(frozen=True)
+class UseFinished(RolloutStrategy):
+    """Takes groups of one step from logs, and has another strategy run the rest."""
+
+    strategy: RolloutStrategy
+    folder: str
+    """Folder of the logs; groups of other datasets, such as the test set, are not taken."""
+    step: int
+    logs: Mapping[str, str]
+    """The log of each finished group, by its task and index."""
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """Whether the other strategy does."""
+        return self.strategy.catches_group_errors
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Take a group from its log, or run its rollouts."""
+        group = env_group_builder
+        if (
+            isinstance(group, InspectGroupBuilder)
+            and group.batch == self.step
+            and str(group.handle.options.log_dir) == self.folder
+            and (log := self.logs.get(f"{group.handle.name}/{group.index}")) is not None
+        ):
+            try:
+                taken = await group.take_finished(Path(log))
+            except Exception as error:  # a damaged log costs the rollouts that are in it
+                logger.warning("the log %s cannot be read: %s", log, error)
+                taken = None
+            if taken is not None:
+                return RolloutResult(trajectories=taken, envs=[], errors=[])
+        return await self.strategy.execute(env_group_builder, policy)
+
+
+async def use_finished(config: Any, step: int) -> Any:
+    """Return a configuration whose first step uses what a stopped run has finished of it.
+
+    In the asynchronous loop nothing is used: its groups may be of earlier weights.
+
+    Args:
+        config: The ``tinker_cookbook.rl.train.Config``.
+        step: The step that comes next.
+    """
+    run = Path(config.log_path)
+    since = _same_since(run / SAMPLED, _digest(config))
+    if config.async_config is not None or not (run / ROLLOUT_LOGS).is_dir():
+        return config
+    logs = await asyncio.to_thread(find_finished, run, step, since)
+    if not logs:
+        return config
+    strategy = config.effective_rollout_strategy()
+    using = UseFinished(strategy, str(run / ROLLOUT_LOGS), step, logs)
+    return chz.replace(config, rollout_error_tolerance=using)
+
+
+def find_finished(run: Path, step: int, since: datetime) -> dict[str, str]:
+    """Return the logs of a step's finished groups that were sampled with the last checkpoint.
+
+    Args:
+        run: Folder of the run.
+        step: The step after its last checkpoint.
+        since: Rollouts that began before are not used.
+    """
+    assemble_pending(run / ROLLOUT_LOGS)
+    before, logs = (
+        [
+            log
+            for log in read_logs(run, ROLLOUT_LOGS, f"*-batch-{number:06d}_*.eval")
+            if log.training == training_id(run)
+        ]
+        for number in (step - 1, step)
+    )
+    if step and not before:
+        return {}
+    # A step that was done more than once led to the checkpoint the last time.
+    since = max([since, *(log.begun for log in before)])
+    return {
+        f"{log.task}/{seen['group']}": str(run / log.path)
+        for log in logs
+        if log.begun >= since
+        for seen in map(figures, log.samples)
+        if seen.get("status") == RolloutStatus.GRADED
+    }
+
+
+def _same_since(path: Path, digest: str) -> datetime:
+    """Return since when the digest is what it is, and record it if it is new."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    if known.get("digest") != digest:
+        known = {"digest": digest, "since": datetime.now(UTC).isoformat()}
+        path.write_text(json.dumps(known), encoding="utf-8")
+    return datetime.fromisoformat(known["since"])
+
+
+def _digest(config: Any) -> str:
+    """Digest what episodes depend on: tasks, options, the sampling, and the packages."""
+    data = config.dataset_builder
+    tasks = [
+        task_digest(resolve_task(each.task, each.task_args).task) for each in data.mixed_tasks()
+    ]
+    found = (
+        tasks,
+        data.task_args,
+        data.renderer_name,
+        replace(data.dataset_options(), log_dir=None),
+        config.max_tokens,
+        config.temperature,
+        config.load_checkpoint_path,
+        config.effective_rollout_strategy(),
+        [version(name) for name in _PACKAGES],
+    )
+    return hashlib.sha256(repr(found).encode()).hexdigest()
