@@ -32,7 +32,7 @@ from inspect_ai import Task
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "INSPECT_DISPLAY": "none"}
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
-MAKING, COMMAND = 10, 240
+MAKING, COMMAND = 10, 600
 """Seconds to make a task, and for one command."""
 
 
@@ -84,15 +84,17 @@ def reason(error: BaseException) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     kinds = {
         "a download": ("offline", "ConnectionError", "Connection", "HTTPSConnection", "resolve",
-                       "LocalEntryNotFound", "URLError", "hub", "download", "Max retries", "gdown"),
-        "a package": ("No module named", "ImportError", "pip install"),
+                       "LocalEntryNotFound", "URLError", "hub", "download", "Max retries", "gdown",
+                       "https:"),
+        "a package": ("No module named", "ImportError", "install"),
         "a key or a login": ("API_KEY", "token", "gated", "credentials"),
         "more than ten seconds": ("not made within",),
+        "images, or a repository": ("Command failed", "CalledProcessError"),
     }  # fmt: skip
     for kind, words in kinds.items():
         if any(word.lower() in text.lower() for word in words):
             return kind
-    return text[:100]
+    return text.rpartition("could not be created: ")[2][:100].replace("|", "\\|")
 
 
 def command(*arguments: str) -> tuple[list[dict[str, Any]], str]:

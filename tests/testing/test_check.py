@@ -24,6 +24,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes, model_graded_qa
 from inspect_ai.solver import generate, solver, use_tools
 from inspect_ai.tool import tool
+from inspect_ai.util import SandboxEnvironment, sandboxenv
 
 # modules are loaded afresh for each run; what a task leaves behind elsewhere is not
 RUNS = os.environ
@@ -50,6 +51,22 @@ def counts():
 @task
 def drifting():
     return Task(dataset=samples(), solver=counts(), scorer=includes())
+
+@sandboxenv(name="unbuilt")
+class Unbuilt(SandboxEnvironment):
+    @classmethod
+    async def task_init(cls, task_name, config):
+        raise PrerequisiteError("no image could be built")
+
+    async def exec(self, *args, **options): ...
+    async def write_file(self, file, contents): ...
+    async def read_file(self, file, text=True): ...
+    @classmethod
+    async def sample_cleanup(cls, *args): ...
+
+@task
+def unbuilt():
+    return Task(dataset=samples(), scorer=includes(), sandbox="unbuilt")
 
 @task
 def repeated():
@@ -264,6 +281,13 @@ def test_a_task_that_neither_side_can_run_has_failed(tasks: Path) -> None:
     assert result.exit_code == 1
     assert "agrees" not in result.output
     assert "missing.yaml" in result.output
+
+
+def test_a_sandbox_that_neither_side_can_start_is_no_difference(tasks: Path) -> None:
+    result = run(f"{tasks}@unbuilt", "--limit", "1")
+    assert result.exit_code == 1
+    for side in ("messages", "tokens"):
+        assert f"sample 1, {side}: both failed: eval PrerequisiteError: no image" in result.output
 
 
 @pytest.mark.parametrize("how", ["asks", "sleeps"])

@@ -157,11 +157,7 @@ def _compare_outcomes(expected: Trace | Exception, found: Trace | Exception) -> 
     """Describe sides of which at least one did not run."""
     runs = {"eval": expected, "episode": found}
     outcomes = {side: _describe_outcome(run) for side, run in runs.items()}
-    errors = {
-        side: f"{type(run).__name__}: {internals.in_one_line(run)}"
-        for side, run in runs.items()
-        if isinstance(run, Exception)
-    }
+    errors = {side: error for side, run in runs.items() if (error := _failure_to_run(run))}
     report = ParityReport(
         name="",
         differences=[],
@@ -175,6 +171,13 @@ def _compare_outcomes(expected: Trace | Exception, found: Trace | Exception) -> 
     alike = len(set(errors.values())) == 1
     each = [error if alike else f"{side} {error}" for side, error in errors.items()]
     return replace(report, both_failed="; ".join(dict.fromkeys(each)))
+
+
+def _failure_to_run(run: Trace | Exception) -> str | None:
+    """Return why a run ended before its first turn, if it did."""
+    if isinstance(run, Exception):
+        return f"{type(run).__name__}: {internals.in_one_line(run)}"
+    return None if run.error is None or run.requests else run.error["message"]
 
 
 def _describe_outcome(run: Trace | Exception) -> str:
