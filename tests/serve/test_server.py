@@ -227,6 +227,16 @@ def test_requests_without_the_token_of_web_pages_or_too_large_are_refused() -> N
     asyncio.run(run())
 
 
+def test_openenvs_task_api_takes_the_first_task_by_default() -> None:
+    async def run() -> list[Any]:
+        async with hosted(arithmetic()) as served:
+            paths = ("num_tasks", "task", "task_range")
+            return [(await served.post(f"/harbor_env/{path}", {}))[1] for path in paths]
+
+    count, first, listed = asyncio.run(run())
+    assert (count["num_tasks"], first["task"]["task_id"], len(listed["tasks"])) == (4, "s0", 4)
+
+
 def test_a_web_page_that_points_its_name_at_this_machine_is_refused() -> None:
     async def run() -> None:
         async with hosted(arithmetic()) as served:

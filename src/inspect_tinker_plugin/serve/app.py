@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,8 +46,8 @@ OPEN = ("/health", "/ready")
 MAX_BODY = 2**20
 """Bytes of a request: they choose samples, and hold no tokens."""
 
-GONE = 499
-"""Status of a request whose client went away, which nobody reads."""
+STATUSES = {BusyError: 503, TooLongError: 504, ConfigError: 400, WebSocketDisconnect: 499}
+"""Status by error; that of a request whose client went away reaches nobody."""
 
 
 class GroupRequest(BaseModel):
@@ -169,17 +169,8 @@ def create_app(
     def host() -> Host:
         return app.state.host  # type: ignore[no-any-return]
 
-    async def serve(request: Request, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await while_present(_disconnected(request), work)
-        except WebSocketDisconnect:
-            raise HTTPException(GONE, "the client went away") from None
-        except BusyError as error:
-            raise HTTPException(503, str(error), {"Retry-After": "5"}) from error
-        except TooLongError as error:
-            raise HTTPException(504, str(error)) from error
-        except (ConfigError, LookupError) as error:
-            raise HTTPException(400, str(error)) from error
+    for kind, status in STATUSES.items():
+        app.add_exception_handler(kind, partial(_refuse, status))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -197,14 +188,14 @@ def create_app(
     @app.post("/v1/rollouts")
     async def rollouts(body: GroupRequest, request: Request) -> dict[str, Any]:
         run = host().run(body.task, body.sample, body.sampler, size=body.size)
-        results = await serve(request, run)
+        results = await while_present(_disconnected(request), run)
         return {"rollouts": [write_result(each) for each in results]}
 
     # NeMo Gym
 
     @app.post("/run")
     async def run(body: gym.EpisodeRequest, request: Request) -> dict[str, Any]:
-        return await serve(request, gym.run_episode(host(), body))
+        return await while_present(_disconnected(request), gym.run_episode(host(), body))
 
     @app.post("/aggregate_metrics")
     async def aggregate_metrics(body: gym.AggregateRequest) -> dict[str, Any]:
@@ -218,15 +209,15 @@ def create_app(
 
     @app.post("/harbor_env/num_tasks")
     async def num_tasks(body: TasksRequest) -> dict[str, Any]:
-        return {"num_tasks": len(_checked(lambda: host().service(body.split)).samples)}
+        return {"num_tasks": len(openenv.find_service(host(), body.split).samples)}
 
     @app.post("/harbor_env/task")
     async def task(body: TasksRequest) -> dict[str, Any]:
-        return {"task": _checked(lambda: openenv.task_ref(host(), body.split, body.index))}
+        return {"task": openenv.task_ref(host(), body.split, body.index)}
 
     @app.post("/harbor_env/task_range")
     async def task_range(body: TasksRequest) -> dict[str, Any]:
-        count = len(_checked(lambda: host().service(body.split)).samples)
+        count = len(openenv.find_service(host(), body.split).samples)
         chosen = range(count)[slice(body.start, body.stop)][:1000]
         return {"tasks": [openenv.task_ref(host(), body.split, index) for index in chosen]}
 
@@ -244,7 +235,8 @@ def create_app(
                 result = {"tools": openenv.TOOLS}
             case "tools/call":
                 name, arguments = params.get("name", ""), params.get("arguments") or {}
-                result = {"data": await serve(request, openenv.call_tool(host(), name, arguments))}
+                call = openenv.call_tool(host(), name, arguments)
+                result = {"data": await while_present(_disconnected(request), call)}
             case other:
                 reason = {"code": -32601, "message": f"there is no method {other!r}"}
                 return {**answer, "error": reason}
@@ -272,11 +264,9 @@ def create_app(
     return app
 
 
-def _checked(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except ConfigError as error:
-        raise HTTPException(400, str(error)) from error
+def _refuse(status: int, request: Request, error: Exception) -> JSONResponse:
+    again = {"Retry-After": "5"} if status == 503 else None
+    return JSONResponse({"detail": str(error)}, status, again)
 
 
 async def _answer(host: Host, text: str | bytes) -> dict[str, Any] | None:
@@ -297,7 +287,7 @@ async def _answer(host: Host, text: str | bytes) -> dict[str, Any] | None:
     name = data.get("tool_name")
     try:
         result = await openenv.call_tool(host, name, data.get("arguments") or {})
-    except LookupError as error:
+    except ConfigError as error:
         return _refused(str(error), "EXECUTION_ERROR")
     return {"type": "observation", "data": _observed({"tool_name": name, "result": result})}
 

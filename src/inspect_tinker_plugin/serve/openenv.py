@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from inspect_tinker_plugin.contracts.errors import InspectRLError
+from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.serve.host import Host
 from inspect_tinker_plugin.serve.results import RolloutResult, SampledTurn
 from inspect_tinker_plugin.serve.service import RolloutService
@@ -85,12 +85,12 @@ async def call_tool(host: Host, name: Any, arguments: Any) -> str:
     """Carry out a tool; what fails is part of the result, as it is theirs.
 
     Raises:
-        LookupError: There is no such tool.
+        ConfigError: There is no such tool.
     """
     if name == "capabilities":
         return json.dumps({"datasets": list(host.services), "harnesses": [], "sandboxes": []})
     if name != "run_rollout":
-        raise LookupError(f"there is no tool {name!r}")
+        raise ConfigError(f"there is no tool {name!r}")
     started = time.monotonic()
     try:
         asked = RolloutArguments.model_validate(arguments)
