@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,27 @@ async def test_calls_at_once_share_one_client_of_the_server(
     )
     assert {each.usage.output_tokens for each in said if each.usage} == {4}
     assert len(made) <= 1, "an earlier test may have connected"
+
+
+TWICE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from inspect_tinker_plugin.evaluate.source import connect, read_run
+
+source = read_run(Path(sys.argv[1]), "0")
+other = replace(source, temperature=0.5)
+first, second = (connect(each, api_key=None).result().sampler for each in (source, other))
+print(first is not second)
+"""
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_all_weights_of_a_local_run_have_one_server(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "local-server").mkdir()
+    identity = {"model": str(tiny_model), "renderer": "qwen3_instruct"}
+    (tmp_path / "run.json").write_text(json.dumps(identity))
+    command = [sys.executable, "-c", TWICE, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.stdout == "True\n", said.stderr

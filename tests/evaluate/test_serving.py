@@ -35,6 +35,7 @@ ADD: Any = {
         },
     },
 }
+PIXEL: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 ASK: Any = [{"role": "user", "content": "Say plum."}]
 
 
@@ -136,12 +137,53 @@ async def test_only_clients_with_the_token_are_answered() -> None:
     assert len(sampler.asked) == 1
 
 
-async def test_what_cannot_be_honoured_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("frequency_penalty", {"frequency_penalty": 0.5}),
+        ("json_object", {"response_format": {"type": "json_object"}}),
+        ("modalities", {"modalities": ["audio"]}),
+        ("top_k", {"extra_body": {"top_k": 2}}),
+        ("image", {"messages": [{"role": "user", "content": [PIXEL]}]}),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(name: str, options: Any) -> None:
     sampler = Client()
     async with served(sampler) as address, client(address) as asked:
-        with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
-            await asked.chat.completions.create(model="any", messages=ASK, frequency_penalty=0.5)
+        with pytest.raises(openai.BadRequestError, match=name):
+            await asked.chat.completions.create(**{"model": "any", "messages": ASK, **options})
     assert sampler.asked == []
+
+
+async def test_what_agents_say_about_themselves_has_no_effect() -> None:
+    bare: Any = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+    async with served(Client()) as address:
+        async with anthropic.AsyncAnthropic(base_url=address, api_key="none") as asked:
+            said = await asked.messages.create(
+                model="any", max_tokens=9, messages=ASK, tools=[bare], metadata={"user_id": "me"}
+            )
+            assert said.content[0].text == "plum"
+        async with client(address) as other:
+            response = await other.responses.create(
+                model="any", input="Say plum.", store=False, prompt_cache_key="me"
+            )
+            assert response.output_text == "plum"
+
+
+async def test_log_probabilities_are_in_a_chat() -> None:
+    async with served(Client()) as address, client(address) as asked:
+        said = await asked.chat.completions.create(model="any", messages=ASK, logprobs=True)
+    assert len(said.choices[0].logprobs.content) == said.usage.completion_tokens
+
+
+async def test_a_response_that_was_cut_is_incomplete() -> None:
+    async with served(Client("plum plum plum")) as address, client(address) as asked:
+        whole = await asked.responses.create(model="any", input="Say plum.")
+        stream = await asked.responses.create(model="any", input="Say plum.", stream=True)
+        last = [event async for event in stream][-1]
+    assert whole.status == "incomplete"
+    for each in (whole, last.response):
+        assert each.incomplete_details.reason == "max_output_tokens"
 
 
 async def test_a_failure_of_the_server_is_one_of_the_gateway() -> None:

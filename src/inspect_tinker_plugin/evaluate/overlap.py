@@ -194,8 +194,8 @@ class Firewall(Hooks):
             model = internals.active_model()
             logger.warning(
                 "task %r: sample %r was trained on by %s, so its score does not show what the "
-                "model does with samples that it has not seen. `inspect rl overlap RUN TASK` lists "
-                "all such samples; the log has them in its metadata (%s)",
+                "model does with new samples. The log's metadata (%s) has all such samples, as "
+                "does `inspect rl overlap`",
                 task,
                 sample.id,
                 model,

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import tinker
 from inspect_ai.agent import agent_bridge
 from inspect_ai.model import Model
 
@@ -20,6 +21,49 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.agents import dialects
 from inspect_tinker_plugin.agents.api import PROVIDER_ERROR, ModelApi, Request, Response
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
+from inspect_tinker_plugin.episode.model import RequestRefusedError
+
+CARRIED_OUT = {
+    dialects.CHAT.method: "messages tools tool_choice parallel_tool_calls max_tokens "
+    "max_completion_tokens temperature top_p seed stop n logprobs top_logprobs response_format "
+    "reasoning_effort frequency_penalty presence_penalty logit_bias",
+    dialects.RESPONSES.method: "input instructions tools tool_choice parallel_tool_calls include "
+    "max_output_tokens temperature top_p top_logprobs reasoning text",
+    dialects.ANTHROPIC.method: "messages system tools tool_choice max_tokens temperature top_p "
+    "top_k stop_sequences thinking output_config",
+}
+"""By method, the parts of a request that Inspect's bridge passes on: the provider judges them."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "user",
+        "metadata",
+        "client_metadata",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_control",
+    }
+)
+"""Parts of a request that do not concern the reply, or that are done here: a stream begins when
+the reply is complete."""
+
+_OF_REQUESTS = (
+    ConfigError,
+    EpisodeError,
+    RequestRefusedError,
+    tinker.BadRequestError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""Errors that lie in a request, which no repetition mends."""
 
 _NO_REPLY = "the client's library is missing: pip install 'inspect-tinker-plugin[agents]'"
 
@@ -56,18 +100,41 @@ class ServedModel(ModelApi):
 
     async def _generate_by(self, method: str, arguments: dict[str, Any]) -> Any:
         """Carry out a method of the bridge by the client library that it takes the place of."""
-        body = {**arguments["json_data"], "model": "inspect"}
-        body.pop("stream", None)  # the reply is complete before a stream begins
-        body.pop("stream_options", None)
         try:
+            body = {**_checked(method, arguments["json_data"]), "model": "inspect"}
             with internals.bind_model(self._model):
                 async with agent_bridge(forward_generation_config=True):
                     reply = await _post(method, body)
-        except (ConfigError, EpisodeError, ValueError, TypeError) as error:
+        except _OF_REQUESTS as error:
             return {PROVIDER_ERROR: {"status": 400, "message": internals.in_one_line(error)}}
         except Exception as error:  # of the server of the model, or of the SDK
             return {PROVIDER_ERROR: {"status": 502, "message": internals.in_one_line(error)}}
-        return {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
+        said = {**reply.model_dump(mode="json", warnings=False), "model": str(self._model)}
+        if method == dialects.RESPONSES.method:
+            said["status"] = "incomplete" if said.get("incomplete_details") else "completed"
+        return said
+
+
+def _checked(method: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a request that concern the reply.
+
+    Raises:
+        ConfigError: Some cannot be carried out.
+    """
+    body = {
+        name: value
+        for name, value in request.items()
+        if value is not None and name not in WITHOUT_EFFECT
+    }
+    unknown = sorted(body.keys() - CARRIED_OUT.get(method, "").split())
+    form = body.get("response_format") or body.get("text", {}).get("format") or {}
+    if form.get("type") == "json_object":
+        unknown.append("json_object")
+    if unknown:
+        raise ConfigError(f"requests cannot have {', '.join(unknown)} here: leave it out")
+    for tool in body.get("tools", ()):
+        (tool.get("function") or tool).setdefault("description", "")  # the bridge asks for one
+    return body
 
 
 async def _post(method: str, body: dict[str, Any]) -> Any:

@@ -153,6 +153,8 @@ class Connection:
 
 _connecting = ThreadPoolExecutor(1, "inspect-rl-connect")
 _connections: dict[Source, Future[Connection]] = {}
+_servers: dict[Path, str] = {}
+"""Addresses of the servers that were started here, by the folder of their run."""
 
 
 def connect(source: Source, *, api_key: str | None) -> Future[Connection]:
@@ -193,23 +195,32 @@ def _connect(source: Source, api_key: str | None) -> Connection:
 
 
 def _start_server(source: Source) -> tuple[str, str]:
-    """Start the server of a local run, which ends with this process."""
-    from tinker_local import SERVER_FOLDER, LocalServer, LocalSettings
+    """Start the server of a local run, which serves all its weights and ends with this process."""
+    from tinker_local import SERVER_FOLDER, LocalServer, LocalServerError, LocalSettings
     from tinker_local.settings import API_KEY
 
-    assert source.run is not None
-    settings = LocalSettings(max_lora_rank=max(LocalSettings().max_lora_rank, source.lora_rank))
-    state = source.run / SERVER_FOLDER
-    return LocalServer(
-        str(source.base_model), state_dir=state, settings=settings
-    ).start().url, API_KEY
+    run = source.run
+    assert run is not None
+    if run not in _servers:
+        settings = LocalSettings(max_lora_rank=max(LocalSettings().max_lora_rank, source.lora_rank))
+        server = LocalServer(
+            str(source.base_model), state_dir=run / SERVER_FOLDER, settings=settings
+        )
+        try:
+            _servers[run] = server.start().url
+        except LocalServerError as error:
+            raise ConfigError(
+                f"cannot sample from {source.name}, whose server serves one process: {error}"
+            ) from error
+    return _servers[run], API_KEY
 
 
 def _describe_weights(source: Source, base_url: str | None, api_key: str | None) -> Source:
     """Ask the server for the base model of some weights, and for the renderer of their training."""
+    training_id = source.name.removeprefix("tinker://").partition("/")[0]
     try:
         with rest_client(base_url, api_key) as rest:
-            training = rest.get_training_run_by_tinker_path(source.name).result()
+            training = rest.get_training_run(training_id).result()
     except tinker.NotFoundError as error:
         raise ConfigError(
             f"there are no weights {source.name}: the server knows no training that made them"
