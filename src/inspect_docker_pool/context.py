@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+from inspect_docker_pool.threads import undo
+
 ACQUIRE = "sandbox/acquire_s"
 """Seconds that an episode waited for its container."""
 EXEC = "sandbox/exec_s"
@@ -30,7 +32,7 @@ class SandboxMetrics:
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # also taken by coroutines that a collection closes
 
     def add(self, name: str, value: float = 1.0) -> None:
         with self._lock:
@@ -140,8 +142,8 @@ def sample_setup(files: Mapping[str, bytes], setup: bytes | None) -> Iterator[Sa
     token = _current.set(announced)
     try:
         yield announced
-    except BaseException:
-        announced.fail()
+    except BaseException as ex:
+        undo(ex, announced.fail)
         raise
     finally:
         _current.reset(token)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -36,6 +37,7 @@ from inspect_docker_pool.command import (
 )
 from inspect_docker_pool.engine import STDOUT, AttachedSocket
 from inspect_docker_pool.errors import SandboxError, SandboxStartError
+from inspect_docker_pool.threads import undo
 
 GRACE_SECONDS = 5.0
 """Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""
@@ -295,10 +297,12 @@ class Executor:
             self.feed(call)
             while call.end is None:
                 await self._turn(call, limit)
+        except BaseException as ex:
+            # The command must not outlive its caller, and a cancelled caller must not wait.
+            undo(ex, partial(self._stop, call))
+            raise
         finally:
             del self._calls[call.id]
-            # If cancelled, the command must not outlive its caller, and the caller must not wait.
-            self._stop(call)
             self._wake()  # another task must read now
 
     async def _turn(self, call: Call, limit: float | None) -> None:

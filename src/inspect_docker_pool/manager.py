@@ -41,7 +41,7 @@ from inspect_docker_pool.lease import (
 from inspect_docker_pool.pool import Pool, Waiter, served
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
-from inspect_docker_pool.threads import Ticker
+from inspect_docker_pool.threads import Ticker, undo_postponed
 
 logger = getLogger(__name__)
 
@@ -353,6 +353,7 @@ class PoolManager:
                 ticker.start()
 
     def _tend(self) -> None:
+        undo_postponed()
         while not self.dropped.empty():
             pool, project = self.dropped.get()
             pool.release(project)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 
@@ -28,6 +29,7 @@ from inspect_docker_pool.errors import (
 )
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.project import Project
+from inspect_docker_pool.threads import undo
 
 IDLE_SECONDS = 600.0
 """Idle seconds before a pool removes its warm projects."""
@@ -106,8 +108,8 @@ async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Project:
     """
     try:
         project = await settled(waiter.future)
-    except BaseException:
-        withdraw(waiter)
+    except BaseException as ex:
+        undo(ex, partial(withdraw, waiter))
         raise
     if waiter.hit:
         measure(WARM_HITS)

@@ -40,6 +40,7 @@ from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
+from inspect_docker_pool.threads import undo
 
 logger = getLogger(__name__)
 
@@ -169,12 +170,13 @@ class ForkMember:
             if self.tape is None:
                 self._snapshots.took(self._setup, self.project.config, seconds)
             return
-        snapshot = None
         try:
             self._snapshots.took(self._setup, self.project.config, seconds)
             snapshot = await self._snapshots.take(self, seconds)
-        finally:
-            self._snapshots.end(self.fork, snapshot)
+        except BaseException as ex:
+            undo(ex, functools.partial(self._snapshots.end, self.fork, None))
+            raise
+        self._snapshots.end(self.fork, snapshot)
 
     def fail(self) -> None:
         """Make the others set themselves up."""
@@ -241,8 +243,8 @@ class Snapshots:
     async def _lead(self, fork: _Fork, config: ProjectConfig, setup: SampleSetup) -> ForkMember:
         try:
             pool, project = await self._acquire(config)
-        except BaseException:
-            self.end(fork, None)
+        except BaseException as ex:
+            undo(ex, functools.partial(self.end, fork, None))
             raise
         part, container = ForkMember(self, setup, pool, project), project.default
         try:
@@ -255,9 +257,9 @@ class Snapshots:
             self._refuse(fork.key, config, str(ex))
             self.end(fork, None)
             return part
-        except BaseException:
-            self.end(fork, None)
-            pool.release(project)
+        except BaseException as ex:
+            undo(ex, functools.partial(self.end, fork, None))
+            undo(ex, functools.partial(pool.release, project))
             raise
         part.fork, part.tape = fork, Tape()
         return part
@@ -265,11 +267,18 @@ class Snapshots:
     async def _wait(self, fork: _Fork) -> Snapshot | None:
         with self._lock:
             fork.waiting += 1
-        try:
-            return await settled(fork.result)
-        finally:
+
+        def leave() -> None:
             with self._lock:
                 fork.waiting -= 1
+
+        try:
+            snapshot = await settled(fork.result)
+        except BaseException as ex:
+            undo(ex, leave)
+            raise
+        leave()
+        return snapshot
 
     def took(self, setup: SampleSetup, config: ProjectConfig, seconds: float) -> None:
         """Record how long a set-up took."""

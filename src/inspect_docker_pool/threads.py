@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -30,6 +31,35 @@ class _Job(Generic[T]):
             self.future.set_exception(ex)
         else:
             self.future.set_result(result)
+
+
+_postponed: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+
+def undo(error: BaseException | None, work: Callable[[], object]) -> None:
+    """Undo what a coroutine has begun, when it ends with an error or otherwise.
+
+    A coroutine that nothing refers to any more is closed by a garbage collection, in whatever
+    thread that runs, perhaps one that holds the lock which ``work`` takes. So the work of a closed
+    one is left to the pools' keeper (:func:`undo_postponed`).
+    """
+    cause = error
+    while cause is not None and not isinstance(cause, GeneratorExit):
+        cause = cause.__context__  # anyio's scopes raise another error outside of their loop
+    if cause is None:
+        work()
+    else:
+        _postponed.put(work)
+
+
+def undo_postponed() -> None:
+    """Do the work of coroutines that were closed."""
+    while True:
+        try:
+            work = _postponed.get_nowait()
+        except Empty:
+            return
+        work()
 
 
 class Workers:
