@@ -96,7 +96,6 @@ def test_episodes_know_nothing_of_tinker() -> None:
     complain([found for found in IMPORTS if part_of(found) == "episode" and found.is_of(*TINKER)])
 
 
-@pytest.mark.parametrize("package", ["inspect_docker_pool", "tinker_local"])
 def module_of(path: Path) -> str:
     name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
     return name.removesuffix(".__init__")

@@ -67,25 +67,22 @@ def interrupted(
 
 
 @pytest.mark.slow
-def test_a_rollout_shows_the_groups_that_are_finished(tmp_path: Path) -> None:
-    done = interrupted(
-        tmp_path, "rollout", "tasks.py", "--limit", "3", "--group-size", "2", "--json"
-    )
-    assert done.returncode == 130, done.stderr
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(each["sample_id"], each["number"]) for each in reports] == [("quick", 1), ("quick", 2)]
-    assert "Interrupted after 2 of 6 rollouts." in done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("by", "ignoring"), [(signal.SIGTERM, "INT"), (signal.SIGHUP, "")], ids=["SIGTERM", "SIGHUP"]
+    ("by", "ignoring"),
+    [
+        pytest.param(signal.SIGINT, "", id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, "INT", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, "", id="SIGHUP", marks=pytest.mark.nightly),
+    ],
 )
-def test_a_signal_stops_as_ctrl_c_does(tmp_path: Path, by: signal.Signals, ignoring: str) -> None:
+def test_a_signal_shows_the_groups_that_are_finished(
+    tmp_path: Path, by: signal.Signals, ignoring: str
+) -> None:
     options = ("--limit", "3", "--group-size", "2", "--json")
     done = interrupted(tmp_path, "rollout", "tasks.py", *options, by=by, ignoring=ignoring)
     assert done.returncode == 128 + by, done.stderr
-    assert [json.loads(line)["sample_id"] for line in done.stdout.splitlines()] == ["quick"] * 2
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["sample_id"], each["number"]) for each in reports] == [("quick", 1), ("quick", 2)]
     assert "Interrupted after 2 of 6 rollouts." in done.stderr
 
 
@@ -142,7 +139,7 @@ def some():
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["rollout", "check"])
+@pytest.mark.parametrize("command", ["rollout", pytest.param("check", marks=pytest.mark.nightly)])
 def test_a_signal_removes_the_containers_of_inspects_own_sandbox(
     tmp_path: Path, command: str
 ) -> None:

@@ -211,7 +211,9 @@ async def test_a_clean_sandbox_that_does_not_start_is_a_failure_of_the_sandbox(
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("provider", ["docker_pool", "docker"])
+@pytest.mark.parametrize(
+    "provider", ["docker_pool", pytest.param("docker", marks=pytest.mark.nightly)]
+)
 async def test_attacks_that_stay_in_a_container_earn_nothing(provider: str) -> None:
     if (reason := missing_engine()) is not None:
         pytest.skip(reason)

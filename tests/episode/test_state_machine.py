@@ -7,6 +7,7 @@ import gc
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -217,11 +218,21 @@ async def _end(episode: Episode, how: str) -> None:
         episode.shut()
 
 
+def make_settings(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=12,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class ManyEpisodeCalls(EpisodeCalls):
+    """The same with more sequences."""
+
+
 TestEpisodeCalls = EpisodeCalls.TestCase
-TestEpisodeCalls.settings = settings(
-    max_examples=40,
-    stateful_step_count=12,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+TestEpisodeCalls.settings = make_settings(15)
+TestManyEpisodeCalls = pytest.mark.nightly(ManyEpisodeCalls.TestCase)
+TestManyEpisodeCalls.settings = make_settings(60)

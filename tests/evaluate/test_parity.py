@@ -58,17 +58,17 @@ def cases() -> list[Any]:
             marks = [pytest.mark.docker] if case.docker else []
             marks += [] if case.id in SELECTED else [pytest.mark.nightly]
             found.append(pytest.param(case, case.renderer, id=case.id, marks=marks))
-    return found + with_renderers(SELECTED)
+    return found + with_renderers(SELECTED, usual=EVERY_RENDERER)
 
 
-def with_renderers(names: tuple[str, ...]) -> list[Any]:
-    """The cases with each further renderer; per change, one of them shows each renderer."""
+def with_renderers(names: tuple[str, ...], usual: str | None = None) -> list[Any]:
+    """The cases with each further renderer; per change, the usual one shows each renderer."""
     return [
         pytest.param(
             CASES[name],
             renderer,
             id=f"{name}-{renderer}",
-            marks=[] if name == EVERY_RENDERER else [pytest.mark.nightly],
+            marks=[] if name == usual else [pytest.mark.nightly],
         )
         for renderer in RENDERERS
         for name in names

@@ -189,7 +189,7 @@ def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
 def test_an_episode_that_takes_too_long_is_cut_and_is_no_zero() -> None:
     async def run() -> None:
         limits = Limits(episode_timeout=0.2)
-        slow = Words(["1"], delay_s=30)
+        slow = Words(["1"], delay_s=3)
         async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
             body = {"task": "arithmetic", "sample": "s0"}
             status, answer = await served.post("/v1/rollouts", body)

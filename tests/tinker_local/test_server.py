@@ -100,7 +100,13 @@ async def test_work_ends_with_the_server_that_it_uses(tiny_model: Path, tmp_path
 
 
 @needs_local
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_server_ends_with_the_process_that_started_it(
     tiny_model: Path, tmp_path: Path, kind: signal.Signals
 ) -> None:
@@ -128,8 +134,13 @@ def test_a_forked_child_does_not_stop_the_server(tiny_model: Path) -> None:
 
 
 @needs_local
-def test_a_lost_engine_is_an_error_with_the_log(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_server_keeps_its_folder_and_a_lost_engine_is_an_error_with_the_log(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     with LocalServer(tiny_model, state_dir=tmp_path) as server:
+        second = LocalServer(tiny_model, state_dir=tmp_path)
+        with pytest.raises(LocalServerError, match="another local server is running"):
+            second.start()
         server.check()
         assert server.pid is not None
         (engine,) = set(group_members(server.pid)) - {server.pid}
@@ -166,15 +177,6 @@ def test_a_busy_port_is_named(tiny_model: Path) -> None:
         server = LocalServer(tiny_model, settings=LocalSettings(port=port))
         with pytest.raises(LocalServerError, match=f"port {port} .*cannot be used"):
             server.start()
-
-
-@needs_local
-def test_a_state_folder_in_use_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with LocalServer(tiny_model, state_dir=tmp_path) as first:
-        second = LocalServer(tiny_model, state_dir=tmp_path)
-        with pytest.raises(LocalServerError, match="another local server is running"):
-            second.start()
-        first.check()
 
 
 @needs_local

@@ -162,8 +162,14 @@ def assert_exact(rollout: Rollout) -> None:
     assert_trained(sampled, rollout.data())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize(
+    ("dialect", "habit"),
+    [
+        pytest.param(dialect, habit, marks=() if number == place else pytest.mark.nightly)
+        for number, dialect in enumerate(DIALECTS)
+        for place, habit in enumerate(HABITS)
+    ],
+)
 async def test_an_episode_of_every_reply_is_one_datum(dialect: str, habit: str) -> None:
     async def run() -> None:
         program = DIALECTS[dialect](keeps=HABITS[habit])
@@ -192,6 +198,7 @@ async def test_a_library_in_the_solvers_process_is_continued(dialect: str) -> No
     assert_exact(rollout)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_each_reply_alone_is_continued(dialect: str) -> None:
     async def run() -> None:

@@ -83,7 +83,11 @@ def _is_scorer(made: object) -> bool:
 
 
 class EpisodeHooks:
-    """The hooks around one episode; almost free without executor and observers."""
+    """The hooks around one episode; almost free without executor and observers.
+
+    Attributes:
+        observed: Whether somebody observes or watches it.
+    """
 
     def __init__(
         self,
@@ -96,12 +100,8 @@ class EpisodeHooks:
         self._scope = scope
         self._observers = observers
         self._live = live
-        self._id = uuid.uuid4().hex if observers or live else ""
-
-    @property
-    def observed(self) -> bool:
-        """Whether somebody observes or watches it."""
-        return bool(self._observers) or self._live is not None
+        self.observed = bool(observers) or live is not None
+        self._id = uuid.uuid4().hex if self.observed else ""
 
     async def start(self, episode: Episode) -> Outcome:
         """Start an episode whose tool calls the executor carries out."""
