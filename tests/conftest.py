@@ -46,6 +46,16 @@ def missing_for_docker() -> str | None:
     return None
 
 
+@functools.cache
+def missing_extra(marker: str) -> str | None:
+    """Return why tests with a marker cannot run here, or None."""
+    if marker == "local":
+        from tinker_local import missing
+    else:
+        from inspect_tinker_plugin.processes.ray_executor import missing
+    return missing()
+
+
 WORKER_OF = {"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"}
 """The worker of tests with a marker: those that share one engine, and those that start servers."""
 
@@ -74,8 +84,9 @@ SLOW_MODULES = frozenset(
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep tests of one engine in one worker when tests run in parallel; mark slow modules."""
+    starts_none = "no_server" in getattr(item, "fixturenames", ())
     for name, worker in WORKER_OF.items():
-        if item.get_closest_marker(name):
+        if item.get_closest_marker(name) and not starts_none:
             item.add_marker(pytest.mark.xdist_group(worker))
             break
     if item.path in SLOW_MODULES:
@@ -102,6 +113,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("INSPECT_RL_REQUIRE_DOCKER"):
             pytest.fail(f"needs {missing}, and INSPECT_RL_REQUIRE_DOCKER is set", pytrace=False)
         pytest.skip(f"needs {missing}")
+    for marker in ("local", "ray"):
+        if item.get_closest_marker(marker) and (missing := missing_extra(marker)):
+            pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that a local server can sample from and train."""
+    from inspect_tinker_plugin.testing import tokenizer_path
+    from tinker_local import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path())
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@ from inspect_ai.event import InfoEvent
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
-from tests.inspect_docker_pool.conftest import IMAGE, manager, missing_engine
+from tests.inspect_docker_pool.conftest import IMAGE, manager
 
 from inspect_tinker_plugin import (
     Cause,
@@ -215,8 +215,6 @@ async def test_a_clean_sandbox_that_does_not_start_is_a_failure_of_the_sandbox(
     "provider", ["docker_pool", pytest.param("docker", marks=pytest.mark.nightly)]
 )
 async def test_attacks_that_stay_in_a_container_earn_nothing(provider: str) -> None:
-    if (reason := missing_engine()) is not None:
-        pytest.skip(reason)
     from tests.inspect_rl_audit.corpus.sandboxes import compose
 
     box = (provider, compose()[1])
@@ -286,8 +284,6 @@ async def test_files_that_cannot_be_copied_are_a_failure_only_if_the_image_is_to
 @pytest.mark.docker
 @pytest.mark.parametrize("attack", sorted(USED_UP))
 async def test_a_sandbox_that_the_policy_used_up_earns_nothing(attack: str) -> None:
-    if (reason := missing_engine()) is not None:
-        pytest.skip(reason)
     from tests.inspect_rl_audit.corpus.sandboxes import compose
 
     limits = {"pids_limit": 60, "mem_limit": "64m", "cap_drop": [], "cap_add": ["SYS_PTRACE"]}

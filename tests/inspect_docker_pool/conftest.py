@@ -1,9 +1,8 @@
-"""A real Docker engine, or a reason why its tests are skipped; and proof that nothing is left."""
+"""Pools on a real Docker engine, and proof that nothing of them is left."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import shutil
@@ -22,31 +21,6 @@ from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
 
 IMAGE = "inspect-rl-test/python:1"
-
-
-@functools.cache
-def missing_engine() -> str | None:
-    """Return why the tests of this folder cannot run, if they cannot."""
-    import docker
-
-    try:
-        client = docker.APIClient(timeout=10)
-    except Exception as ex:
-        return f"no Docker engine: {ex}"
-    try:
-        if not client.images(name=IMAGE):
-            return f"the engine has no image {IMAGE}"
-        return None
-    finally:
-        client.close()
-
-
-@pytest.fixture(autouse=True)
-def _engine(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("docker"):
-        reason = missing_engine()
-        if reason is not None:
-            pytest.skip(reason)
 
 
 @pytest.fixture

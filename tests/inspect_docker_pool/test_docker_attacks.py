@@ -24,7 +24,11 @@ REPEATS = 50
 """Of attacks that race with the executor."""
 
 
-@pytest.fixture(params=["root", "nobody"])
+USERS = ["root", pytest.param("nobody", marks=pytest.mark.nightly)]
+"""Who runs the commands; the executor has its own user either way."""
+
+
+@pytest.fixture(params=USERS)
 async def policy(request: pytest.FixtureRequest, open_sandbox: Any) -> DockerPoolSandboxEnvironment:
     """A sandbox whose commands run as root, and one whose commands run as another user."""
     sandbox: DockerPoolSandboxEnvironment = await open_sandbox(user=request.param, pids=128)
@@ -300,7 +304,7 @@ _TRAPS = {
 
 
 @pytest.mark.parametrize("trap", _TRAPS)
-@pytest.mark.parametrize("user", ["root", "nobody"])
+@pytest.mark.parametrize("user", USERS)
 async def test_a_write_succeeds_only_if_it_was_done(
     open_sandbox: Any, trap: str, user: str
 ) -> None:

@@ -28,7 +28,12 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(
+    params=[
+        "hardened",
+        pytest.param("default-capabilities", marks=pytest.mark.nightly),
+    ]
+)
 async def sandbox_env(request: pytest.FixtureRequest, open_sandbox: Any) -> SandboxEnvironment:
     if (request.param, getattr(request.node, "originalname", "")) in EXPECTED:
         request.applymarker(pytest.mark.xfail(strict=True))

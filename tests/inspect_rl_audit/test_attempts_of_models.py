@@ -23,7 +23,6 @@ from inspect_rl_audit.report import render, signal_lines
 from inspect_rl_audit.run import run_audit
 from inspect_tinker_plugin.cli.main import rl
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.testing import tokenizer_path
 
 TASK = """
 from inspect_ai import Task, task
@@ -101,8 +100,6 @@ def task(tmp_path: Path) -> str:
 
 @pytest.fixture
 def attempts(tmp_path: Path) -> Path:
-    if (reason := local.missing()) is not None:
-        pytest.skip(reason)
     return tmp_path / "out" / "attempts"
 
 
@@ -155,38 +152,29 @@ def test_a_local_model_is_sampled_once_and_the_advice_is_taken(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if (reason := local.missing()) is not None:
-        pytest.skip(reason)
-    return local.make_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path()
-    )
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[local.LocalServer]:
+def server(tiny_model: Path) -> Iterator[local.LocalServer]:
     """A server with the Tinker API that commands know by environment variables only."""
-    with local.LocalServer(model) as running:
+    with local.LocalServer(tiny_model) as running:
         yield running
 
 
 @pytest.mark.local
 @pytest.mark.nightly
 def test_a_hosted_model_is_sampled_once(
-    task: str, attempts: Path, model: Path, server: local.LocalServer, tmp_path: Path
+    task: str, attempts: Path, tiny_model: Path, server: local.LocalServer, tmp_path: Path
 ) -> None:
-    command = [task, "--model", model, "--renderer", "qwen3_instruct", "--episodes", 4]
+    command = [task, "--model", tiny_model, "--renderer", "qwen3_instruct", "--episodes", 4]
     command += ["--max-tokens", 8, "--out", tmp_path / "out", "--json"]
     command += ["--probe", "signal", "--probe", "cost", "--fail-on", "never"]
     # what a server refuses is no attempt, and is tried again
     other = tmp_path / "other"
-    shutil.copytree(model, other)
+    shutil.copytree(tiny_model, other)
     refused = in_own_process(
-        "audit", *[other if each is model else each for each in command], **server.environ
+        "audit", *[other if each is tiny_model else each for each in command], **server.environ
     )
     assert refused.returncode == 1
     assert f"cannot sample from {other}" in refused.stderr
-    assert f"serves {model}" in refused.stderr
+    assert f"serves {tiny_model}" in refused.stderr
     assert not list(attempts.rglob("*.eval"))
 
     report = audit(*command, **server.environ)
@@ -227,9 +215,9 @@ def test_what_an_audit_recommends_is_trained_on(attempts: Path, tmp_path: Path) 
 @pytest.mark.local
 @pytest.mark.nightly
 def test_a_hosted_model_is_rolled_out(
-    task: str, model: Path, server: local.LocalServer, tmp_path: Path
+    task: str, tiny_model: Path, server: local.LocalServer, tmp_path: Path
 ) -> None:
-    command = ["rollout", task, "--model", model, "--renderer", "qwen3_instruct", "--json"]
+    command = ["rollout", task, "--model", tiny_model, "--renderer", "qwen3_instruct", "--json"]
     command += ["--max-tokens", "8", "--group-size", "2", "--sample-id", "plain"]
     done = in_own_process(*command, **server.environ)
     assert done.returncode == 0, done.stderr
@@ -238,15 +226,15 @@ def test_a_hosted_model_is_rolled_out(
     assert all(0 < each["output_tokens"] <= 8 for each in rollouts)
     weights = "tinker://unknown/sampler_weights/1"
     lost = in_own_process(
-        *[weights if each is model else each for each in command],
-        *("--tokenizer", model),
+        *[weights if each is tiny_model else each for each in command],
+        *("--tokenizer", tiny_model),
         **server.environ,
     )
     assert lost.returncode == 1
     assert f"there are no weights {weights}" in lost.stderr
     assert not lost.stdout, "nothing was rolled out"
     started = in_own_process(
-        *("train", task, "--model", model, "--renderer", "qwen3_instruct"),
+        *("train", task, "--model", tiny_model, "--renderer", "qwen3_instruct"),
         *("--learning-rate", "1e-4", "--log-dir", tmp_path / "run"),
         *(f"load_checkpoint_path={weights}", "--steps", "1"),
         **server.environ,
@@ -259,9 +247,9 @@ def test_a_hosted_model_is_rolled_out(
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["audit", "rollout", "train"])
 def test_a_server_that_is_not_there_is_reported_at_once(
-    command: str, task: str, model: Path, tmp_path: Path
+    command: str, task: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    options = ["--model", model, "--renderer", "qwen3_instruct"]
+    options = ["--model", tiny_model, "--renderer", "qwen3_instruct"]
     options += {"audit": ["--out", tmp_path / "out"], "rollout": []}.get(
         command, ["--learning-rate", "1e-4", "--log-dir", tmp_path / "run"]
     )

@@ -331,25 +331,6 @@ async def test_attempts_of_a_model_say_which_samples_teach(tmp_path: Path) -> No
     assert shown.output.completion == "pear"
 
 
-def test_what_programs_print_is_kept_out_of_the_json(tmp_path: Path) -> None:
-    talking = TASK_FILE.replace("    print(", "    import os; os.system('echo noise'); print(")
-    (tmp_path / "task.py").write_text(talking)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from inspect_tinker_plugin.cli.main import main; main()",
-            *("audit", str(tmp_path / "task.py"), "--out", str(tmp_path / "out"), "--json"),
-            *("--probe", "gold", "--fail-on", "never"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["task"] == "planted"
-    assert "noise" in done.stderr
-
-
 def test_the_table_names_findings_and_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 from inspect_ai import Task
-from tests.inspect_docker_pool.conftest import missing_engine
 from tests.inspect_rl_audit.corpus import (
     CORPUS,
     ELSEWHERE,
@@ -68,14 +67,7 @@ async def test_nothing_grave_is_found_where_nothing_is_wrong(name: str, tmp_path
     assert ("judge-missing" in {each.code for each in own}) == ("script" in name)
 
 
-@pytest.fixture
-def engine() -> None:
-    if (reason := missing_engine()) is not None:
-        pytest.skip(reason)
-
-
 @pytest.mark.docker
-@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
     "case", usual_first([c for c in CORPUS if c.docker], {"everything_is_left_as_it_was"})
 )
@@ -85,7 +77,6 @@ async def test_a_defect_that_needs_a_container_is_found(case: Planted, tmp_path:
 
 
 @pytest.mark.docker
-@pytest.mark.usefixtures("engine")
 async def test_persistence_pays_nothing_where_the_policy_never_was(tmp_path: Path) -> None:
     """What an audit recommends for such attacks ends them: its cheats are run with it on."""
     solution = tmp_path / "solve.sh"
@@ -107,7 +98,6 @@ async def test_persistence_pays_nothing_where_the_policy_never_was(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
     ("make", "probes"),
     [(sandboxes.clean_search, ()), (sandboxes.clean_tests_of_root, ("sandbox",))],

@@ -1,4 +1,4 @@
-"""One tiny model and one running server for all tests that only talk to it."""
+"""One running server for all tests that only talk to it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from inspect_tinker_plugin.testing import tokenizer_path
-from tinker_local import LocalServer, make_tiny_model, missing
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = missing()
-    if reason is None:
-        return
-    for item in items:
-        if item.get_closest_marker("local"):
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tokenizer=tokenizer_path())
+from tinker_local import LocalServer
 
 
 @pytest.fixture(scope="session")
 def local_server(tiny_model: Path) -> Iterator[LocalServer]:
-    with LocalServer(tiny_model) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environ.items():
-            patch.setenv(name, value)
+    with LocalServer(tiny_model) as server, server.exported():
         yield server
