@@ -93,8 +93,9 @@ gallery: $(STAMP) ## run an example of the gallery, and show its curve beside th
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)
 	@$(BIN)/python -m tests.agents.programs
 
-# Tests that share an engine run in one worker, those that start servers in another (tests/conftest.py);
-# both mostly wait, so `make check` has two more for two cores. `make test WORKERS=0` runs all in one process, for a debugger.
+# Tests that share an engine run in one worker, those that start servers in another (tests/conftest.py). Most
+# of the time of a test is waiting (for programs, limits, an engine), so there are more workers than cores: two
+# per core, and one more each for engine and servers. `make test WORKERS=0` runs all in one process, for a debugger.
 WORKERS ?=
 PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 
@@ -102,7 +103,7 @@ PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 QUICK := not slow and not nightly and not long and not docker and not local and not agents and not ray
 test: $(STAMP) ## run the tests of each part: no engine, no server (five minutes)
 	@echo "About 5 minutes on two quiet cores. \`make check\` adds containers and servers, \`make test-all\` everything."
-	$(PYTEST) $(or $(WORKERS),2) -m "$(QUICK)"
+	$(PYTEST) $(or $(WORKERS),4) -m "$(QUICK)"
 
 # CI runs exactly this. `make -k check` continues after a failure and still fails at the end.
 check: format-check lint types docs test-change ## format, lint, layers, strict types, site, tests
@@ -127,11 +128,11 @@ docs: $(STAMP) ## build the documentation site in out/site; a dead link is an er
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
 test-change: $(STAMP)
-	$(PYTEST) $(or $(WORKERS),4) --durations=25 --durations-min=5 \
+	$(PYTEST) $(or $(WORKERS),6) --durations=25 --durations-min=5 \
 		-m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
 
 test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
-	$(PYTEST) $(or $(WORKERS),4) -m "not long"
+	$(PYTEST) $(or $(WORKERS),6) -m "not long"
 
 # One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
 test-long: $(STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)
