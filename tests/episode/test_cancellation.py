@@ -8,7 +8,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from inspect_tinker_plugin.processes.cancellation import bounded
+from inspect_tinker_plugin.processes.loops import bounded
 
 
 async def stubborn() -> str:

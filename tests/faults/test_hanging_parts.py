@@ -80,7 +80,7 @@ Way = Callable[[], Awaitable[None]]
 @pytest.fixture(autouse=True)
 async def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
     before = asyncio.all_tasks()
-    monkeypatch.setattr("inspect_tinker_plugin.processes.cancellation.GRACE", 0.1)
+    monkeypatch.setattr("inspect_tinker_plugin.processes.loops.GRACE", 0.1)
     yield
     for ended in _ended:
         ended.set()

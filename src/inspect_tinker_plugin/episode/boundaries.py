@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
-from inspect_tinker_plugin.processes.cancellation import contained
+from inspect_tinker_plugin.processes.loops import contained
 
 T = TypeVar("T")
 

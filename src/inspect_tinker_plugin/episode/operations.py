@@ -19,8 +19,7 @@ from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
 from inspect_tinker_plugin.contracts.sandboxes import Work
 from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, running_boundaries
 from inspect_tinker_plugin.inspect_internals import SandboxTimeoutError
-from inspect_tinker_plugin.processes.cancellation import bounded, contained
-from inspect_tinker_plugin.processes.loops import wait_for_end
+from inspect_tinker_plugin.processes.loops import bounded, contained, wait_for_end
 
 CANCEL_GRACE = 5.0
 """Seconds that operations have to end after they were cancelled; Inspect gives a command two."""

@@ -28,8 +28,7 @@ from inspect_tinker_plugin.episode.mailbox import Mailbox
 from inspect_tinker_plugin.episode.sample_run import SampleRun
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.processes.cancellation import NOT_BY_THE_EPISODE
-from inspect_tinker_plugin.processes.loops import run_in, wait_for_end
+from inspect_tinker_plugin.processes.loops import NOT_BY_THE_EPISODE, run_in, wait_for_end
 
 logger = getLogger(__name__)
 

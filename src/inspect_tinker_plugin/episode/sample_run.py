@@ -43,7 +43,7 @@ from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained, stray
+from inspect_tinker_plugin.processes.loops import being_cancelled, bounded, contained, stray
 
 logger = getLogger(__name__)
 

@@ -28,12 +28,12 @@ from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.episode.operations import CANCEL_GRACE, Operations
 from inspect_tinker_plugin.episode.task import PreparedTask
-from inspect_tinker_plugin.processes.cancellation import (
+from inspect_tinker_plugin.processes.loops import (
     GivenUpError,
+    Turnstile,
     bounded,
     uninterrupted,
 )
-from inspect_tinker_plugin.processes.loops import Turnstile
 from inspect_tinker_plugin.processes.workers import kill_processes_in
 
 logger = getLogger(__name__)

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.episode.model import PolicyAPI
 from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import SampleSandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
-from inspect_tinker_plugin.processes.cancellation import (
+from inspect_tinker_plugin.processes.loops import (
     NOT_BY_THE_EPISODE,
     being_cancelled,
     contained,

@@ -35,7 +35,7 @@ from inspect_tinker_plugin.logs.rollout import (
     own_scores,
     repay,
 )
-from inspect_tinker_plugin.processes.cancellation import contained
+from inspect_tinker_plugin.processes.loops import contained
 from inspect_tinker_plugin.rewards import (
     AggregatorError,
     GroupMember,

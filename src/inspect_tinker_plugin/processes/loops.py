@@ -1,12 +1,158 @@
-"""Event loops of several threads: wakes each waiter, and does work, in the right one."""
+"""Waits in event loops: for other threads, and for foreign code that may be cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+GRACE = 1.0
+"""Seconds that somebody's code has to end after it was cancelled for taking too long."""
+
+# asyncio holds tasks only weakly, and complains of those that are collected while they wait.
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+NOT_BY_THE_EPISODE = "was cancelled, but not by the episode"
+"""Part of the message of an error that replaces a cancellation which nobody asked for."""
+
+
+class GivenUpError(TimeoutError):
+    """Somebody's code did not end in its time."""
+
+
+def being_cancelled() -> bool:
+    """Whether this task is being cancelled; a ``CancelledError`` alone may come from a callee."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def stray(what: str, error: asyncio.CancelledError) -> RuntimeError:
+    """Turn a ``CancelledError`` that nobody asked for into an ordinary error."""
+    wrapped = RuntimeError(f"{what} {NOT_BY_THE_EPISODE}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+async def contained(what: str, work: Awaitable[T]) -> T:
+    """Await foreign code; exceptions that would end more than the episode become ordinary errors.
+
+    Raises:
+        RuntimeError: It raised ``SystemExit`` or another exception that is not an ``Exception``, as
+            test frameworks do.
+    """
+    task = asyncio.current_task()
+    try:
+        return await work
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # Who closes a coroutine throws this in, from outside of its task.
+        closing = isinstance(error, GeneratorExit) and not _is_running(task)
+        if closing or being_cancelled():
+            raise
+        raise raised_by(what, error) from error
+
+
+def _is_running(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:  # no loop runs
+        return False
+
+
+def raised_by(what: str, error: BaseException) -> RuntimeError:
+    """Make an ordinary error of an exception that is not an ``Exception``."""
+    return RuntimeError(f"{what} raised {error!r:.200}")
+
+
+async def bounded(
+    work: Coroutine[Any, Any, T], seconds: float | None, *, grace: float | None = None
+) -> T:
+    """Await somebody's code in a separate task, for a limited time.
+
+    A time-out alone limits only code that can be cancelled. Code that has not ended within the
+    grace period after its cancellation is abandoned. It is cancelled once, however often the caller
+    is: anyio cancels who waits in ``asyncio.gather`` over and over, which would cut off clean-up.
+
+    Args:
+        work: A coroutine.
+        seconds: How long it may take; ``None`` for no limit.
+        grace: Seconds it has to end after it is cancelled; ``GRACE`` if not given.
+
+    Raises:
+        CancelledError: The caller was cancelled; what the code raises is its cause, and what it
+            returns is dropped.
+        GivenUpError: It took longer.
+    """
+    grace = GRACE if grace is None else grace
+    task, late = asyncio.ensure_future(work), False
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            late = True
+            task.cancel()
+            await asyncio.wait([task], timeout=grace)
+    except asyncio.CancelledError as cancelled:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await uninterrupted(lambda: asyncio.wait([task], timeout=grace))
+        raised = task.exception() if task.done() and not task.cancelled() else None
+        raise cancelled from raised
+    finally:
+        if not task.done():
+            _abandoned.add(task)
+            task.add_done_callback(_forget)
+        elif not task.cancelled():
+            task.exception()  # who was cancelled meanwhile does not ask for it
+    if late and (not task.done() or task.cancelled()):
+        raise GivenUpError(f"it did not end within {seconds:g} seconds")
+    return task.result()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+async def uninterrupted(work: Callable[[], Awaitable[object]]) -> None:
+    """Run clean-up to its end, however often the caller is cancelled in the meantime.
+
+    The work runs in its own task, out of reach of the caller's cancel scopes. A
+    cancellation that hits that task itself (the loop is shutting down) starts it once more,
+    so it must be idempotent.
+
+    Raises:
+        CancelledError: The caller was cancelled; the work has finished nevertheless.
+    """
+
+    async def run() -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            await work()
+
+    task = asyncio.ensure_future(run())
+    interrupted: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                interrupted = error
+    if interrupted is not None:
+        if not task.cancelled():
+            task.exception()  # the cancellation has precedence
+        raise interrupted
+    task.result()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.contracts.rewards import (
 )
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.plugins.manager import build_from
-from inspect_tinker_plugin.processes.cancellation import (
+from inspect_tinker_plugin.processes.loops import (
     being_cancelled,
     bounded,
     contained,

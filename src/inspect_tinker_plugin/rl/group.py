@@ -22,7 +22,7 @@ from inspect_tinker_plugin.contracts.tools import Memory, ToolScope
 from inspect_tinker_plugin.logs import GroupSlot, Rollout, RolloutStatus, write_group
 from inspect_tinker_plugin.logs.rollout import read_group, received, sampled
 from inspect_tinker_plugin.options import DatasetOptions
-from inspect_tinker_plugin.processes.cancellation import uninterrupted
+from inspect_tinker_plugin.processes.loops import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
 from inspect_tinker_plugin.rewards.spending import spend_in
 from inspect_tinker_plugin.rl.ending import Ending, Received

@@ -27,7 +27,7 @@ from inspect_tinker_plugin.contracts.hooks import (
 from inspect_tinker_plugin.contracts.tools import ToolExecutor, ToolFunction
 from inspect_tinker_plugin.episode.runner import Episode
 from inspect_tinker_plugin.plugins.manager import default_plugins
-from inspect_tinker_plugin.processes.cancellation import being_cancelled, bounded, contained
+from inspect_tinker_plugin.processes.loops import being_cancelled, bounded, contained
 from inspect_tinker_plugin.rl.live import LiveRollouts
 from inspect_tinker_plugin.tools import ToolScope, use_tool_executor
 

@@ -26,7 +26,7 @@ from inspect_tinker_plugin.options import (
     read_keywords,
     spell_out_options,
 )
-from inspect_tinker_plugin.processes.cancellation import being_cancelled
+from inspect_tinker_plugin.processes.loops import being_cancelled
 from inspect_tinker_plugin.rl.dataset import TaskLike, prepare_task
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.group import InspectGroupBuilder
