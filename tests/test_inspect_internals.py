@@ -197,7 +197,9 @@ async def evaluate(name):
     [sample] = log.samples
     return {
         "messages": [[m.role, m.text, str(getattr(m, "error", None))] for m in sample.messages],
-        "events": [event.event for event in sample.events],
+        # how often Inspect polls a sandbox depends on the time
+        "events": [each.event for each in sample.events if each.event != "sandbox"],
+        "sandbox": any(each.event == "sandbox" for each in sample.events),
         "scores": {name: score.value for name, score in sample.scores.items()},
         "ran": sample.metadata["ran"],
         "usage": {name: usage.total_tokens for name, usage in sample.model_usage.items()},
@@ -233,6 +235,6 @@ def test_evals_in_the_same_process_do_what_they_did_without_episodes(tmp_path: P
     assert out.returncode == 0, out.stderr[-2000:]
     found, *rewards = json.loads(out.stdout.splitlines()[-1])
     assert found["before"]["scores"]["includes"] == "C"
-    assert "sandbox" in found["before"]["events"]
+    assert found["before"]["sandbox"]
     assert found["beside"] == found["before"]
     assert rewards == [[1.0], [1.0]]

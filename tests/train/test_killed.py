@@ -130,14 +130,14 @@ def test_killed_it_leaves_the_same_choices_and_logs_and_samples_no_finished_grou
 def test_killed_in_the_last_evaluation_it_is_completed(tmp_path: Path, runner: Runner) -> None:
     whole = tmp_path / "whole"
     assert runner(whole, None) == 0
-    assert tested(whole) == [0, 2, 4]
+    assert steps_with_test(whole) == [0, 2, 4]
     folder = tmp_path / "broken"
     for kills in (2, 6, 10):
         assert runner(folder, kills, in_last_evaluation=True) == -9
         assert [row["batch"] for row in rows(folder / "checkpoints.jsonl")][-1] == 4
-        assert tested(folder) == [0, 2]
+        assert steps_with_test(folder) == [0, 2]
     assert runner(folder, None) == 0
-    assert tested(folder) == [0, 2, 4]
+    assert steps_with_test(folder) == [0, 2, 4]
     assert_same(folder, whole)
 
 
@@ -153,6 +153,6 @@ def test_the_sampler_learns_the_same_from_rollouts_of_other_processes(
     assert_same(tmp_path / "there", tmp_path / "here")
 
 
-def tested(folder: Path) -> list[int]:
+def steps_with_test(folder: Path) -> list[int]:
     found = rows(folder / "metrics.jsonl")
     return [row["step"] for row in found if "test/env/all/reward/total" in row]

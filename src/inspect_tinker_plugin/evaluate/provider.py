@@ -275,10 +275,6 @@ class TinkerAPI(ModelAPI):
         """As many as Inspect's adaptive connections reach: the server makes batches of them."""
         return 100
 
-    def max_tokens(self) -> int:
-        """As many as in the training; logs then say how many, too."""
-        return self.source.max_tokens
-
     def should_retry(self, ex: Exception) -> bool | RetryDecision:
         """Retry what the SDK has given up to retry and may be over."""
         if isinstance(ex, tinker.RateLimitError):
