@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 PROMPT = ModelInput.from_ints([101, 202, 303, 404])
-ADAM = tinker.AdamParams(learning_rate=1e-2)
+ADAM = tinker.AdamParams(learning_rate=1e-3)
 DATUM = tinker.Datum(
     model_input=PROMPT,
     loss_fn_inputs={
@@ -48,7 +48,7 @@ def service(local_server: LocalServer) -> Iterator[tinker.ServiceClient]:
 
 @pytest.fixture
 def trainer(service: tinker.ServiceClient, local_server: LocalServer) -> TrainingClient:
-    return service.create_lora_training_client(str(local_server.model), rank=8).result()
+    return service.create_lora_training_client(str(local_server.model), rank=8, seed=1).result()
 
 
 def train(client: TrainingClient, steps: int = 1) -> None:
