@@ -122,6 +122,11 @@ class Container:
         """The user that commands run as unless they ask for another."""
         return self.config.user or self.image.user or "0"
 
+    def can_become(self, user: str) -> bool:
+        """Whether a process that runs as the container's user can become another one."""
+        same = user == self.user or {user, self.user} <= {"root", "0"}
+        return same or {"SETUID", "SETGID"} <= self._capabilities
+
     @property
     def working_dir(self) -> str:
         return self.config.working_dir or self.image.working_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shlex
 import time
@@ -46,7 +47,7 @@ from inspect_docker_pool.context import (
     record_sandbox_metrics,
     sample_setup,
 )
-from inspect_docker_pool.errors import SandboxError
+from inspect_docker_pool.errors import SandboxConfigError, SandboxError
 from inspect_docker_pool.executor import OpenCommand
 from inspect_docker_pool.manager import PoolManager, pool_manager
 from inspect_docker_pool.pool import Pool
@@ -269,6 +270,8 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
         if not cmd:
             return ExecResult(False, 1, "", "requires at least 1 argument: the command\n")
         stdin = input.encode() if isinstance(input, str) else input
+        if cmd[0].endswith("/inspect-sandbox-tools") and stdin:
+            self._refuse_other_user(stdin)
         command = self._command(cmd, cwd, env, user)
         with self._measured():
             outcome = await self._container.run(replace(command, stdin=stdin, timeout=timeout))
@@ -358,6 +361,22 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
             user=user or None,
             limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
         )
+
+    def _refuse_other_user(self, request: bytes) -> None:
+        """Refuse a request that Inspect's program in the container become a user that it cannot.
+
+        Its answer would be the tool's result, and every episode's tool silently useless.
+        """
+        try:
+            params = json.loads(request)["params"]
+            user = params.get("_run_as") or params.get("user")
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return  # no request of Inspect's
+        if isinstance(user, str) and not self._container.can_become(user):
+            raise SandboxConfigError(
+                f"{self._container.config.source}: user={user!r} of exec_remote(), bash_session() "
+                "or text_editor() needs `cap_add: [SETUID, SETGID]`"
+            )
 
     def _path(self, path: str) -> str:
         if path.startswith("/"):
