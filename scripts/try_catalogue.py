@@ -75,21 +75,22 @@ def cannot_make(name: str) -> str | None:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        return reason(error)
+        return reason(f"{type(error).__name__}: {error}")
     return None
 
 
-def reason(error: BaseException) -> str:
-    """Return an error as one of a few reasons, or in its own words."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+def reason(error: str) -> str:
+    """Return an error as what it lacks, or in its own words."""
+    text = " ".join(error.split())
     kinds = {
+        "an image": ("docker", "services started"),
+        "a key or a login": ("API_KEY", "gated", "credentials"),
+        "a package": ("No module named", "ImportError", "install"),
         "a download": ("offline", "ConnectionError", "Connection", "HTTPSConnection", "resolve",
                        "LocalEntryNotFound", "URLError", "hub", "download", "Max retries", "gdown",
                        "https:"),
-        "a package": ("No module named", "ImportError", "install"),
-        "a key or a login": ("API_KEY", "token", "gated", "credentials"),
         "more than ten seconds": ("not made within",),
-        "images, or a repository": ("Command failed", "CalledProcessError"),
+        "a repository": ("Command failed", "CalledProcessError"),
     }  # fmt: skip
     for kind, words in kinds.items():
         if any(word.lower() in text.lower() for word in words):
@@ -123,6 +124,9 @@ def checked(name: str) -> str:
         return error or "nothing was run"
     if any(run["missing_grader"] for run in runs):
         return "needs a grader"
+    failed = {reason(run["both_failed"]) for run in runs if run["both_failed"]}
+    if failed:
+        return f"both sides fail: {', '.join(sorted(failed))}"
     return ", ".join(sorted({run["verdict"] for run in runs}))
 
 

@@ -145,7 +145,7 @@ async def evaluate(
                 fail_on_error=False,
                 **eval_arguments(options),
             )
-            [written] = await bounded(work, timeout=300)
+            [written] = await bounded(work, 300, played.player)
             log = await read_eval_log_async(written.location, resolve_attachments="full")
     played.player.refusals = int(sampler.policy.exhausted)
     assert log.samples, log.error
@@ -180,7 +180,7 @@ async def roll_out(
         )
 
         policy = Completer(sampler, max_tokens)
-        result = await bounded(roll_to_end(episode, tokens, policy), timeout=300)
+        result = await bounded(roll_to_end(episode, tokens, policy), 300, played.player)
         played.player.refusals = int(sampler.policy.exhausted)
         played.trace = trace_of_result(
             result, policy=played.player, others=others, ordered=case.ordered

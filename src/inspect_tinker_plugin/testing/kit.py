@@ -61,7 +61,8 @@ async def play_episode(
     runner = make_runner(one, how, keep_log=True)
     scope = scope or ToolScope(task=one.name, sample_id=one.dataset[0].id)
     with use_tool_executor(resolve_tool_executor(tool_executor), scope):
-        return await bounded(play(runner, one.dataset[0], Player(script)), how.timeout)
+        player = Player(script)
+        return await bounded(play(runner, one.dataset[0], player), how.timeout, player)
 
 
 async def run_tool_calls(

@@ -136,6 +136,9 @@ class Player:
     refusals: int = 0
     """Requests for which there was no reply."""
 
+    gave_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the task goes on asking, whatever it is told."""
+
     @property
     def unused(self) -> int:
         """Replies that were never asked for."""
@@ -155,6 +158,7 @@ class Player:
         except ScriptExhausted:
             self.refusals += 1
             if self.refusals > MOST_REFUSALS:
+                self.gave_up.set()
                 await asyncio.get_running_loop().create_future()
             raise
         output = output.model_copy(deep=True)

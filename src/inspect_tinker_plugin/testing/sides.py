@@ -155,7 +155,9 @@ async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) 
     assert isinstance(model.api, ScriptedAPI)
     assert model.api.player is not None
     with recording() as others:
-        log = await bounded(_eval(one_sample_task(source, how.sample), model, how), how.timeout)
+        log = await bounded(
+            _eval(one_sample_task(source, how.sample), model, how), how.timeout, model.api.player
+        )
     if not log.samples:
         reason = f"status {log.status}"
         if log.error is not None:
@@ -213,25 +215,29 @@ async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAI
         task = one_sample_task(source, how.sample)
         runner = make_runner(task, how, keep_log=True)
         player = Player(script)
-        result = await bounded(play(runner, task.dataset[0], player), how.timeout)
+        result = await bounded(play(runner, task.dataset[0], player), how.timeout, player)
         return trace_of_result(result, policy=player, others=others, ordered=how.ordered)
 
 
-async def bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
-    """Wait for a run, which is cancelled if it takes too long.
+async def bounded(work: Coroutine[Any, Any, T], timeout: float | None, player: Player) -> T:
+    """Wait for a run, which is cancelled if it takes too long or does not end with its script.
 
     Raises:
         ParityError: It was cancelled for that.
     """
     run = asyncio.ensure_future(work)
+    gave_up = asyncio.ensure_future(player.gave_up.wait())
     try:
-        await asyncio.wait({run}, timeout=timeout)
+        await asyncio.wait({run, gave_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if run.done():
             return run.result()
+        if gave_up.done():
+            raise ParityError("the task does not end when there is no reply; give it a script")
         raise ParityError(f"it did not end within {timeout:g} seconds")
     finally:
         # its sandboxes are removed before anything else is run
         run.cancel()
+        gave_up.cancel()
         await asyncio.wait({run}, timeout=GRACE)
 
 
@@ -270,7 +276,7 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
         renderer = how.renderer
         if isinstance(renderer, str):
             renderer = load_renderer(renderer)
-        result = await bounded(_roll(episode, player, renderer), how.timeout)
+        result = await bounded(_roll(episode, player, renderer), how.timeout, player)
         return trace_of_result(
             result, policy=player, others=others, ordered=how.ordered, events=episode.events
         )
