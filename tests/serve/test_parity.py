@@ -21,7 +21,7 @@ from inspect_tinker_plugin.testing import ScriptedPolicy
 CASES = [
     each
     for each in load_corpus(Path(__file__).parents[1] / "parity" / "corpus")
-    if not each.tokens and not each.docker and each.ordered
+    if not each.tokens and each.ordered
     # Its episodes have no reward; a training refuses it as well.
     if each.id != "task-without-a-scorer"
 ]
@@ -37,12 +37,13 @@ def policy(case: ParityCase) -> TokenCompleter:
     return cast("TokenCompleter", ScriptedPolicy(renderer(case.renderer), case.script))
 
 
+def marks(case: ParityCase) -> list[pytest.MarkDecorator]:
+    docker = [pytest.mark.docker] if case.docker else []
+    return [*docker, *([] if case.id in SOME else [pytest.mark.nightly])]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(each, id=each.id, marks=[] if each.id in SOME else [pytest.mark.nightly])
-        for each in CASES
-    ],
+    "case", [pytest.param(each, id=each.id, marks=marks(each)) for each in CASES]
 )
 async def test_a_case_is_the_same_over_the_wire(case: ParityCase) -> None:
     options = options_of(case)
