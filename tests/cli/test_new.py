@@ -38,6 +38,19 @@ def test_the_packages_install_and_pass_their_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("task", "reason"),
+    [("tasks.py@mine", "installed package"), ("inspect_ai/nothing", "there is no task")],
+)
+def test_a_package_for_verifiers_needs_an_installed_task(
+    task: str, reason: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(rl, ["new", str(tmp_path / "hub"), "--verifiers", task])
+    assert done.exit_code == 1
+    assert reason in done.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("name", "reason"), [("2fast", "cannot name"), ("a+b", "cannot name"), ("full", "not empty")]
 )
 def test_nothing_is_written_where_it_would_not_work(name: str, reason: str, tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ verifiers is not a dependency of the tests: ``make clients`` installs it and run
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai import Task
-from tests.rl.policies import Words, renderer, tool_call
+from tests.packages import run
+from tests.rl.policies import TOKENIZER, Words, renderer, tool_call
 from tests.rl.tasks import adding, agent, arithmetic, crashing, sums
 from tests.rl.test_turn_trees import LINES
 from tests.serve.engine import serving
@@ -222,3 +225,31 @@ def test_a_reward_that_compares_a_group_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="runs each by itself"):
         as_verifiers_taskset(arithmetic(), renderer=renderer(), group_reward="rank")
+
+
+def test_a_written_package_is_installed_and_evaluated_by_its_name(tmp_path: Path) -> None:
+    site, bare, hub = tmp_path / "site-packages", tmp_path / "shop", tmp_path / "Shop-Hub"
+    python = partial(run, sys.executable, "-W", "ignore", "-m", path=site)
+    pip = ("pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target", site)
+    python("inspect_tinker_plugin", "new", bare)
+    python(*pip, bare / "shop-tasks")
+    python("inspect_tinker_plugin", "new", hub, "--verifiers", "shop_tasks/stock")
+    module, fixed = hub / "shop_hub" / "__init__.py", f"model={str(TOKENIZER)!r}"
+    text = module.read_text().replace(
+        '"shop_tasks/stock"', f'"shop_tasks/stock", {fixed}, renderer="qwen3_instruct"'
+    )
+    module.write_text(text)  # no hub of models to ask for the run's
+    python(*pip, hub)
+    count, submit = tool_call("count", '{"item": "pears"}'), tool_call("submit", '{"answer": "19"}')
+
+    async def evaluate() -> None:
+        async with serving(Words([count, submit])) as url:
+            where = ("--client.type", "train", "--client.base-url", url, "--no-push")
+            command = (Path(sys.executable).with_name("vf-eval"), "shop-hub", "-n", "1", *where)
+            await asyncio.to_thread(run, *command, cwd=tmp_path, path=site)
+
+    asyncio.run(evaluate())
+    [traces] = tmp_path.glob("outputs/*/traces.jsonl")
+    [episode] = [json.loads(line) for line in traces.read_text().splitlines()]
+    assert episode["ok"], episode["errors"]
+    assert [each["info"]["inspect_rl"]["reward"] for each in episode["traces"]] == [1.0]

@@ -1,9 +1,11 @@
-"""``inspect rl new``: writes a package with a task and one with hooks, each with its tests."""
+"""``inspect rl new``: writes packages to start from, or one of a task for verifiers' hub."""
 
 from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import click
@@ -11,15 +13,24 @@ import click
 from inspect_tinker_plugin.cli.reporting import reported
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-"""Two packages that work as they are; only their name is replaced."""
+"""Packages that work as they are; only names are replaced."""
 
 PLACEHOLDER = "newname"
+TASK, TASK_PACKAGE = "newname_tasks/stock", "newname-tasks"
+"""The task of a package for verifiers, and the distribution that has it."""
 
 
 @click.command("new")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--verifiers",
+    "task",
+    metavar="TASK",
+    help="Write one package instead, which verifiers and prime-rl load by its name: TASK, of an "
+    "installed package, as a taskset.",
+)
 @reported
-def new_command(folder: Path) -> None:
+def new_command(folder: Path, task: str | None) -> None:
     """Write a task package and a plugin package into DIR, to start from.
 
     The first has an agent with a tool; the second a reward, a tool executor and a sandbox
@@ -28,12 +39,35 @@ def new_command(folder: Path) -> None:
     name = package_name(folder)
     if folder.exists() and any(folder.iterdir()):
         raise click.ClickException(f"{folder} is not empty; name a new folder")
-    for path in write_packages(folder, name):
+    if task is None:
+        kind, names = "start", {}
+        lines = f"pip install -e {name}-tasks -e {name}-plugin pytest\n  pytest\n"
+        lines += f"  inspect rl check {name.replace('-', '_')}_tasks/stock"
+    else:
+        kind, names = "verifiers", {TASK: task, TASK_PACKAGE: task_package(task)}
+        lines = f"pip install -e .\n  vf-eval {name} --help"
+    for path in write_packages(TEMPLATES / kind, folder, name, names):
         click.echo(path)
-    click.echo(
-        f"\nTry them:\n\n  cd {folder}\n  pip install -e {name}-tasks -e {name}-plugin pytest\n"
-        f"  pytest\n  inspect rl check {name.replace('-', '_')}_tasks/stock"
-    )
+    click.echo(f"\nTry it:\n\n  cd {folder}\n  {lines}")
+
+
+def task_package(task: str) -> str:
+    """Return the distribution that a registered task comes from.
+
+    Raises:
+        TaskNotFoundError: There is no such task.
+        click.ClickException: The task is not of an installed package.
+    """
+    from inspect_tinker_plugin.tasks.loading import find_registered
+
+    found = packages_distributions().get(task.split("/")[0])
+    if found is None:
+        raise click.ClickException(
+            f"{task} is not in an installed package, so no package can depend on it; name a task "
+            "as package/task (`inspect rl new DIR` writes a package for tasks)"
+        )
+    find_registered(task)
+    return found[0]
 
 
 def package_name(folder: Path) -> str:
@@ -47,15 +81,18 @@ def package_name(folder: Path) -> str:
     return name
 
 
-def write_packages(folder: Path, name: str) -> list[Path]:
-    """Write the templates with a name in place of theirs, and return the files."""
+def write_packages(template: Path, folder: Path, name: str, names: Mapping[str, str]) -> list[Path]:
+    """Write a template with names in place of its own, and return the files."""
     written = []
-    for template in sorted(TEMPLATES.rglob("*")):
-        if template.is_dir() or "__pycache__" in template.parts:
+    for source in sorted(template.rglob("*")):
+        if source.is_dir() or "__pycache__" in source.parts:
             continue
-        path = folder / _renamed(template.relative_to(TEMPLATES).as_posix(), name)
+        path = folder / _renamed(source.relative_to(template).as_posix(), name)
+        text = source.read_text(encoding="utf-8")
+        for known, new in names.items():
+            text = text.replace(known, new)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_renamed(template.read_text(encoding="utf-8"), name), encoding="utf-8")
+        path.write_text(_renamed(text, name), encoding="utf-8")
         written.append(path)
     return written
 

@@ -28,11 +28,20 @@ def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -
     """
     with _loading(name), in_folder(run_dir):
         if not name.startswith("hf/"):
-            function = internals.registry_lookup("task", name)
-            if function is None:
-                raise TaskNotFoundError(_unknown(name))
-            _check_args(name, function, args)
+            _check_args(name, find_registered(name), args)
         return _one_task(name, internals.load_task_spec(name, dict(args)))
+
+
+def find_registered(name: str) -> object:
+    """Return the function of a registered task.
+
+    Raises:
+        TaskNotFoundError: Nothing is registered by this name.
+    """
+    function: object = internals.registry_lookup("task", name)
+    if function is None:
+        raise TaskNotFoundError(_unknown(name))
+    return function
 
 
 def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
