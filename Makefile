@@ -159,7 +159,7 @@ trainers: $(STAMP) ## give exports to the released code of TRL, verl and verifie
 
 # Each in a venv of its own: they need different releases of mcp, and the extra `agents` of openai.
 CLIENTS := verifiers==0.4.0 openenv==0.10.0 trl==1.16.0
-CLIENT_TESTS := hypothesis pytest pytest-asyncio pytest-timeout
+CLIENT_TESTS := hatchling hypothesis pip pytest pytest-asyncio pytest-timeout
 
 # nemo-gym asks for a patch release of Python that few have; its code runs with any 3.13.
 NEMO_GYM := nemo-gym==0.7.0
