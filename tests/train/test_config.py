@@ -13,7 +13,7 @@ from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.task_handle import training_id
-from inspect_tinker_plugin.train.config import build_config, check_request
+from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.history import check_same_run, record_run
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.run import Run, _rollout_command
@@ -84,6 +84,21 @@ def test_a_teacher_is_the_reference_of_the_kl_penalty() -> None:
     alone = config(teacher="tinker//models/tiny", teacher_only=True)
     assert alone.kl_reference_config.base_model == "/models/tiny"
     assert alone.dataset_builder.group_reward == "equal"
+
+
+def test_a_teacher_may_leave_before_the_end() -> None:
+    request = dataclasses.replace(
+        REQUEST,
+        options={"group_reward": "rank"},
+        teacher="/models/tiny",
+        teacher_only=True,
+        teacher_steps=5,
+    )
+    taught, alone = split_phases(build_config(request, model="/models/tiny"), request)
+    assert (taught.max_steps, taught.kl_penalty_coef) == (5, 1.0)
+    assert taught.dataset_builder.group_reward == "equal"
+    assert (alone.max_steps, alone.kl_penalty_coef, alone.kl_reference_config) == (15, 0, None)
+    assert alone.dataset_builder.group_reward == "rank"
 
 
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path) -> None:

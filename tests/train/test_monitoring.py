@@ -67,7 +67,7 @@ def test_a_file_that_is_not_there_is_refused() -> None:
 
 
 def rising(name: str, first: float, last: float) -> list[dict[str, float]]:
-    return [{name: first + (last - first) * step / 7} for step in range(8)]
+    return [{"step": step, name: first + (last - first) * step / 7} for step in range(8)]
 
 
 def merged(*rows: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -90,6 +90,8 @@ TRAINED = rising("env/all/monitor/trained", 0.8, 0.1)
 def test_what_rises_with_the_reward_is_said(rows: list[dict[str, float]], said: str) -> None:
     [alarm] = find_alarms(rows, {"trained": -0.5})
     assert said in alarm
+    assert "at step 8" in alarm
+    assert "reward 0.16 → 0.84" in alarm
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ _WRITTEN: dict[str, dict[str, Any]] = {
     "warm_start": {"metavar": "DIR"},
     "teacher": {"metavar": "MODEL"},
     "teacher_weight": {"type": float},
+    "teacher_steps": {"type": click.IntRange(1)},
     "scan": {"multiple": True, "default": (), "metavar": "FILE"},
     "scan_model": {"metavar": "NAME"},
     "rollout_timeout": {"type": click.FloatRange(0), "metavar": "SECONDS"},
@@ -153,7 +154,12 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
         ConfigError: An option cannot be used.
     """
     from inspect_tinker_plugin.train.config import check_request
-    from inspect_tinker_plugin.train.plan import average_costs, plan_lines, plan_of
+    from inspect_tinker_plugin.train.plan import (
+        average_costs,
+        plan_lines,
+        plan_of,
+        published_prices,
+    )
     from inspect_tinker_plugin.train.run import plan_run
 
     check_request(request, key=False)
@@ -180,6 +186,8 @@ def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) ->
     # A real model writes more than a script: the plan assumes replies of maximum length.
     sampled = max(cost.sampled, cost.turns * config.max_tokens)
     trained = max(cost.trained, cost.prefilled + sampled)
+    if prices is None and not request.local:
+        prices = published_prices(config.model_name)
     plan = plan_of(
         replace(cost, sampled=sampled, trained=trained),
         samples=steps * data.batch_size,

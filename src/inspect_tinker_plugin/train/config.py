@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
             request.teacher is not None,
         ),
         ("--teacher-only", request.teacher_only, "--teacher", request.teacher is not None),
+        ("--teacher-steps", request.teacher_steps, "--teacher", request.teacher is not None),
         ("--test-arg", request.test_task_args, "--test-task", request.test_task is not None),
         ("--test-samples", request.test_samples, "--test-task or --test-split", has_test),
         ("--allow-overlap", request.allow_overlap, "--test-task or --test-split", has_test),
@@ -281,6 +283,25 @@ def _with_teacher(config: Any, request: TrainRequest) -> Any:
     return chz.replace(
         config, kl_penalty_coef=request.teacher_weight, kl_reference_config=reference
     )
+
+
+def split_phases(config: Any, request: TrainRequest) -> list[Any]:
+    """Return the configuration of each phase: one, or two where the teacher leaves in between."""
+    if request.teacher_steps is None:
+        return [config]
+    without = replace(
+        request, teacher=None, teacher_weight=1.0, teacher_only=False, teacher_steps=None
+    )
+    own = build_config(without, model=config.model_name).dataset_builder.group_reward
+    return [
+        chz.replace(config, max_steps=request.teacher_steps),
+        chz.replace(
+            config,
+            kl_penalty_coef=0.0,
+            kl_reference_config=None,
+            dataset_builder=chz.replace(config.dataset_builder, group_reward=own),
+        ),
+    ]
 
 
 def _check_teachers_tokens(teacher: str | None, student: str) -> None:

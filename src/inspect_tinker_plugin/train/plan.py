@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,23 @@ def read_prices(path: Path) -> dict[str, float]:
         if not number or not 0 <= value < math.inf:
             raise ConfigError(f"{path}: the price {name} = {value!r} is no number of at least 0")
     return {str(name): float(value) for name, value in given.items()}
+
+
+def published_prices(model: str) -> dict[str, float] | None:
+    """Return the prices of a model in Tinker's documentation, which cookbook 0.6 reads."""
+    try:
+        found = import_module("tinker_cookbook.utils.cost_estimation").fetch_model_pricing(model)
+    except ImportError:
+        return None
+    fields = {
+        "prefill": "prefill",
+        "cached": "cached_prefill",
+        "sample": "sample",
+        "train": "train",
+    }
+    return found and {
+        kind: getattr(found, f"{field}_usd_per_million") for kind, field in fields.items()
+    }
 
 
 def plan_of(

@@ -79,7 +79,10 @@ def show_progress(
                 report.stale = True
                 for text in progress.describe(row):
                     say(text)
-            if not last_look:  # the end of a run writes its own
+            if last_look:  # the last scans may have come since; the end of a run writes a report
+                for text in progress.alarms():
+                    say(text)
+            else:
                 report.renew()
 
     thread = threading.Thread(target=follow, name="train-progress", daemon=True)
@@ -174,10 +177,14 @@ class _Progress:
         if (reward := number(row, REWARD)) is not None:
             yield "  ".join([f"step {step}  reward {reward:6.3f}", *self._parts(row)])
             yield from self._problems(row)
-            for alarm in self._find_alarms():
-                if (about := alarm.partition(":")[0]) not in self._alarms:
-                    self._alarms.add(about)
-                    yield f"         ! {alarm}"
+            yield from self.alarms()
+
+    def alarms(self) -> Iterator[str]:
+        """Say each sign of a cheat once."""
+        for alarm in self._find_alarms():
+            if (about := alarm.partition(":")[0]) not in self._alarms:
+                self._alarms.add(about)
+                yield f"         ! {alarm}"
 
     def _parts(self, row: Row) -> Iterator[str]:
         if by_task := rewards_by_task(row):

@@ -78,6 +78,9 @@ class TrainRequest:
     )
     teacher_weight: float = option(1.0, "Weight of the teacher beside the advantages.")
     teacher_only: bool = option(False, "Learn from the teacher alone; rewards are only measured.")
+    teacher_steps: int | None = option(
+        None, "Learn from the teacher in the first N steps, and from rewards alone after them."
+    )
     scan: Sequence[str] = option(
         (),
         "Scan each batch's rollouts with the scanners of Inspect Scout in this file, beside the "

@@ -28,7 +28,7 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes.workers import stopped_like_ctrl_c
 from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
-from inspect_tinker_plugin.train.config import build_config, check_request
+from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.data import test_last_weights
 from inspect_tinker_plugin.train.finished import UseFinished, use_finished
 from inspect_tinker_plugin.train.history import (
@@ -239,6 +239,10 @@ def _train(run: Run) -> None:
         if not request.verbose:
             stack.enter_context(_console(log_dir / "console.log"))
         executor = stack.enter_context(_executor(request))
+        penalties = run.config.dataset_builder.dataset_options().monitor_penalty
+        stack.enter_context(
+            show_progress(log_dir, request.say, steps=run.config.max_steps, penalties=penalties)
+        )
         stack.enter_context(
             scanned(
                 log_dir,
@@ -264,16 +268,18 @@ async def _imitate_train_test(run: Run, executor: Executor | None) -> None:
         if run.warm is not None and run.done is None:
             checkpoint = await run.warm.imitate(config, say)
             config = chz.replace(config, load_checkpoint_path=checkpoint)
-        penalties = config.dataset_builder.dataset_options().monitor_penalty
-        with show_progress(run.request.log_dir, say, steps=config.max_steps, penalties=penalties):
-            if not run.trained:
-                config = await use_finished(config, run.done or 0)
-                if isinstance(using := config.rollout_error_tolerance, UseFinished):
-                    groups = counted(len(using.logs), "group")
-                    say(f"{groups} of step {using.step + 1} had ended before, and are used again")
-                await cookbook.main(config)
-            if not run.tested:
-                await test_last_weights(config, run.steps)
+        done = run.done or 0
+        for phase in split_phases(config, run.request):
+            if (end := min(phase.max_steps or run.steps, run.steps)) <= done:
+                continue
+            phase = await use_finished(phase, done)
+            if isinstance(using := phase.rollout_error_tolerance, UseFinished):
+                groups = counted(len(using.logs), "group")
+                say(f"{groups} of step {using.step + 1} had ended before, and are used again")
+            await cookbook.main(phase)
+            done = end
+        if not run.tested:
+            await test_last_weights(config, run.steps)
     finally:
         set_rollout_executor(None)
 

@@ -11,14 +11,15 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from inspect_ai.log import read_eval_log
+from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
@@ -32,7 +33,7 @@ LONGEST_END = 600.0
 """Seconds that the scans of the last batches may take after the training."""
 
 _AT_ONCE = 8
-"""Logs that are scanned by one process; each is a batch."""
+"""Logs that are scanned by one process, which takes seconds to start; each is a batch."""
 
 _SCOUT = (
     "from importlib.metadata import entry_points; "
@@ -102,22 +103,32 @@ def scanned(
         finally:
             process.kill()
             process.wait()
-    failed = [row for row in read_rows(log_dir / SCANS) if row.get("error")]
-    if failed or process.returncode > 0:
-        said = failed[-1]["error"] if failed else "they ended early"
-        say(f"{counted(len(failed), 'batch')} could not be scanned ({said}); see scans.log")
+    rows = list(read_rows(log_dir / SCANS))
+    failed = [row["error"] for row in rows if row.get("error")]
+    if failed:
+        say(f"{counted(len(failed), 'batch')} could not be scanned ({failed[-1]}); see scans.log")
+    if left := len(_waiting(log_dir, rows)):
+        say(f"{counted(left, 'batch')} of {left + len(rows)} not scanned; see scans.log")
+
+
+def _waiting(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
+    """Return the logs of a run without a row, the newest first."""
+    done = {row.get("log") for row in rows}
+    logs = sorted((folder / ROLLOUT_LOGS).glob("*.eval"), reverse=True)
+    return [log for log in logs if log.name not in done]
 
 
 def _scan(
-    logs: Sequence[Path], scanner: str, *, limit: int, model: str | None
+    chosen: Mapping[Path, Sequence[str]], scanner: str, *, model: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Scan logs in one process, which takes seconds to start; return the figures of each."""
+    """Scan the chosen samples of some logs in one process; return the figures of each log."""
     from inspect_scout import scan_list, scan_results_df
 
+    ids = ", ".join(f"'{id}'" for each in chosen.values() for id in each)
     with TemporaryDirectory(prefix="inspect-rl-scan-") as folder:
         command = [sys.executable, "-c", _SCOUT, "scan", scanner]
-        command += [word for log in logs for word in ("--transcripts", str(log))]
-        command += ["--scans", folder, "--limit", str(limit * len(logs)), "--shuffle", "0"]
+        command += [word for log in chosen for word in ("--transcripts", str(log))]
+        command += ["--scans", folder, "--filter", f"transcript_id IN ({ids})"]
         command += ["--max-processes", "1", "--display", "plain"]
         command += ["--model", model] if model is not None else []
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True, cwd=Path(scanner).parent)
@@ -156,44 +167,44 @@ def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
     while True:
         last_look = ended.is_set()
         rows = list(read_rows(folder / SCANS))
-        done = {row.get("log") for row in rows}
         spent = sum(
             number(row, name) or 0 for row in rows for name in row if name.endswith("/tokens")
         )
-        waiting = [
-            path
-            for path in sorted((folder / ROLLOUT_LOGS).glob("*.eval"))
-            if path.name not in done and (budget is None or spent < budget)
-        ]
+        waiting = _waiting(folder, rows)
+        if budget is not None and spent >= budget:
+            waiting = []
         if waiting:
-            _append(folder / SCANS, _scan_all(waiting[:_AT_ONCE], scanners, **options))
+            found = _scan_all(waiting[:_AT_ONCE], scanners, **options)
+            _append(folder / SCANS, [{**row, "waiting": len(waiting)} for row in found])
         elif last_look:
             return
         else:
             ended.wait(PERIOD)
 
 
-def _scan_all(logs: Sequence[Path], scanners: Sequence[str], **options: Any) -> list[Any]:
+def _scan_all(
+    logs: Sequence[Path], scanners: Sequence[str], *, limit: int, model: str | None
+) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
+    chosen: dict[Path, list[str]] = {}
     for log in logs:
+        rows[log.name] = {"log": log.name}
         try:
             metadata = read_eval_log(str(log), header_only=True).eval.metadata or {}
+            ids = [str(each.uuid) for each in read_eval_log_sample_summaries(str(log))]
         except Exception as error:  # a damaged log, of whatever kind
-            rows[log.name] = {"log": log.name, "error": f"{type(error).__name__}: {error}"}
+            rows[log.name] |= {"error": f"{type(error).__name__}: {error}"}
             continue
         step = metadata.get("policy_step")
-        rows[log.name] = {
-            "log": log.name,
-            "step": metadata.get("batch") if step is None else step,
-        }
-    logs = [log for log in logs if "error" not in rows[log.name]]
-    for scanner in scanners if logs else ():
+        rows[log.name] |= {"step": metadata.get("batch") if step is None else step}
+        chosen[log] = Random(log.name).sample(ids, min(limit, len(ids)))
+    for scanner in scanners if chosen else ():
         try:
-            found = _scan(logs, scanner, **options)
+            found = _scan(chosen, scanner, model=model)
         except Exception as error:  # of a scanner, or of Scout
             print(f"{scanner}: {error!r}", file=sys.stderr, flush=True)
             failed = {"error": f"{Path(scanner).name}: {type(error).__name__}"}
-            found = {log.name: failed for log in logs}
+            found = {log.name: failed for log in chosen}
         for name, figures in found.items():
             rows[name] |= figures
     return list(rows.values())
