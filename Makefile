@@ -93,7 +93,7 @@ gallery: $(STAMP) ## run an example of the gallery, and show its curve beside th
 agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyPI, 600 MB, once)
 	@$(BIN)/python -m tests.agents.programs
 
-# Tests that share an engine run in one worker, those that start servers in another (tests/conftest.py). Most
+# Tests that share an engine run in two workers, those that start servers in another (tests/conftest.py). Most
 # of the time of a test is waiting (for programs, limits, an engine), so there are more workers than cores: two
 # per core, and one more each for engine and servers. `make test WORKERS=0` runs all in one process, for a debugger.
 WORKERS ?=

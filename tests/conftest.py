@@ -57,7 +57,10 @@ def missing_extra(marker: str) -> str | None:
 
 
 WORKER_OF = {"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"}
-"""The worker of tests with a marker: those that share one engine, and those that start servers."""
+"""The worker of tests with a marker: those that share one engine, and those that start servers.
+
+The pool's own tests are a third, as many as the other two.
+"""
 
 
 SLOW_MODULES = frozenset(
@@ -87,6 +90,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     starts_none = "no_server" in getattr(item, "fixturenames", ())
     for name, worker in WORKER_OF.items():
         if item.get_closest_marker(name) and not starts_none:
+            if "inspect_docker_pool" in item.path.parts:
+                worker = "pool"
             item.add_marker(pytest.mark.xdist_group(worker))
             break
     if item.path in SLOW_MODULES:

@@ -18,6 +18,7 @@ import pytest
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
+from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY
 from inspect_docker_pool.manager import PoolManager, close_all, pool_manager
 
 IMAGE = "inspect-rl-test/python:1"
@@ -50,8 +51,10 @@ def manager() -> Iterator[PoolManager]:
 
 
 def _built_images() -> set[str]:
-    listed = ["docker", "images", "--quiet", "--filter", "reference=inspect-pool/*"]
-    return set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split())
+    """List what was built from a Dockerfile; snapshots belong to owners, perhaps of others."""
+    listed = ["docker", "images", "--filter=reference=inspect-pool/*", "--format={{.Repository}}"]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    return set(names) - {SNAPSHOTS_REPOSITORY}
 
 
 def owned(owner: str) -> list[str]:
