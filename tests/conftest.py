@@ -59,7 +59,7 @@ def missing_extra(marker: str) -> str | None:
 WORKER_OF = {"docker": "docker", "agents": "docker", "local": "servers", "ray": "servers"}
 """The worker of tests with a marker: those that share one engine, and those that start servers.
 
-The pool's own tests are a third, as many as the other two.
+The tests of the pool itself have a third worker: they are half of those with an engine.
 """
 
 
