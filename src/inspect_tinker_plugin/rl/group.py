@@ -7,6 +7,7 @@ import math
 import pickle
 import weakref
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -39,6 +40,11 @@ logger = getLogger(__name__)
 
 LOST_REPLIES = "tokens/lost_replies"
 """Metric of replies that the scored state holds and the trainer's trajectory does not."""
+
+
+_Maker = weakref.ref[asyncio.Task[Any]]
+_maker: ContextVar[_Maker | None] = ContextVar("maker", default=None)
+"""The rollout that makes envs; the cookbook 0.6 cleans up in a task of that one's context."""
 
 
 class InspectGroupBuilder(EnvGroupBuilder):
@@ -79,7 +85,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         self.step_known = step_known
         self.outcome = outcome
         self.size = handle.options.group_size if size is None else size
-        self._envs: list[tuple[weakref.ref[asyncio.Task[Any]], InspectEnv]] = []
+        self._envs: list[tuple[_Maker, InspectEnv]] = []
         self._finished: list[tuple[float, Metrics]] | None = None
 
     @property
@@ -118,7 +124,9 @@ class InspectGroupBuilder(EnvGroupBuilder):
         memory: Memory = {}
         task = asyncio.current_task()
         assert task is not None
-        made = len(self._made_by(task))
+        maker = weakref.ref(task)
+        _maker.set(maker)
+        made = len(self._own_envs())
         limits = budgets(self.handle.options)
         envs = []
         for member in range(self.size):
@@ -149,12 +157,13 @@ class InspectGroupBuilder(EnvGroupBuilder):
             )
             env.refusal = parts.outcomes.failures.refusal(self.sample.id) if made else None
             envs.append(env)
-        maker = weakref.ref(task)
         self._envs += [(maker, env) for env in envs]
         return envs
 
-    def _made_by(self, task: asyncio.Task[Any] | None) -> list[InspectEnv]:
-        return [env for maker, env in self._envs if maker() is task]
+    def _own_envs(self) -> list[InspectEnv]:
+        """Return what the current rollout has made."""
+        own = _maker.get()
+        return [env for maker, env in self._envs if maker == own]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -228,7 +237,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
     def _count_retried(self, envs: Sequence[InspectEnv]) -> Metrics:
         """Count the episodes that failed and are not in the group, by cause."""
         metrics: Metrics = {}
-        for env in self._made_by(asyncio.current_task()):
+        for env in self._own_envs():
             error = None if env.ending is None or env in envs else env.ending.error
             if error is not None:
                 name = f"retried/{error.cause}"
@@ -260,11 +269,11 @@ class InspectGroupBuilder(EnvGroupBuilder):
             return [Reward(penalty, {f"error/{Cause.REWARD}": 1.0})] * len(endings)
 
     async def cleanup(self) -> None:
-        """Close the episodes that this task has made; all, if it has made none. Never raises.
+        """Close the episodes that this rollout has made; all, if it has made none. Never raises.
 
         It runs to its end even if the caller is cancelled.
         """
-        own = self._made_by(asyncio.current_task())
+        own = self._own_envs()
         envs = own or [env for _, env in self._envs]
         self._envs = [each for each in self._envs if each[1] not in envs]
         await uninterrupted(lambda: self._release(envs))
