@@ -28,7 +28,8 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
@@ -36,7 +37,7 @@ from uvicorn.supervisors import Multiprocess
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
-from inspect_tinker_plugin.serve.wire import LentSampler, write_result
+from inspect_tinker_plugin.serve.wire import LentSampler, write_json, write_result
 
 T = TypeVar("T")
 
@@ -45,6 +46,9 @@ OPEN = ("/health", "/ready")
 
 MAX_BODY = 2**20
 """Bytes of a request: they choose samples, and hold no tokens."""
+
+MAX_SECONDS = 60
+"""Seconds until a request has arrived as a whole."""
 
 STATUSES = {BusyError: 503, TooLongError: 504, ConfigError: 400, WebSocketDisconnect: 499}
 """Status by error; that of a request whose client went away reaches nobody."""
@@ -96,7 +100,10 @@ class Gate:
         """Let a request in, or answer it."""
         if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
             return await self._app(scope, receive, send)
-        headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._token is not None and not secrets.compare_digest(given, self._token.encode()):
             status, reason = 401, "the token is missing or wrong"
@@ -104,13 +111,35 @@ class Gate:
             status, reason = 403, "requests of web pages, and under other names, are refused"
         elif int(headers.get("content-length", "0")) > MAX_BODY or "transfer-encoding" in headers:
             status, reason = 413, f"a request has at most {MAX_BODY} bytes, and says how many"
-        else:
+        elif scope["type"] == "websocket":
             return await self._app(scope, receive, send)
+        else:
+            return await self._app(scope, in_time(receive), send)
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": reason})
         else:
-            await JSONResponse({"detail": reason}, status)(scope, receive, send)
+            await answer({"detail": reason}, status)(scope, receive, send)
+
+
+def answer(content: Any, status: int = 200, **headers: str) -> Response:
+    """Return a response in JSON."""
+    return Response(write_json(content), status, headers, "application/json")
+
+
+def in_time(receive: Receive) -> Receive:
+    """Return what receives a request, and raises ``TimeoutError`` if its body takes too long."""
+    deadline = asyncio.get_running_loop().time() + MAX_SECONDS
+    arrived = False
+
+    async def receive_in_time() -> Message:
+        nonlocal arrived
+        async with asyncio.timeout_at(None if arrived else deadline):
+            message = await receive()
+        arrived = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
 
 
 def is_local(host: str) -> bool:
@@ -172,6 +201,10 @@ def create_app(
     for kind, status in STATUSES.items():
         app.add_exception_handler(kind, partial(_refuse, status))
 
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Request, error: RequestValidationError) -> Response:
+        return answer({"detail": error.errors()}, 422)
+
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "healthy"}
@@ -186,20 +219,21 @@ def create_app(
         return PlainTextResponse(host().metrics(), media_type="text/plain; version=0.0.4")
 
     @app.post("/v1/rollouts")
-    async def rollouts(body: GroupRequest, request: Request) -> dict[str, Any]:
+    async def rollouts(body: GroupRequest, request: Request) -> Response:
         run = host().run(body.task, body.sample, body.sampler, size=body.size)
         results = await while_present(_disconnected(request), run)
-        return {"rollouts": [write_result(each) for each in results]}
+        return answer({"rollouts": [write_result(each) for each in results]})
 
     # NeMo Gym
 
     @app.post("/run")
-    async def run(body: gym.EpisodeRequest, request: Request) -> dict[str, Any]:
-        return await while_present(_disconnected(request), gym.run_episode(host(), body))
+    async def run(body: gym.EpisodeRequest, request: Request) -> Response:
+        episode = gym.run_episode(host(), body)
+        return answer(await while_present(_disconnected(request), episode))
 
     @app.post("/aggregate_metrics")
-    async def aggregate_metrics(body: gym.AggregateRequest) -> dict[str, Any]:
-        return gym.aggregate(body.verify_responses)
+    async def aggregate_metrics(body: gym.AggregateRequest) -> Response:
+        return answer(gym.aggregate(body.verify_responses))
 
     # OpenEnv
 
@@ -222,8 +256,8 @@ def create_app(
         return {"tasks": [openenv.task_ref(host(), body.split, index) for index in chosen]}
 
     @app.post("/mcp")
-    async def mcp(body: Call, request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": body.id}
+    async def mcp(body: Call, request: Request) -> Response:
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": body.id}
         params = body.params
         match body.method:
             case "openenv/session/create":
@@ -239,8 +273,8 @@ def create_app(
                 result = {"data": await while_present(_disconnected(request), call)}
             case other:
                 reason = {"code": -32601, "message": f"there is no method {other!r}"}
-                return {**answer, "error": reason}
-        return {**answer, "result": result}
+                return answer({**reply, "error": reason})
+        return answer({**reply, "result": result})
 
     @app.websocket("/ws")
     async def ws(socket: WebSocket) -> None:
@@ -249,11 +283,13 @@ def create_app(
 
         async def receive() -> None:
             while (message := await socket.receive())["type"] != "websocket.disconnect":
-                await inbox.put(message.get("text") or message.get("bytes") or "")
+                if inbox.full():  # who waits here would not see the client leave
+                    return await socket.close(1008, "too many messages without an answer")
+                inbox.put_nowait(message.get("text") or message.get("bytes") or "")
 
         async def converse() -> None:
-            while (answer := await _answer(host(), await inbox.get())) is not None:
-                await socket.send_json(answer)
+            while (reply := await _answer(host(), await inbox.get())) is not None:
+                await socket.send_text(write_json(reply).decode())
 
         try:
             await while_present(receive(), converse())
@@ -264,9 +300,9 @@ def create_app(
     return app
 
 
-def _refuse(status: int, request: Request, error: Exception) -> JSONResponse:
-    again = {"Retry-After": "5"} if status == 503 else None
-    return JSONResponse({"detail": str(error)}, status, again)
+def _refuse(status: int, request: Request, error: Exception) -> Response:
+    again = {"Retry-After": "5"} if status == 503 else {}
+    return answer({"detail": str(error)}, status, **again)
 
 
 async def _answer(host: Host, text: str | bytes) -> dict[str, Any] | None:
@@ -375,6 +411,7 @@ def run_server(
         factory=True,
         workers=workers,
         log_config=LOGGING,
+        http="h11",  # bounds headers
         ws_max_size=MAX_BODY,
         timeout_graceful_shutdown=max(1, round(patience)),
         timeout_worker_healthcheck=600,  # a worker answers once it has loaded its tasks

@@ -25,6 +25,9 @@ Form = Literal["completions", "generate"]
 
 _PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
 
+MAX_ANSWER = 2**26
+"""Bytes of an answer at most; less where 1 KiB per token of prompt and reply is less."""
+
 SESSION_HEADER = "X-Session-ID"
 """Header with the id of the episode, by which routers choose an engine."""
 
@@ -109,16 +112,25 @@ class EndpointSampler:
                 if response.status >= 300:
                     # The failure reaches who asked for the episode, who may not be allowed to read
                     # this server.
-                    text = (await response.text())[:500]
-                    logger.warning("%s: %d %s", self.endpoint.address, response.status, text)
+                    text = await response.content.read(500)
+                    logger.warning("%s: %d %r", self.endpoint.address, response.status, text)
                     raise SamplerError(
                         f"{self.endpoint.address} answered {response.status}; its text is logged"
                     )
-                answer = await response.json()
+                most = 2**20 + 2**10 * (len(prompt.tokens) + self._room(prompt))
+                answer = json.loads(await self._read_body(response, min(most, MAX_ANSWER)))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise SamplerError(f"{self.endpoint.address}: {reason}") from error
         return self._read(answer, prompt)
+
+    async def _read_body(self, response: aiohttp.ClientResponse, most: int) -> bytes:
+        body = bytearray()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > most:
+                raise SamplerError(f"{self.endpoint.address} answered more than {most:,} bytes")
+        return bytes(body)
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         endpoint = self.endpoint
@@ -140,10 +152,10 @@ class EndpointSampler:
                 "sampling_params": params,
             }
         return {
+            **params,
             "model": endpoint.model,
             "prompt": list(prompt.tokens),
             "return_token_ids": True,
-            **params,
         }
 
     def _room(self, prompt: Prompt) -> int:
@@ -158,7 +170,7 @@ class EndpointSampler:
         """
         try:
             choice = answer["choices"][0]
-            tokens = [int(token) for token in choice["token_ids"]]
+            tokens = list(choice["token_ids"])
             logprobs = _logprobs(choice["logprobs"])
             finish = choice["finish_reason"]
         except (KeyError, IndexError, TypeError) as error:
@@ -170,7 +182,7 @@ class EndpointSampler:
         if asked is not None and asked != list(prompt.tokens):
             raise SamplerError(f"{self.endpoint.address} has sampled for other prompt tokens")
         if finish not in ("stop", "length"):
-            raise SamplerError(f"{self.endpoint.address} ended a reply with {finish!r}")
+            raise SamplerError(f"{self.endpoint.address} ended a reply with {finish!r:.40}")
         if len(tokens) > self._room(prompt):
             raise SamplerError(f"{self.endpoint.address} has sampled more tokens than it was asked")
         told = (answer.get("metadata") or {}).get("weight_version")

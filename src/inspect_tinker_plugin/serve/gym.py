@@ -191,7 +191,7 @@ def aggregate(responses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     measured = [each for each in responses if not each.get("mask_sample")]
     by_task: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for each in measured:
-        by_task[each.get(TASK_INDEX, 0)].append(each)
+        by_task[_task_index(each)].append(each)
     overall = _summary(measured)
     return {
         "group_level_metrics": [
@@ -204,11 +204,20 @@ def aggregate(responses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _task_index(response: Mapping[str, Any]) -> int:
+    index = response.get(TASK_INDEX, 0)
+    if not isinstance(index, int):
+        raise ConfigError(f"{TASK_INDEX} is a number, not {index!r:.40}")
+    return index
+
+
 def _summary(responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     for each in responses:
         for name, value in each.items():
             if isinstance(value, int | float) and not name.startswith("_"):
+                if not -1e300 < value < 1e300:
+                    raise ConfigError(f"{name} is {value!r:.40}, which cannot be summarised")
                 found[name].append(float(value))
     summary: dict[str, float] = {}
     for name, values in found.items():

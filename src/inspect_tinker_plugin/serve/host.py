@@ -213,7 +213,7 @@ class Host:
             "# TYPE inspect_rl_episodes_total counter",
         ]
         for (task, outcome), count in self._ended.items():
-            labels = f'{worker},task={json.dumps(task)},outcome="{outcome}"'
+            labels = f'{worker},task={json.dumps(task, ensure_ascii=False)},outcome="{outcome}"'
             lines.append(f"inspect_rl_episodes_total{{{labels}}} {count}")
         sums: dict[str, Mapping[str, float]] = {
             "episode_seconds_total": self._seconds,
@@ -222,7 +222,7 @@ class Host:
         for name, counts in sums.items():
             lines.append(f"# TYPE inspect_rl_{name} counter")
             lines += [
-                f"inspect_rl_{name}{{{worker},task={json.dumps(task)}}} {count}"
+                f"inspect_rl_{name}{{{worker},task={json.dumps(task, ensure_ascii=False)}}} {count}"
                 for task, count in counts.items()
             ]
         return "\n".join(lines) + "\n"

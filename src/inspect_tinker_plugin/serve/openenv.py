@@ -18,7 +18,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.serve.host import Host
 from inspect_tinker_plugin.serve.results import RolloutResult, SampledTurn
 from inspect_tinker_plugin.serve.service import RolloutService
-from inspect_tinker_plugin.serve.wire import LentSampler, write_message
+from inspect_tinker_plugin.serve.wire import LentSampler, write_json, write_message
 
 TOOLS = [
     {
@@ -107,7 +107,7 @@ async def call_tool(host: Host, name: Any, arguments: Any) -> str:
     except (InspectRLError, ValidationError) as error:
         kind = type(error).__name__
         return json.dumps({"ok": False, "error": str(error)[:2000], "exception_type": kind})
-    return json.dumps(_rollout(result, time.monotonic() - started), default=str)
+    return write_json(_rollout(result, time.monotonic() - started)).decode()
 
 
 def _rollout(result: RolloutResult, seconds: float) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Sampled:
         """
         if not self.tokens:
             raise SamplerError("the sampler returned an empty reply, without even a stop token")
-        if not all(isinstance(token, int) and token >= 0 for token in self.tokens):
+        if not all(type(token) is int and 0 <= token < 2**31 for token in self.tokens):
             raise SamplerError("the sampler returned something else than token ids")
         if self.stop_reason not in ("stop", "length"):
             raise SamplerError(f"the sampler ended a reply with {self.stop_reason!r}")
@@ -68,6 +68,8 @@ class Sampled:
             )
         if not all(math.isfinite(value) for value in self.logprobs):
             raise SamplerError("the sampler returned a log-probability that is no finite number")
+        if not isinstance(self.policy_version, int | str | None):
+            raise SamplerError("the sampler's policy_version is neither a number nor a text")
 
 
 Sampler = Callable[[Prompt], Awaitable[Sampled]]

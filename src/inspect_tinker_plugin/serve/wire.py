@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import is_dataclass
 from typing import Any
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, ContentReasoning
-from pydantic import BaseModel, ConfigDict
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticSerializationError, to_json
 
 from inspect_tinker_plugin.serve.endpoint import Endpoint, Form
 from inspect_tinker_plugin.serve.results import RolloutResult
@@ -24,7 +23,7 @@ class LentSampler(BaseModel):
     model: str = ""
     form: Form = "completions"
     api_key: str | None = None
-    max_tokens: int = 1024
+    max_tokens: int = Field(default=1024, ge=1)
     sampling: dict[str, Any] = {}
     policy_version: int | str | None = None
 
@@ -61,22 +60,30 @@ def write_message(message: ChatMessage) -> dict[str, Any]:
     return written
 
 
-def write_result(result: RolloutResult) -> Mapping[str, Any]:
+def write_result(result: RolloutResult) -> dict[str, Any]:
     """Write a result without its turns, whose tokens are in its branches."""
-    written = {
+    return {
         "task": result.task,
         "sample_id": result.sample_id,
         "number": result.number,
         "reward": result.reward,
-        "failure": None if result.failure is None else asdict(result.failure),
+        "failure": result.failure,
         "stop_reason": result.stop_reason,
         "scores": result.scores,
         "metrics": result.metrics,
         "messages": [write_message(each) for each in result.messages],
-        "branches": [
-            {**asdict(each), "spans": [asdict(span) for span in each.spans]}
-            for each in result.branches
-        ],
+        "branches": result.branches,
     }
-    plain: Mapping[str, Any] = to_jsonable_python(written, inf_nan_mode="strings")
-    return plain
+
+
+def write_json(value: Any) -> bytes:
+    """Write an answer, whatever tasks, models and clients put into it."""
+    try:
+        return to_json(value, inf_nan_mode="strings", fallback=str)
+    except PydanticSerializationError:  # half a surrogate pair has no UTF-8
+        plain = json.loads(json.dumps(value, default=_plain), parse_constant=str)
+        return json.dumps(plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return vars(value) if is_dataclass(value) else str(value)
