@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -46,6 +47,14 @@ def test_a_model_server_samples_what_a_function_would(form: Form, version: str |
         ({"logprobs": None}, "returned no token ids"),
         ({"prompt_token_ids": [1, 2]}, "for other prompt tokens"),
         ({"finish_reason": "abort"}, "ended a reply with 'abort'"),
+        ({"finish_reason": "secret " * 99}, "'secret secret secret"),
+        ({"token_ids": [1.0, 2.0]}, "something else than token ids"),
+        ({"token_ids": ["1", "2"]}, "something else than token ids"),
+        ({"token_ids": [True], "logprobs": {"token_logprobs": [-0.5]}}, "else than token ids"),
+        ({"token_ids": [10**9], "logprobs": {"token_logprobs": [-0.5]}}, "of another model?"),
+        ({"token_ids": [10**99], "logprobs": {"token_logprobs": [-0.5]}}, "of another model?"),
+        ({"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}, "no finite number"),
+        ({"more": "x" * 2**22}, "answered more than"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_a_failure(
@@ -56,6 +65,40 @@ def test_an_answer_that_cannot_be_trained_on_is_a_failure(
     assert result.failure is not None
     assert result.failure.cause == "sampler"
     assert message in result.failure.message
+    assert len(result.failure.message) < 300
+
+
+@pytest.mark.parametrize("version", [{}, [1.5], 2.5])
+def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
+    reply = {"token_ids": [1], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}
+    answer = {"choices": [reply], "metadata": {"weight_version": version or {"a": 1}}}
+    result = asyncio.run(lent_address(lambda: web.json_response(answer)))
+    assert result.failure is not None
+    assert "policy_version" in result.failure.message
+
+
+def test_sampling_parameters_replace_no_prompt() -> None:
+    async def run() -> RolloutResult:
+        service = RolloutService(adding(), renderer())
+        async with serving(Words(LINES)) as url, aiohttp.ClientSession() as session:
+            lent = Endpoint(url=url, sampling={"prompt": [1], "return_token_ids": False})
+            return await service.run_episode(0, EndpointSampler(lent, session))
+
+    assert asyncio.run(run()).failure is None
+
+
+async def lent_address(answer: Callable[[], web.Response]) -> RolloutResult:
+    """Run an episode that samples from an address with this answer."""
+
+    async def complete(request: web.Request) -> web.Response:
+        return answer()
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    service = RolloutService(adding(), renderer())
+    async with test_utils.TestServer(app) as other, aiohttp.ClientSession() as session:
+        lent = Endpoint(url=str(other.make_url("/v1")))
+        return await service.run_episode(0, EndpointSampler(lent, session))
 
 
 def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
@@ -73,18 +116,10 @@ def test_a_server_that_is_not_there_is_a_failure_with_its_address() -> None:
 def test_what_a_server_says_to_a_refused_request_is_logged_and_not_returned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def refuse(request: web.Request) -> web.Response:
+    def refuse() -> web.Response:
         return web.Response(status=403, text="a secret of this network")
 
-    async def run() -> RolloutResult:
-        app = web.Application()
-        app.router.add_post("/v1/completions", refuse)
-        service = RolloutService(adding(), renderer())
-        async with test_utils.TestServer(app) as other, aiohttp.ClientSession() as session:
-            lent = Endpoint(url=str(other.make_url("/v1")))
-            return await service.run_episode(0, EndpointSampler(lent, session))
-
-    result = asyncio.run(run())
+    result = asyncio.run(lent_address(refuse))
     assert result.failure is not None
     assert "answered 403" in result.failure.message
     assert "secret" not in result.failure.message

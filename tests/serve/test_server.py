@@ -37,6 +37,10 @@ CASES = [
 ]
 
 
+HALF = "\ud800"
+"""Half a surrogate pair, which has no UTF-8."""
+
+
 def sample_id(task: Task) -> str:
     return str(next(iter(task.dataset)).id)
 
@@ -286,6 +290,12 @@ def test_a_message_that_makes_no_sense_gets_an_error_and_the_session_continues(
         ("/harbor_env/num_tasks", {"split": "other"}),
         ("/mcp", {"method": "tools/call", "params": []}),
         ("/mcp", {"method": "tools/call", "params": {"name": ["a"]}}),
+        ("/v1/rollouts", {"task": float("nan")}),
+        ("/v1/rollouts", {"task": HALF, "sample": HALF}),
+        ("/v1/rollouts", {HALF: [float("inf"), HALF]}),
+        ("/run", {"episode_id": HALF, "task": float("nan")}),
+        ("/aggregate_metrics", {"verify_responses": [{"a": float("inf")}, {"a": -(10**400)}]}),
+        ("/aggregate_metrics", {"verify_responses": [{"_ng_task_index": []}]}),
     ],
 )
 def test_a_body_that_makes_no_sense_is_a_fault_of_the_request(path: str, body: Any) -> None:

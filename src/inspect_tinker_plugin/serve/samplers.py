@@ -57,7 +57,7 @@ class Sampled:
         """
         if not self.tokens:
             raise SamplerError("the sampler returned an empty reply, without even a stop token")
-        if not all(type(token) is int and 0 <= token < 2**31 for token in self.tokens):
+        if not all(type(token) is int and token >= 0 for token in self.tokens):
             raise SamplerError("the sampler returned something else than token ids")
         if self.stop_reason not in ("stop", "length"):
             raise SamplerError(f"the sampler ended a reply with {self.stop_reason!r}")

@@ -78,6 +78,7 @@ class RolloutService:
         self._handle, self.samples = prepare_task(task, renderer, self.options, task_args)
         open_logs(self._handle, batches=len(self.samples))
         self._groups = itertools.count()
+        self._vocabulary = len(renderer.tokenizer)
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ class RolloutService:
         def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
             if limits is not None:
                 env.rollout_limits = limits
-            policies[env] = policy = _LentPolicy(env, sampler, on_turn)
+            policies[env] = policy = _LentPolicy(env, sampler, on_turn, self._vocabulary)
             return cast("TokenCompleter", policy)  # only called, its class is never checked
 
         members: list[MemberRollout] = []
@@ -216,8 +217,11 @@ class _LentPolicy:
         turns: The answered turns, in time order.
     """
 
-    def __init__(self, env: InspectEnv, sampler: Sampler, on_turn: OnTurn | None) -> None:
+    def __init__(
+        self, env: InspectEnv, sampler: Sampler, on_turn: OnTurn | None, vocabulary: int
+    ) -> None:
         self.turns: list[SampledTurn] = []
+        self._vocabulary = vocabulary
         self._told = 0
         self._env = env
         self._sampler = sampler
@@ -235,7 +239,7 @@ class _LentPolicy:
         """Ask the sampler.
 
         Raises:
-            SamplerError: It failed, or the prompt holds an image.
+            SamplerError: It failed, or is of another model, or the prompt holds an image.
         """
         self.note_reply()
         request = self._env.request
@@ -258,6 +262,11 @@ class _LentPolicy:
             raise SamplerError(f"{type(error).__name__}: {error}") from error
         if not isinstance(sampled, Sampled):
             raise SamplerError(f"the sampler returned {sampled!r:.80}, not a Sampled")
+        if (largest := max(sampled.tokens)) >= self._vocabulary:
+            raise SamplerError(
+                f"the sampler returned the token {largest}, and the tokenizer has "
+                f"{self._vocabulary:,}: is it a server of another model?"
+            )
         self._asked = (request, prompt, sampled)
         await wait_to_start()  # many replies may arrive at once, too
         return LentTokens(
