@@ -262,6 +262,8 @@ class TinkerProtocol:
         body = await _read(request)
         if base_model := body.get("base_model"):
             body["base_model"] = self._served(base_model)
+            if body.get("model_path"):  # weights of it; SkyRL takes one of the two
+                del body["base_model"]
         return await self._forward(request, request.scope["path"].removeprefix("/api/v1"), body)
 
     async def _create_sampling_session(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import Task
+from inspect_ai.agent import as_tool, handoff, react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput
 from inspect_ai.scorer import includes
@@ -17,6 +18,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.monitors import resolve_monitors
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.testing import check_parity_async
+from inspect_tinker_plugin.testing.replies import call, say, submit
 
 pytest.importorskip("inspect_sentinel")
 import inspect_sentinel as sentinel  # releases of Inspect that it does not take
@@ -199,3 +201,27 @@ async def test_an_episode_is_watched_as_an_eval_is(command: str, side: Any) -> N
         side=side,
     )
     assert not report.differences, report
+
+
+async def test_agents_that_are_called_by_an_agent_are_watched_as_in_an_eval() -> None:
+    def several() -> Task:
+        helper = react(name="helper", description="Helps.", tools=[shell()])
+        return Task(
+            [Sample("Clean up.", id=1, target="done")],
+            solver=react(tools=[handoff(helper), as_tool(helper)]),
+            scorer=includes(),
+            sentinel={"watch": sentinel.observe_only([about_deletion()]), "guard": no_deletion()},
+        )
+
+    script = [
+        say("", call("transfer_to_helper")),
+        say("", call("shell", cmd="rm x")),
+        submit("a"),
+        say("", call("helper", input="more")),
+        say("", call("shell", cmd="rm x"), call("shell", cmd="ls")),
+        submit("b"),
+        submit("done"),
+    ]
+    [report] = await check_parity_async(several, script=script, side="tokens")
+    assert report.agrees, report
+    assert str(report.episode_side).count("that is not allowed") >= 2

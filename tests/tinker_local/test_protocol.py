@@ -145,6 +145,8 @@ def test_weights_that_do_not_exist_are_refused_before_anything_is_sampled(
         service.create_sampling_client(model_path=path.format(run=run)).result()
     service.create_sampling_client(model_path=there).result()
     service.create_sampling_client(model_path=there.replace("sampler_weights/", "")).result()
+    (model,) = [m.model_name for m in capabilities().supported_models]
+    service.create_sampling_client(model_path=there, base_model=model).result()
 
 
 def test_old_sampler_weights_do_not_set_the_training_back(

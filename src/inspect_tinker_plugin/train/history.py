@@ -211,7 +211,9 @@ def step_problems(row: Row) -> list[str]:
     Args:
         row: The cookbook's figures of the step.
     """
-    problems = []
+    problems: list[str] = []
+    if number(row, "kl_policy_base") is not None:  # a reference or a teacher has its own signal
+        return problems
     if number(row, WITH_SIGNAL) == 0:
         problems.append("no group had different rewards, so nothing was learned")
     # Each rollout has one stop reason; the cookbook averages each over those that have it. Where
