@@ -171,6 +171,10 @@ REFUSED: dict[str, Any] = {
     "response_schema": ResponseSchema(name="s", json_schema=JSONSchema(type="object")),
     "extra_body": {"a": 1},
     "reasoning_effort": "high",
+    "temperature": -1.0,
+    "top_p": 2.0,
+    "max_tokens": 0,
+    "num_choices": 0,
 }
 
 
@@ -269,6 +273,8 @@ def test_names_that_are_no_folder_are_checkpoints_or_base_models() -> None:
         ("{run}@x", {}, "no weights of step 'x'"),
         ("Qwen/Qwen3-8B", {"renderer": "qwen33"}, "there is no renderer qwen33.*qwen3"),
         ("Qwen/Qwen3-8B", {"config": GenerateConfig(best_of=2)}, "cannot honour best_of"),
+        ("Qwen/Qwen3-8B", {"colour": "red"}, "no model argument colour"),
+        ("Qwen/Qwen3-8B", {"context_window": "many"}, "context_window is a number of tokens"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(
@@ -286,6 +292,8 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(PrerequisiteError, match="no TINKER_API_KEY in the environment"):
         get_model("tinker/Qwen/Qwen3-8B", memoize=False)
+    with pytest.raises(PrerequisiteError, match="is not the folder of a run"):
+        get_model(f"tinker/{tmp_path}", memoize=False)
 
 
 @pytest.mark.local

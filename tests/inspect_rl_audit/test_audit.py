@@ -209,6 +209,17 @@ async def test_a_missing_extra_is_reported(tmp_path: Path, monkeypatch: pytest.M
     assert "near-duplicates-unchecked" in {f.code for f in report.findings}
 
 
+async def test_questions_that_differ_in_a_sign_are_no_duplicates(tmp_path: Path) -> None:
+    question = "Write the value that a program in the language Python prints for 17 {} 5."
+    samples = [
+        Sample(id=sign, input=question.format(sign), target=target)
+        for sign, target in {"+": "22", "-": "12", "*": "85"}.items()
+    ]
+    task = Task(dataset=samples, scorer=includes())
+    report = await run_audit(task, AuditOptions(out=tmp_path, probes=["samples"]))
+    assert "near-duplicates" not in {f.code for f in report.findings}
+
+
 async def test_gold_may_be_named(tmp_path: Path) -> None:
     samples = [
         Sample(id=n, input=f"{n}?", target="see key", metadata={"key": f"k{n}"}) for n in (1, 2)

@@ -14,7 +14,7 @@ from typing import Any
 from inspect_ai.dataset import Sample
 
 from inspect_rl_audit.contract import AuditContext
-from inspect_rl_audit.policies import choice_texts, words
+from inspect_rl_audit.policies import choice_texts
 from inspect_rl_audit.records import Finding, Severity, finding, per_sample
 from inspect_tinker_plugin.plugins import counted, part_of
 from inspect_tinker_plugin.tasks import content_hash, sample_content
@@ -221,7 +221,7 @@ def _near_pairs(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, 
 
 def _grams(text: str) -> set[bytes]:
     """Return runs of three words; none for a text that is too short to compare."""
-    found = words(text)
+    found = _SIGN.findall(text.lower())
     if len(found) < _LEAST:
         return set()
     return {" ".join(found[at : at + 3]).encode() for at in range(len(found) - 2)}

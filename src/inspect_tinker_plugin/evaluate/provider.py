@@ -7,7 +7,8 @@ model call renders, samples and parses with the code that a rollout uses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from logging import getLogger
@@ -62,6 +63,15 @@ HONOURED = frozenset(
 )
 """Generation options that this provider carries out."""
 
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, math.inf),
+    "top_p": (0, 1),
+    "top_k": (-1, math.inf),
+    "num_choices": (1, math.inf),
+    "max_tokens": (1, math.inf),
+}
+"""Least and greatest values of options; servers differ in what they make of others."""
+
 OF_INSPECT = frozenset(
     {
         "max_retries",
@@ -98,6 +108,7 @@ class TinkerAPI(ModelAPI):
         tokenizer: Name or folder of the tokenizer, if not the base model's.
         context_window: Tokens that the model takes, if the server does not say it.
         connection: A connection that is there already.
+        others: Model arguments that this provider does not have.
 
     Raises:
         PrerequisiteError: There is no key, no such renderer or step, or an option is refused.
@@ -114,6 +125,7 @@ class TinkerAPI(ModelAPI):
         tokenizer: str | None = None,
         context_window: int | None = None,
         connection: Connection | None = None,
+        **others: object,
     ) -> None:
         super().__init__(model_name, base_url, api_key, ["TINKER_API_KEY"], config)
         self._connection = connection
@@ -123,6 +135,15 @@ class TinkerAPI(ModelAPI):
             if renderer is not None:
                 require_renderer(renderer)
             given = {"renderer": renderer, "tokenizer": tokenizer, "context_window": context_window}
+            if others:
+                raise ConfigError(
+                    f"the provider tinker has no model argument {', '.join(others)}; those it has "
+                    f"are {', '.join(given)}"
+                )
+            if context_window is not None and not (
+                isinstance(context_window, int) and context_window > 0
+            ):
+                raise ConfigError(f"context_window is a number of tokens, not {context_window!r}")
             self.source = (
                 connection.source
                 if connection is not None
@@ -303,11 +324,17 @@ def _with(source: Source, given: dict[str, Any]) -> Source:
 
 
 def _refused(config: GenerateConfig) -> list[str]:
-    """Return the options that are set and cannot be honoured; unknown ones are among them."""
-    return [
+    """Return the options that cannot be honoured, or not with their value."""
+    unknown = [
         name
         for name, value in config
         if value not in (None, False) and name not in HONOURED | OF_INSPECT
+    ]
+    values = {name: getattr(config, name) for name in RANGES}
+    return unknown + [
+        f"{name}={value}"
+        for name, value in values.items()
+        if value is not None and not RANGES[name][0] <= value <= RANGES[name][1]
     ]
 
 
@@ -325,7 +352,7 @@ def _sampling(
     config: GenerateConfig, connection: Connection, length: int, stop: list[str] | list[int]
 ) -> tinker.SamplingParams:
     source = connection.source
-    room = config.max_tokens or source.max_tokens
+    room = source.max_tokens if config.max_tokens is None else config.max_tokens
     if connection.window is not None:
         room = min(room, connection.window - length)
     return tinker.SamplingParams(

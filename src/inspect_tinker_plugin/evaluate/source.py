@@ -83,6 +83,8 @@ def find_source(path: str, *, base_url: str | None = None, has_key: bool = False
     if has_key or source.local:
         return source
     if problem := no_key("sample from", "name the folder of a run that was trained with --local"):
+        if source.run is None and path.startswith(("/", ".", "~")):
+            problem = f"{run} is not the folder of a run, which has a {RUN_FILE}; and {problem}"
         raise ConfigError(f"tinker/{path}: {problem}")
     return source
 
