@@ -187,6 +187,7 @@ def page(package: str, rows: list[str], reasons: Counter[str]) -> str:
 What [`inspect rl check`](cli.md#inspect-rl-check) says of the first sample of each task that can
 be made without a network, and [`inspect rl audit`](audit.md) of two samples, within 60 episodes.
 Written by `scripts/try_catalogue.py` with {releases}.
+Of a task that is `inconclusive`, the default replies reach no end; `--script` gives it others.
 
 | task | check | findings, high and medium |
 | --- | --- | --- |
