@@ -86,7 +86,7 @@ def complain(wrong: list[Import]) -> None:
 
 
 def test_the_walk_sees_late_and_guarded_imports(tmp_path: Path) -> None:
-    found = {each.name: each for each in imports_of(PACKAGE / "cli" / "group_rollout.py")}
+    found = {each.name: each for each in imports_of(PACKAGE / "cli" / "rollout.py")}
     assert found["inspect_tinker_plugin.rl.rollouts.roll_group"].late
     assert found["tinker_cookbook.completers.TokenCompleter"].typing_only
     assert not found["dataclasses.replace"].late

@@ -353,7 +353,7 @@ async def ended_by(scoring: Scorer) -> EpisodeResult:
 async def test_who_has_given_a_command_up_is_not_cancelled_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.operations.CANCEL_GRACE", 0.1)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.boundaries.CANCEL_GRACE", 0.1)
     monkeypatch.setattr(Counted, "exec", unwilling)
     result = await ended_by(runs_command("sleep", "1"))
     assert result.error is None
@@ -392,7 +392,7 @@ def goes_on(how: str, mark: str, made: list[asyncio.Task[Any]]) -> Solver:
 async def test_no_command_begins_after_its_episode(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inspect_tinker_plugin.episode.operations.CANCEL_GRACE", 1.0)
+    monkeypatch.setattr("inspect_tinker_plugin.episode.boundaries.CANCEL_GRACE", 1.0)
     mark = str(10**6 + uuid.uuid4().int % 10**9)
     made: list[asyncio.Task[Any]] = []
     sample = Sample(id=1, input="?", target="!")

@@ -33,12 +33,12 @@ from tests.logs.rollouts import by_word, dataset, roll_out
 from inspect_tinker_plugin.cli.export import export_command
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.export import folder as export_folder
-from inspect_tinker_plugin.export import from_logs, logged
+from inspect_tinker_plugin.export import from_logs
 from inspect_tinker_plugin.export.folder import ExportFolder
 from inspect_tinker_plugin.export.from_logs import export_logs
 from inspect_tinker_plugin.export.layouts import PROMPTS
 from inspect_tinker_plugin.export.options import Choice, LogExportOptions
-from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.logs import assemble_pending, index
 from inspect_tinker_plugin.logs.index import Entry, find_logs, index_logs, reward_of
 from inspect_tinker_plugin.train.data import split_samples
 
@@ -143,13 +143,13 @@ def test_only_the_runs_that_are_wanted_are_read(
 ) -> None:
     logs = scored(tmp_path / "logs", [str(n / 10) for n in range(1, 7)])
     found: list[int] = []
-    fetch = logged.Reader._fetch
+    fetch = index.Reader._fetch
 
-    def fetched(self: logged.Reader, window: Sequence[Entry]) -> None:
+    def fetched(self: index.Reader, window: Sequence[Entry]) -> None:
         found.extend(entry.epoch for entry in window)
         fetch(self, window)
 
-    monkeypatch.setattr(logged.Reader, "_fetch", fetched)
+    monkeypatch.setattr(index.Reader, "_fetch", fetched)
     run_export(logs, tmp_path / "out", choice)
     assert sorted(found) == sorted(read)
 

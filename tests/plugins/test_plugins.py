@@ -41,8 +41,8 @@ from inspect_tinker_plugin.rl.hooks import (
     Observers,
 )
 from inspect_tinker_plugin.samplers import GroupOutcome, SamplePool, resolve_sampler
+from inspect_tinker_plugin.tasks.loading import choose_sandbox
 from inspect_tinker_plugin.tasks.samples import SelectedSamples, sample_stages
-from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.testing import call, say
 from inspect_tinker_plugin.tools import resolve_tool_executor
 

@@ -23,8 +23,8 @@ from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.config import build_config
-from inspect_tinker_plugin.train.deadline import RetryHanging
 from inspect_tinker_plugin.train.request import TrainRequest
+from inspect_tinker_plugin.train.strategies import RetryHanging
 
 ASYNCHRONOUS = ("async_config.max_steps_off_policy=2", "async_config.groups_per_batch=3")
 

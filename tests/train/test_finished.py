@@ -19,9 +19,9 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from inspect_tinker_plugin.logs import assemble_pending
-from inspect_tinker_plugin.train.finished import UseFinished, use_finished
 from inspect_tinker_plugin.train.history import record_run
 from inspect_tinker_plugin.train.run import plan_run
+from inspect_tinker_plugin.train.strategies import UseFinished, use_finished
 
 LINES = [["2", "no", "some"], ["2", "4", "2"], ["6", "1", "6"]]
 

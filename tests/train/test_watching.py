@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
-from inspect_tinker_plugin.rl.live import LIVE, LiveRollouts
+from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN
 from inspect_tinker_plugin.train.progress import show_progress

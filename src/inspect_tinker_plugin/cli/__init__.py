@@ -5,7 +5,6 @@ A plugin adds commands by the hook ``inspect_rl_commands``.
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.cli.group_rollout import roll_groups
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
@@ -26,6 +25,7 @@ from inspect_tinker_plugin.cli.reporting import (
     reported,
     table_console,
 )
+from inspect_tinker_plugin.cli.rollout import roll_groups
 
 __all__ = [
     "EXIT_ERROR",

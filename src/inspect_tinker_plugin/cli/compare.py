@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
@@ -29,6 +28,7 @@ from inspect_tinker_plugin.cli.options import (
     task_options,
 )
 from inspect_tinker_plugin.cli.reporting import EXIT_ERROR, EXIT_INTERRUPTED, quiet_stdout, reported
+from inspect_tinker_plugin.cli.rollout import roll_groups, scripted_policy
 from inspect_tinker_plugin.contracts.errors import InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
 
@@ -133,8 +133,8 @@ async def _print_runs(choices: dict[str, Any], runs: list[Run], results: TextIO)
 
 async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
     from inspect_tinker_plugin.options import DatasetOptions
+    from inspect_tinker_plugin.tasks.loading import choose_sandbox
     from inspect_tinker_plugin.tasks.samples import select_samples
-    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
     from inspect_tinker_plugin.testing import check_parity_async
     from inspect_tinker_plugin.testing.replies import default_script, read_script
     from inspect_tinker_plugin.testing.sides import Conditions
@@ -385,8 +385,8 @@ async def _episodes(plan: _Plan) -> SideCost:
 async def _eval(plan: _Plan) -> SideCost:
     from inspect_ai import eval_async
 
+    from inspect_tinker_plugin.tasks.loading import choose_sandbox
     from inspect_tinker_plugin.tasks.samples import with_samples
-    from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
     from inspect_tinker_plugin.testing import scripted_model
     from inspect_tinker_plugin.testing.sides import eval_arguments, with_mapped_sandboxes
 

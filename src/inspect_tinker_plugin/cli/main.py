@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from inspect_tinker_plugin.cli.compare import bench, check
-from inspect_tinker_plugin.cli.evaluate import overlap_command, serve_model_command
 from inspect_tinker_plugin.cli.export import export_command, rescore_command
 from inspect_tinker_plugin.cli.new import new_command
 from inspect_tinker_plugin.cli.reporting import EXIT_PARTIAL, quiet_stdout, reported
 from inspect_tinker_plugin.cli.rollout import rollout
-from inspect_tinker_plugin.cli.serve import serve_command
-from inspect_tinker_plugin.cli.train import train_command
-from inspect_tinker_plugin.cli.watch import watch_command
+from inspect_tinker_plugin.cli.serve import serve_command, serve_model_command
+from inspect_tinker_plugin.cli.train import overlap_command, train_command, watch_command
 from inspect_tinker_plugin.contracts.wording import suggestion
 
 if TYPE_CHECKING:

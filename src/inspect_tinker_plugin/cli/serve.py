@@ -1,7 +1,8 @@
-"""``inspect rl serve``: episodes over the network, for trainers that lend a sampler."""
+"""``inspect rl serve``: episodes over the network; ``serve-model``: the model of a run."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from functools import partial
 from pathlib import Path
@@ -185,3 +186,49 @@ def load_host(choices: dict[str, Any]) -> Host:
             episode_timeout=choices["episode_timeout"],
         ),
     )
+
+
+@click.command("serve-model")
+@click.argument("run", metavar="RUN")
+@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True)
+@click.option(
+    "--host",
+    default=LOOPBACK[0],
+    show_default=True,
+    help="Address to listen at; any other than this machine's own needs --token-file.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the token that clients send as their API key.",
+)
+@click.option("--base-url", metavar="URL", help="Tinker API server, if not the run's own.")
+@reported
+def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
+    """Serve the model of a run to any client of OpenAI's or Anthropic's API.
+
+    RUN is what `inspect eval --model tinker/RUN` takes: the folder of a run with or without @STEP,
+    a checkpoint (tinker://...) or a base model. Prompts, replies, stop reasons and usage are those
+    of an eval. It answers /v1/chat/completions, /v1/responses, /v1/messages and /v1/models.
+    """
+    from inspect_ai.model import get_model
+
+    from inspect_tinker_plugin import inspect_internals as internals
+    from inspect_tinker_plugin.evaluate.serving import serve_model
+
+    token = read_token(choices)
+    try:
+        model = get_model(f"tinker/{run}", base_url=base_url, memoize=False)
+    except internals.PrerequisiteError as error:
+        raise ConfigError(internals.in_one_line(error)) from error
+
+    def ready(port: int) -> None:
+        click.echo(f"serving {model} on http://{choices['host']}:{port}/v1", err=True)
+
+    async def serve() -> None:
+        await model.api.count_text_tokens("")  # connects: what cannot work ends the command
+        await serve_model(
+            model, host=choices["host"], port=choices["port"], token=token, ready=ready
+        )
+
+    asyncio.run(serve())

@@ -1,10 +1,12 @@
-"""``inspect rl train``: trains a model on a task, with the cookbook's own loop."""
+"""``inspect rl train``, and what shows a run: ``watch``, and ``overlap`` with an eval's task."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,13 +20,21 @@ from inspect_tinker_plugin.cli.options import (
     dataset_choices,
     dataset_options,
     field_options,
+    load_task,
     mixed_task_options,
     parse_args,
     price_option,
     split_tasks,
+    task_options,
     test_task_options,
 )
-from inspect_tinker_plugin.cli.reporting import EXIT_INTERRUPTED, reported
+from inspect_tinker_plugin.cli.reporting import (
+    EXIT_INTERRUPTED,
+    EXIT_PARTIAL,
+    quiet_stdout,
+    reported,
+)
+from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.train.request import TrainRequest
 
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.rl.group import InspectGroupBuilder
     from inspect_tinker_plugin.rl.mixture import MixedTask
     from inspect_tinker_plugin.train import EpisodeCost
+
 _WRITTEN: dict[str, dict[str, Any]] = {
     "model": {"metavar": "NAME"},
     "renderer": {"metavar": "NAME"},
@@ -229,7 +240,7 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
 async def _answer(
     builders: Sequence[InspectGroupBuilder], renderer: Renderer, max_tokens: int
 ) -> None:
-    from inspect_tinker_plugin.cli.group_rollout import roll_groups, scripted_policy
+    from inspect_tinker_plugin.cli.rollout import roll_groups, scripted_policy
     from inspect_tinker_plugin.testing.replies import answer_with, target_of
 
     def policy_for(env: InspectEnv, sample: Sample, position: int) -> TokenCompleter:
@@ -295,3 +306,75 @@ def _train(request: TrainRequest) -> None:
 def _new_folder(task: str) -> Path:
     name = task.rpartition("@")[2].rpartition("/")[2]
     return Path("logs") / f"{datetime.now():%Y-%m-%dT%H-%M-%S}_train_{name}"
+
+
+_PERIOD = 2.0
+"""Seconds between two looks at the files."""
+
+
+@click.command("watch")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--once", is_flag=True, help="Print the state of now, and end.")
+@reported
+def watch_command(run: Path, once: bool) -> None:
+    """Show a run while it trains: its last steps, its current rollouts, and the last rewards.
+
+    RUN is the folder of `inspect rl train`. All comes from its files, so the run is not disturbed,
+    and any number of people can watch. It ends with the training, or with Ctrl-C.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from inspect_tinker_plugin.train.history import RUN
+    from inspect_tinker_plugin.train.watching import read_state, show_state
+
+    if not (run / RUN).is_file():
+        raise ConfigError(f"{run} is not the folder of a run of `inspect rl train`")
+    console = Console()
+    state = read_state(run)
+    if once or not state.trained:
+        console.print(show_state(state, rows=1000))
+        return
+    with Live(show_state(state), console=console, auto_refresh=False) as live:
+        while state.trained:
+            time.sleep(_PERIOD)
+            state = read_state(run)
+            live.update(show_state(state), refresh=True)
+
+
+@click.command("overlap")
+@click.argument("run", metavar="RUN")
+@task_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")
+@reported
+def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
+    """List the samples of TASK that a run was trained on.
+
+    RUN is the folder of a run, or RUN@STEP for its weights after that many steps, as in `inspect
+    eval TASK --model tinker/RUN@STEP`. Samples are compared by input, choices, target, files and
+    setup script; what was imitated counts as well. Exit codes: 0 no sample of the task was trained
+    on, 3 some were.
+    """
+    from inspect_tinker_plugin.evaluate.overlap import read_trained, was_trained_on
+    from inspect_tinker_plugin.evaluate.source import find_source
+
+    source = find_source(run, has_key=True)
+    if source.run is None:
+        raise ConfigError(f"{run} is not the folder of a run of `inspect rl train`")
+    trained = read_trained(source.run, source.step)
+    with quiet_stdout():
+        task = load_task(choices).task
+        found = [each.id for each in task.dataset if was_trained_on(each, trained)]
+    name, total = task.name, len(task.dataset)
+    if as_json:
+        about = {"run": str(source.run), "step": source.step, "task": name, "samples": total}
+        click.echo(json.dumps({**about, "trained_on": len(found), "ids": found}))
+    else:
+        for each in found:
+            click.echo(each)
+        after = f"{source.run} was trained on until step {source.step}"
+        click.echo(
+            f"{len(found)} of {counted(total, 'sample')} of {name} are among those that {after}",
+            err=True,
+        )
+    sys.exit(EXIT_PARTIAL if found else 0)

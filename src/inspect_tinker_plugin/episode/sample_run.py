@@ -39,7 +39,7 @@ from inspect_tinker_plugin.episode.model import (
     policy_model,
     policy_name,
 )
-from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
+from inspect_tinker_plugin.episode.monitors import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord, Scoring, Solving
 from inspect_tinker_plugin.episode.task import PreparedTask

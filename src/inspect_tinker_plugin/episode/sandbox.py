@@ -26,7 +26,7 @@ from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import Metrics
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.operations import CANCEL_GRACE, Operations
+from inspect_tinker_plugin.episode.boundaries import CANCEL_GRACE, Operations
 from inspect_tinker_plugin.episode.task import PreparedTask
 from inspect_tinker_plugin.processes.loops import (
     GivenUpError,

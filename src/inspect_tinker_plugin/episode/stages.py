@@ -25,7 +25,7 @@ from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
 from inspect_tinker_plugin.episode.boundaries import Boundaries, Stamp, first_error, is_timeout
 from inspect_tinker_plugin.episode.fast_paths import run_plan
 from inspect_tinker_plugin.episode.model import PolicyAPI
-from inspect_tinker_plugin.episode.sample_hooks import SampleHooks
+from inspect_tinker_plugin.episode.monitors import SampleHooks
 from inspect_tinker_plugin.episode.sandbox import SampleSandboxes
 from inspect_tinker_plugin.episode.task import NamedScorer, PreparedTask
 from inspect_tinker_plugin.processes.loops import (

@@ -22,10 +22,9 @@ from inspect_tinker_plugin.export.conversations import (
 )
 from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, compared_row, log_schema, spoken_rows
-from inspect_tinker_plugin.export.logged import UNREAD, Reader
 from inspect_tinker_plugin.export.options import TRAIN, LogExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport
-from inspect_tinker_plugin.logs.index import Entry, Index, find_logs, index_logs
+from inspect_tinker_plugin.logs.index import UNREAD, Entry, Index, Reader, find_logs, index_logs
 from inspect_tinker_plugin.tasks.samples import held_out_hashes, sample_hash
 
 VERSION = 4

@@ -26,7 +26,7 @@ from inspect_tinker_plugin.export.conversations import (
     tools_json,
 )
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
+from inspect_tinker_plugin.tasks.loading import choose_sandbox
 
 PROBE = "inspect_rl_probe"
 

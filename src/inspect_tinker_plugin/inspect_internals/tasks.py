@@ -1,10 +1,11 @@
-"""Tasks: how Inspect loads, names and finds them, and how it reports bad input."""
+"""Tasks: how Inspect loads, names and watches them, and how it reports bad input."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 from inspect_ai import Task
@@ -33,9 +34,11 @@ from inspect_ai.model._model_config import model_roles_to_model_roles_config
 from inspect_ai.scorer._metric import to_metric_specs
 from inspect_ai.scorer._scorer import as_scorer_spec, unique_scorer_name
 from inspect_ai.solver._solver import SolverSpec
+from inspect_ai.util import registry_info
 
 __all__ = [
     "PrerequisiteError",
+    "SentinelFailure",
     "SolverSpec",
     "active_model",
     "bind_model",
@@ -43,6 +46,7 @@ __all__ = [
     "create_file_tasks",
     "in_one_line",
     "init_dotenv",
+    "is_protocol",
     "load_file_tasks",
     "load_task_spec",
     "parse_decorators",
@@ -51,7 +55,9 @@ __all__ = [
     "registry_params",
     "registry_unqualified_name",
     "resolve_scorers",
+    "resolve_sentinel",
     "scoring_in_logs",
+    "sentinel_solving",
     "solver_from_spec",
     "task_file",
     "task_run_dir",
@@ -110,3 +116,56 @@ def scoring_in_logs(task: Task, model_roles: dict[str, Model | list[Model]]) -> 
         "metrics": resolve_eval_metrics(metrics),
         "model_roles": model_roles_to_model_roles_config(model_roles) or None,
     }
+
+
+try:
+    from inspect_ai._sentinel._config import (
+        SentinelConfig,
+        _is_constructed,
+        _require_sentinel,
+        resolve_sentinel_root,
+        sentinel_config,
+    )
+    from inspect_ai._sentinel._context import SentinelFailure
+    from inspect_ai._sentinel._scope import sentinel_solving
+except ImportError:  # up to 0.3.277 there are none
+
+    class SentinelFailure(Exception):  # type: ignore[no-redef]
+        """What Inspect raises for a monitor or protocol that raised ``error``."""
+
+        error: Exception
+
+    def sentinel_solving() -> AbstractContextManager[None]:  # type: ignore[misc]
+        """Mark nothing."""
+        return nullcontext()
+
+    def _require_sentinel() -> None:
+        raise PrerequisiteError("this release of inspect-ai has no sentinels")
+
+
+def resolve_sentinel(spec: Any) -> tuple[Any, Any]:
+    """Make the monitors and protocols of a task; those without a protocol are only observed.
+
+    Args:
+        spec: What ``Task(sentinel=...)`` and ``--sentinel`` take, or monitors alone.
+
+    Returns:
+        The protocol at the root, and the configuration that a log states.
+
+    Raises:
+        PrerequisiteError: This release of Inspect, or ``inspect_sentinel``, does not have them.
+    """
+    _require_sentinel()
+    package: Any = import_module("inspect_sentinel")
+    if isinstance(spec, str | SentinelConfig) or not _is_constructed(spec):
+        spec = import_module("inspect_sentinel._integration").sentinel_from_config(spec)
+    listed = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else [spec]
+    if all(registry_info(each).type == "monitor" for each in listed):
+        spec = package.observe_only(spec if isinstance(spec, dict) else list(listed))
+    return resolve_sentinel_root(spec), sentinel_config(spec)
+
+
+def is_protocol(name: str) -> bool:
+    """Whether a protocol has this registry name, rather than a monitor."""
+    names = (name, f"inspect_sentinel/{name}")
+    return any(registry_lookup("protocol", each) is not None for each in names)

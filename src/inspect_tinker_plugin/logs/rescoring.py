@@ -25,8 +25,8 @@ from inspect_tinker_plugin.rewards import (
     resolve_group_reward,
     resolve_reward,
 )
+from inspect_tinker_plugin.rewards.judges import spend_in
 from inspect_tinker_plugin.rewards.scores import require_scores
-from inspect_tinker_plugin.rewards.spending import spend_in
 from inspect_tinker_plugin.tasks.loading import with_roles
 
 RESCORED = "rescored"

@@ -26,13 +26,12 @@ from inspect_tinker_plugin.contracts.rewards import (
     Reward,
 )
 from inspect_tinker_plugin.rewards.builtin import require_number
-from inspect_tinker_plugin.rewards.comparison import Comparison
+from inspect_tinker_plugin.rewards.judges import Comparison, Spending
 from inspect_tinker_plugin.rewards.resolve import (
     DEFAULT_GROUP_TIMEOUT,
     call_function,
     object_name,
 )
-from inspect_tinker_plugin.rewards.spending import Spending
 
 Judge = Callable[[EpisodeResult, EpisodeResult], "float | Awaitable[float]"]
 """How much better the first episode is than the second: 1 (it wins) to 0 (it loses)."""

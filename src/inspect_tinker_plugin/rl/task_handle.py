@@ -30,13 +30,16 @@ from inspect_tinker_plugin.rewards import (
     resolve_reward,
 )
 from inspect_tinker_plugin.rl.ending import RewardRules
-from inspect_tinker_plugin.rl.hooks import Observers, episode_observers, with_plugin_scorers
-from inspect_tinker_plugin.rl.live import LiveRollouts
+from inspect_tinker_plugin.rl.hooks import (
+    LiveRollouts,
+    Observers,
+    episode_observers,
+    with_plugin_scorers,
+)
 from inspect_tinker_plugin.rl.models import model_name
-from inspect_tinker_plugin.tasks.loading import with_roles
+from inspect_tinker_plugin.tasks.loading import choose_sandbox, with_roles
 from inspect_tinker_plugin.tasks.reference import TaskRef
 from inspect_tinker_plugin.tasks.samples import with_samples
-from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer
 from inspect_tinker_plugin.tools import resolve_tool_executor
 

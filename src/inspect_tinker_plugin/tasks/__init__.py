@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.tasks.loading import describe_part
+from inspect_tinker_plugin.tasks.loading import choose_sandbox, describe_part
 from inspect_tinker_plugin.tasks.reference import (
     ResolvedTask,
     TaskRef,
@@ -17,7 +17,6 @@ from inspect_tinker_plugin.tasks.samples import (
     sample_content,
     select_samples,
 )
-from inspect_tinker_plugin.tasks.sandboxes import choose_sandbox
 
 __all__ = [
     "ResolvedTask",

@@ -25,9 +25,8 @@ from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import EpisodeError
 from inspect_tinker_plugin.episode.runner import Episode, EpisodeRunner
 from inspect_tinker_plugin.options import EpisodeOptions
-from inspect_tinker_plugin.tasks.loading import with_policy
+from inspect_tinker_plugin.tasks.loading import ProviderMapping, choose_sandbox, with_policy
 from inspect_tinker_plugin.tasks.samples import with_id, with_samples
-from inspect_tinker_plugin.tasks.sandboxes import ProviderMapping, choose_sandbox
 from inspect_tinker_plugin.testing.policy import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.testing.replies import (
     Player,

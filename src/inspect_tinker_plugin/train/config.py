@@ -24,16 +24,15 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
 from inspect_tinker_plugin.evaluate.source import find_source
 from inspect_tinker_plugin.options import read_keywords
 from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
 from inspect_tinker_plugin.tasks.reference import resolve_task
-from inspect_tinker_plugin.train.data import TrainingDataBuilder, keep_in_run
-from inspect_tinker_plugin.train.deadline import with_deadline
+from inspect_tinker_plugin.train.data import EvalTasksBuilder, TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import check_scanners
+from inspect_tinker_plugin.train.strategies import with_deadline
 
 RECIPE = "inspect_rl_train"
 """How the cookbook and the service name runs of this package."""

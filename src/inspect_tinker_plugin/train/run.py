@@ -30,7 +30,6 @@ from inspect_tinker_plugin.rl.mixture import MixedTask
 from inspect_tinker_plugin.rl.models import context_window, require_server, require_weights
 from inspect_tinker_plugin.train.config import build_config, check_request, split_phases
 from inspect_tinker_plugin.train.data import test_last_weights
-from inspect_tinker_plugin.train.finished import UseFinished, use_finished
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     REPORT,
@@ -48,6 +47,7 @@ from inspect_tinker_plugin.train.progress import show_progress
 from inspect_tinker_plugin.train.report import write_report
 from inspect_tinker_plugin.train.request import TrainRequest
 from inspect_tinker_plugin.train.scans import scanned
+from inspect_tinker_plugin.train.strategies import UseFinished, use_finished
 from inspect_tinker_plugin.train.watching import watchable
 
 if TYPE_CHECKING:

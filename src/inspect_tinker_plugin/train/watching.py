@@ -20,7 +20,7 @@ from rich.text import Text
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.logs.staging import runs_in
-from inspect_tinker_plugin.rl.live import LIVE
+from inspect_tinker_plugin.rl.hooks import LIVE
 from inspect_tinker_plugin.train.history import (
     REWARD,
     ROLLOUT_LOGS,

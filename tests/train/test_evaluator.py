@@ -9,11 +9,11 @@ import pytest
 from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.evaluate.test_provider import Client
 
-from inspect_tinker_plugin.evaluate.evaluator import EvalTasksBuilder
 from inspect_tinker_plugin.evaluate.overlap import TrainingRecord
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import sample_hash
 from inspect_tinker_plugin.testing import tokenizer_path
+from inspect_tinker_plugin.train.data import EvalTasksBuilder
 
 TASKS = """
 from inspect_ai import Task, task
