@@ -254,11 +254,6 @@ class SandboxExhaustedError(SandboxMisusedError, SandboxUnavailableError):
 def result_of(call: Call, command: Command, *, not_found: int) -> CommandResult:
     """Interpret how a command ended.
 
-    Args:
-        call: the request, ended.
-        command: the command.
-        not_found: the engine's own status for a command that does not exist.
-
     Raises:
         SandboxMisusedError: commands in the container kept this one from running.
         OSError: the command is longer than the kernel takes.

@@ -69,10 +69,6 @@ def parse_config(
             a :class:`DockerPoolConfig`, or ``None`` (a compose file or Dockerfile in the
             current folder, else Inspect's own default image).
         variables: values for ``${NAME}`` in a compose file, before the process environment.
-
-    Raises:
-        SandboxConfigError: the file is missing, malformed, or asks for what the pool
-            cannot honour.
     """
     scope = {**os.environ, **(variables or {})}
     if isinstance(config, DockerPoolConfig):
@@ -183,11 +179,7 @@ def _project(
 
 
 def _check_disk(config: ContainerConfig) -> None:
-    """Refuse a limit of the policy's disk that it could pass.
-
-    Raises:
-        SandboxConfigError: a volume that it can write to.
-    """
+    """Refuse a limit of the policy's disk that it could pass."""
     if config.is_server or not config.limits.disk:
         return
     if config.hardening.read_only and command_capabilities(config) & _OWNING:

@@ -204,11 +204,7 @@ class ProjectConfig:
         return {network.name: network for network in used if not network.external}
 
     def key(self, images: Sequence[str]) -> str:
-        """Return the key of the pool that may serve this configuration.
-
-        Args:
-            images: The ids of the services' images.
-        """
+        """Return the key of the pool that may serve this configuration."""
         return self._hash("source", "build", "pull", "image", and_also=[*images, self.pool.max])
 
     @property
@@ -345,11 +341,7 @@ None of them makes the engine's filter allow a system call that it would refuse 
 
 
 def command_capabilities(config: ContainerConfig) -> frozenset[str]:
-    """Return the capabilities of commands that run as root.
-
-    Raises:
-        SandboxConfigError: a capability that the kernel does not have.
-    """
+    """Return the capabilities of commands that run as root."""
     added, dropped = _names(config.hardening.cap_add), _names(config.hardening.cap_drop)
     everything = frozenset(_CAPABILITIES)
     if "ALL" in added:

@@ -52,16 +52,7 @@ NATIVE = files(__package__) / "native"
 
 @functools.cache
 def pack_program(architecture: str, folder: str) -> bytes:
-    """Pack the executor for a container: anyone may run it, and nobody may change it.
-
-    Args:
-        architecture: as the engine names it.
-        folder: where in the container the archive is to be unpacked.
-
-    Raises:
-        SandboxConfigError: no program for this architecture, or its file is missing or not the
-            one that belongs to this release.
-    """
+    """Pack the executor for a container: anyone may run it, and nobody may change it."""
     name = f"executor-{architecture}"
     if not (NATIVE / name).is_file():
         raise SandboxConfigError(
@@ -317,12 +308,7 @@ class Container:
         )
 
     def start(self) -> None:
-        """Create and start the container, in this thread.
-
-        Raises:
-            SandboxStartError: it did not start.
-            SandboxEngineError: the engine does not answer.
-        """
+        """Create and start the container, in this thread."""
         try:
             self._start()
         except SandboxError:

@@ -128,10 +128,6 @@ def _processes() -> dict[str, list[int]]:
 def _unlinked(pid: int, processes: dict[str, list[int]]) -> int:
     """Sum up a container's removed files that are still open or mapped.
 
-    Args:
-        pid: the container's first process, as numbered by the engine's host.
-        processes: from :func:`_processes`.
-
     Returns:
         Bytes; 0 if this process cannot see them.
     """

@@ -77,11 +77,7 @@ class Engine:
 
     @property
     def api(self) -> APIClient:
-        """The SDK's client for the calling thread.
-
-        Raises:
-            SandboxEngineError: the engine cannot be reached.
-        """
+        """The SDK's client for the calling thread."""
         client: APIClient | None = getattr(self._local, "client", None)
         if client is None:
             client = self.connect(self._timeout)
@@ -95,9 +91,6 @@ class Engine:
 
         Args:
             timeout: seconds in which some answer must come, again and again.
-
-        Raises:
-            SandboxEngineError: the engine cannot be reached.
         """
         import docker
 

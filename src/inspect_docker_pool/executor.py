@@ -100,11 +100,7 @@ class Executor:
     # starting, in a thread
 
     def greet(self, setup: Setup, timeout: float, container: str) -> None:
-        """Send the executor its setup, and wait until the container is ready.
-
-        Raises:
-            SandboxStartError: it ended, stayed silent, or cannot protect itself here.
-        """
+        """Send the executor its setup, and wait until the container is ready."""
         words = [setup.user, setup.folder, *setup.command]
         flags = setup.has_home | setup.holds << 1 | setup.bounded << 2
         head = struct.pack("<QII", setup.capabilities, len(setup.command), flags)
@@ -172,14 +168,6 @@ class Executor:
         limit: int,
     ) -> Call:
         """Make a request and wait for its end.
-
-        Args:
-            kind: what it is.
-            words: the user, the folder or path, and the command's words.
-            env: ``name=value`` of the command.
-            stdin: the command's input, or the file's contents.
-            timeout: seconds until the command is asked to end.
-            limit: bytes of each output stream.
 
         Raises:
             ConnectionError: the channel closed.

@@ -26,11 +26,6 @@ _TIMEOUT = 600.0
 async def write(container: Container, path: str, contents: bytes) -> None:
     """Write a file as the container's user; parents are made.
 
-    Args:
-        container: where the file is written.
-        path: absolute path.
-        contents: the whole file.
-
     Raises:
         IsADirectoryError: the path is a directory.
         PermissionError: the user may not write there.
@@ -60,11 +55,6 @@ async def read(container: Container, path: str, name: str) -> bytes:
 
     The executor reads it, so that no program of the container, which a policy may have
     replaced, is involved.
-
-    Args:
-        container: where the file is.
-        path: absolute path.
-        name: the path as the caller wrote it, for messages.
 
     Raises:
         FileNotFoundError, IsADirectoryError, PermissionError: as their names say.

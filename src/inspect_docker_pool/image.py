@@ -55,11 +55,7 @@ class Image:
 
 
 def check_volumes(config: ContainerConfig, image: Image) -> None:
-    """Refuse a limited disk beside volumes of the image, which nothing limits.
-
-    Raises:
-        SandboxConfigError: one that no mount of the configuration replaces.
-    """
+    """Refuse a limited disk beside volumes of the image, which nothing limits."""
     if config.is_server:  # what the policy does not work in
         return
     covered = {path for path, _ in config.tmpfs} | {mount.target for mount in config.mounts}
@@ -91,10 +87,6 @@ class ImageBudget:
 
     Images that were there before are not counted and never removed. Layers that several
     images share count once. Thread-safe.
-
-    Args:
-        engine: where the images are.
-        evicted: called with the id of an image that was removed.
     """
 
     def __init__(self, engine: Engine, evicted: Callable[[str], None]) -> None:

@@ -130,10 +130,6 @@ class Beat:
 def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:
     """Remove what dead owners left behind.
 
-    Args:
-        engine: the engine to look at.
-        spare: owner ids that are never touched (the caller's own).
-
     Returns:
         How many containers were removed.
     """
@@ -263,9 +259,6 @@ def cleanup(engine: Engine, id: str | None) -> int:
 
     Returns:
         How many containers were removed.
-
-    Raises:
-        SandboxEngineError: the engine does not answer.
     """
     try:
         if id is None:

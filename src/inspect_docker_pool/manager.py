@@ -95,15 +95,7 @@ class PoolManager:
         self._pid = os.getpid()
 
     async def prepare(self, config: ProjectConfig) -> Pool:
-        """Build or pull the image again, as at the start of a task, and return its pool.
-
-        Args:
-            config: the services' configuration.
-
-        Raises:
-            SandboxEngineError: the engine cannot be reached.
-            SandboxImageError: the image is missing or its build failed.
-        """
+        """Build or pull the image again, as at the start of a task, and return its pool."""
         self._budget.record_use(config)
         with self._lock:
             use = self._uses.setdefault(config, _Use(config))
@@ -139,9 +131,6 @@ class PoolManager:
         """Wait for a container; first come, first served.
 
         The order holds from the first use on, also while the image is still being looked for.
-
-        Raises:
-            SandboxError: no image, or no container could be started for this caller.
         """
         self._budget.record_use(config)
         for _ in range(_SEARCHES - 1):

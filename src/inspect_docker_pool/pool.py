@@ -234,20 +234,13 @@ class Pool:
 
         Args:
             image: a snapshot to start from, in place of the pool's own image.
-
-        Raises:
-            SandboxError: no project could be started for this caller.
         """
         waiter = Waiter(image)
         self.join(waiter)
         return await self.wait(waiter)
 
     def join(self, waiter: Waiter) -> None:
-        """Put a caller at the end of the queue.
-
-        Raises:
-            SandboxStartError: the pool is closed.
-        """
+        """Put a caller at the end of the queue."""
         with self._lock:
             if self._closed:
                 raise SandboxStartError("the sandbox pool is closed")

@@ -65,19 +65,7 @@ class Project:
         images: Sequence[Image],
         closed: Callable[[], bool],
     ) -> Project:
-        """Create and start a project, in this thread.
-
-        Args:
-            engine: where it runs.
-            owner: who removes it.
-            config: its services.
-            images: their images.
-            closed: tells whether it is not wanted any more.
-
-        Raises:
-            SandboxStartError: it did not start; nothing of it is left.
-            SandboxEngineError: the engine does not answer.
-        """
+        """Create and start a project, in this thread."""
         project = cls(engine, owner, config, images)
         try:
             project._create_networks_and_volumes()
@@ -175,11 +163,7 @@ class Project:
 
 
 def _await_ready(container: Container, closed: Callable[[], bool]) -> None:
-    """Wait, in this thread, until a service is healthy or has completed.
-
-    Raises:
-        SandboxStartError: it does not get there, or nobody wants it any more.
-    """
+    """Wait, in this thread, until a service is healthy or has completed."""
     check = container.config.healthcheck
     if check is None and container.config.is_server:
         check = container.image.healthcheck

@@ -60,9 +60,6 @@ def parse_service(
         source: where the service came from, for messages.
         project: as ``docker compose config`` describes it; its networks and volumes are used.
         server: its name, if it stands beside the policy's sandbox.
-
-    Raises:
-        SandboxConfigError: a key or value that the pool cannot honour, or a malformed one.
     """
     place = f"{source}: service {server!r}" if server else source
 

@@ -214,11 +214,7 @@ class Snapshots:
         """Recent set-up times by configuration: a task's samples are alike."""
 
     async def join(self, config: ProjectConfig, setup: SampleSetup) -> ForkMember:
-        """Return a container for an episode, from a snapshot if there is or will soon be one.
-
-        Raises:
-            SandboxError: as for a container without a snapshot.
-        """
+        """Return a container for an episode, from a snapshot if there is or will soon be one."""
         fork, leads = self._fork_of(config, setup)
         if fork is None:
             return ForkMember(self, setup, *await self._acquire(config))

@@ -103,10 +103,6 @@ class ModelApi:
         A client that leaves is not reported. No request, however odd, may end more
         than its connection: an exception that it brings about is answered with status 500, as by
         Inspect's proxy, or breaks off the stream that has begun; the first is logged.
-
-        Raises:
-            CallFailedError: The bridge could not carry it out; the connection is closed
-                without an answer.
         """
         wire = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         body = bytearray()
@@ -179,11 +175,7 @@ class ModelApi:
             )
 
     async def answer(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises:
-            CallFailedError: the bridge could not carry it out.
-        """
+        """Answer a request."""
         path, method = request.path, request.method
         if method == "OPTIONS":
             return Response(405, content_type="text/plain", headers={"Allow": "GET, POST"})

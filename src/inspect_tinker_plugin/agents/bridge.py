@@ -117,11 +117,7 @@ class BridgeSandbox:
         self._killed.set()
 
     async def serve(self, calls: Calls) -> None:
-        """Serve programs until cancelled.
-
-        Raises:
-            AgentBridgeError: programs cannot reach the port, or can no longer reach it.
-        """
+        """Serve programs until cancelled."""
         try:
             await self._asked.wait()
             async with anyio.create_task_group() as tasks:

@@ -81,13 +81,7 @@ async def use_processes(
 async def open_command(
     environment: SandboxEnvironment, cmd: list[str], **options: Any
 ) -> OpenCommand | None:
-    """Start a command in a sandbox; ``None`` where its provider has no way to do so.
-
-    Args:
-        environment: The provider's own object.
-        cmd: The command.
-        options: ``cwd``, ``env`` and ``user``, as ``SandboxAbilities`` has them.
-    """
+    """Start a command in a sandbox; ``None`` where its provider has no way to do so."""
     open_there = getattr(environment, "open_command", None)
     if open_there is not None:
         opened: OpenCommand | None = await open_there(cmd, **options)

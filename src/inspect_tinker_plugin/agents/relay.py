@@ -80,11 +80,7 @@ class RelayError(Exception):
 
 @cache
 def read_program(architecture: str) -> bytes:
-    """Return the relay for a machine as ``uname -m`` names it.
-
-    Raises:
-        RelayError: there is none.
-    """
+    """Return the relay for a machine as ``uname -m`` names it."""
     name = ARCHITECTURES.get(architecture)
     if name is None:
         raise RelayError(f"there is no relay for {architecture} sandboxes")
@@ -93,9 +89,6 @@ def read_program(architecture: str) -> bytes:
 
 async def open_relay(environment: SandboxEnvironment) -> Relay:
     """Bring the relay into a sandbox; it has no port yet.
-
-    Args:
-        environment: the provider's own object.
 
     Raises:
         RelayError: the sandbox cannot run it: its provider opens no commands, no shell, nowhere
@@ -135,11 +128,7 @@ class Relay:
             raise RelayError("the sandbox could not take the relay")
 
     async def listen(self, port: int) -> None:
-        """Start it and wait until programs can connect.
-
-        Raises:
-            RelayError: it cannot listen, or ended.
-        """
+        """Start it and wait until programs can connect."""
         await self._command.send(f"{port}\n".encode())
         while True:
             kind, _, body = await self._read_frame()
@@ -154,11 +143,7 @@ class Relay:
                 )
 
     async def run(self, serve: Serve, tasks: TaskGroup) -> NoReturn:
-        """Serve each connection in a separate task, until cancelled.
-
-        Raises:
-            RelayError: the relay ended.
-        """
+        """Serve each connection in a separate task, until cancelled."""
         while True:
             kind, id, body = await self._read_frame()
             if kind is _Report.OPENED:

@@ -188,11 +188,7 @@ def dataset_choices(name: str, choices: dict[str, Any]) -> dict[str, Any]:
 
 
 def solver_maker(choices: Mapping[str, Any]) -> Callable[[], Solver] | None:
-    """Return a function that makes the solver of ``--solver`` and ``-S``, if there is one.
-
-    Raises:
-        click.UsageError: There are arguments without a solver.
-    """
+    """Return a function that makes the solver of ``--solver`` and ``-S``, if there is one."""
     name, args = choices["solver"], parse_args(choices["solver_args"])
     if name is None:
         if args:

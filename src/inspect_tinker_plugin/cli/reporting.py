@@ -225,12 +225,7 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def show_conversation(report: RolloutReport, *, full: bool = False) -> RenderableType:
-    """Show one rollout from its first message to its reward.
-
-    Args:
-        report: The rollout.
-        full: Show long texts whole.
-    """
+    """Show one rollout from its first message to its reward."""
     title = Text.assemble((f"rollout {report.number}", "bold"), f" of sample {report.sample_id}")
     turns = 0
     panels: list[RenderableType] = [Rule(title, style="dim")]
@@ -306,12 +301,7 @@ def _show_ending(report: RolloutReport) -> RenderableType:
 
 
 def show_group(reports: Sequence[RolloutReport], *, shown: int = 0) -> RenderableType:
-    """Compare the rollouts of one group, one per line, and say why any of them failed.
-
-    Args:
-        reports: The rollouts.
-        shown: Number of rollouts that were shown before, with their errors.
-    """
+    """Compare the rollouts of one group, one per line, and say why any of them failed."""
     table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.title = Text(f"sample {reports[0].sample_id}: {counted(len(reports), 'rollout')}", "bold")
     for heading in ("rollout", "turns", "read", "sampled", "reward", "advantage"):

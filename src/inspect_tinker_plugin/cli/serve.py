@@ -122,11 +122,7 @@ def serve_command(**choices: Any) -> None:
 
 
 def read_token(choices: dict[str, Any]) -> str | None:
-    """Take the token out of a command's choices.
-
-    Raises:
-        ConfigError: There is none, and others than this machine could connect; or it is short.
-    """
+    """Take the token out of a command's choices."""
     path = choices.pop("token_file")
     if path is None:
         if choices["host"] not in LOOPBACK:

@@ -159,11 +159,7 @@ def _dry_run(request: TrainRequest, price: Path | None) -> None:
 
 
 def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) -> list[str]:
-    """Check a request, play a few scripted episodes of its tasks, and plan the whole run.
-
-    Raises:
-        ConfigError: An option cannot be used.
-    """
+    """Check a request, play a few scripted episodes of its tasks, and plan the whole run."""
     from inspect_tinker_plugin.train.config import check_request
     from inspect_tinker_plugin.train.plan import (
         average_costs,

@@ -51,9 +51,6 @@ class QuietTranscript(internals.Transcript):
 
     Nothing of Inspect's class is set up before it is needed. So there are no cycles of
     references either, and an episode's end frees its events without the garbage collector.
-
-    Args:
-        on_read: Called when somebody reads it, once.
     """
 
     def __init__(self, on_read: Callable[[], None]) -> None:
@@ -123,14 +120,6 @@ async def ask_policy(
     config: GenerateConfig,
 ) -> tuple[ModelOutput, ModelEvent]:
     """Ask the policy, and record its reply and usage.
-
-    Args:
-        model: The policy's model.
-        messages: The conversation.
-        definitions: Inspect's definitions of the tools, for the views of calls.
-        tools: The descriptions of the tools.
-        tool_choice: Which of them it may call.
-        config: The merged options.
 
     Returns:
         Its reply, and the event of the call.

@@ -86,11 +86,7 @@ class PolicyGradingError(RuntimeError):
 
 
 class RequestRefusedError(Exception):
-    """A program asked the model under training for what cannot be honoured; it is shown as a 400.
-
-    Args:
-        why: What cannot be, with task and sample.
-    """
+    """A program asked the model under training for what cannot be honoured; shown as a 400."""
 
     status_code = 400
 

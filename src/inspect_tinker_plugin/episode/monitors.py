@@ -106,9 +106,6 @@ def resolve_monitors(task: Task, given: Any) -> Monitors:
     Args:
         task: The task, with or without a ``sentinel``.
         given: A name, a configuration or a configuration file, over the task's own.
-
-    Raises:
-        ConfigError: ``inspect_sentinel`` is missing, or cannot make them.
     """
     spec = getattr(task, "sentinel", None) if given is None else given
     if not spec:

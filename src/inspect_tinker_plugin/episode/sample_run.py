@@ -53,11 +53,7 @@ class StoppedError(RuntimeError):
 
 
 def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
-    """Make the state that the solver starts from.
-
-    Raises:
-        TaskError: The sample's metadata cannot be copied.
-    """
+    """Make the state that the solver starts from."""
     limits = task.limits
     assert sample.id is not None
     try:
@@ -86,16 +82,7 @@ def new_state(task: PreparedTask, sample: Sample, *, epoch: int) -> TaskState:
 
 
 class SampleRun:
-    """The run of one sample; ``run()`` is called once, in its own task.
-
-    Args:
-        prepared: The task.
-        sample: The sample, with an id.
-        epoch: Epoch of the sample, from 1.
-        mailbox: Where model calls wait for the policy.
-        keep_log: Keep events for a log.
-        entering: Called with every state that the run enters.
-    """
+    """The run of one sample; ``run()`` is called once, in its own task."""
 
     def __init__(
         self,

@@ -293,11 +293,6 @@ class SandboxHolder:
     task, which no cancellation reaches, and ignores Inspect's own clean-up after failed
     files or set-up: that clean-up says ``interrupted``, on which the ``docker`` provider leaves its
     containers to the end of an eval, and an episode has no eval around it.
-
-    Args:
-        provider: Inspect's provider.
-        patience: Seconds that a release may take.
-        script: The set-up script that Inspect is going to write to a file and run.
     """
 
     def __init__(
@@ -400,14 +395,6 @@ async def sample_sandboxes(
     random delay before the start (it spreads the tasks of an eval and would only cost here),
     start and release are never interrupted, and a provider's one-time set-up happens on
     first use.
-
-    Args:
-        task: The task.
-        spec: The sandbox.
-        sample: The sample, with its files and set-up script.
-        metrics: Receives ``sandbox/acquire_s``.
-        doing: Called with a description of what is waited for.
-        beyond_bound: Wait for no place among ``max_sandboxes``, nor for a bound of the provider.
     """
     provider = internals.registry_find_sandboxenv(spec.type)
     started = time.perf_counter()

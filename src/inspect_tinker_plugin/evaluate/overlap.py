@@ -73,9 +73,6 @@ def read_trained(run: Path, step: int | None = None) -> dict[str, str | int]:
     Args:
         run: Folder of the run.
         step: Count only what the weights after so many steps have learned; all if ``None``.
-
-    Raises:
-        ConfigError: The run has no such record.
     """
     found: dict[str, str | int] = {}
     if step == 0:  # the base model
@@ -99,14 +96,7 @@ def was_trained_on(sample: Sample | EvalSample, trained: Ids) -> bool:
 
 
 class RecordedDataset(RLDataset):
-    """A dataset whose batches are recorded as the trainer takes them.
-
-    Args:
-        dataset: The dataset.
-        record: Where its samples are recorded.
-        metrics: File with a row per finished step, if the trainer takes batches ahead of them.
-        first_step: The trainer's first step.
-    """
+    """A dataset whose batches are recorded as the trainer takes them."""
 
     def __init__(
         self,

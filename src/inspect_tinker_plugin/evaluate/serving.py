@@ -116,11 +116,7 @@ class ServedModel(ModelApi):
 
 
 def _checked(method: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a request that concern the reply.
-
-    Raises:
-        ConfigError: Some cannot be carried out.
-    """
+    """Return the parts of a request that concern the reply."""
     body = {
         name: value
         for name, value in request.items()
@@ -169,9 +165,6 @@ async def serve_model(
         port: Port to listen at; any free one for 0.
         token: What clients have to send as their key, if anything.
         ready: Called with the port once it is open.
-
-    Raises:
-        ConfigError: The port cannot be opened.
     """
     api = ServedModel(model, token)
     try:

@@ -69,9 +69,6 @@ def find_source(path: str, *, base_url: str | None = None, has_key: bool = False
             model.
         base_url: Address of the server, if not the run's own or the default one.
         has_key: Whether there is a key for the server already.
-
-    Raises:
-        ConfigError: A run has no such step, or there is no key for the server.
     """
     folder, _, step = path.rpartition("@") if "@" in path else (path, "", "")
     if path.startswith("tinker://"):
@@ -97,9 +94,6 @@ def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Sourc
         step: Number of training steps behind the weights; the last ones when empty, and the base
             model for 0.
         base_url: Address of the server, if not the run's own.
-
-    Raises:
-        ConfigError: The folder is damaged, or has no weights of that step.
     """
     identity, config = _read_json(run / RUN_FILE), _read_json(run / "config.json")
     if not {"model", "renderer"} <= identity.keys():

@@ -67,10 +67,6 @@ def conversations(sample: EvalSample, model: str) -> list[Conversation]:
     Args:
         sample: A sample with its events.
         model: The model that was evaluated; the calls of others are not its words.
-
-    Raises:
-        ExportError: There is no call of the model, none of its words can be trained on, or a
-            message holds something other than text.
     """
     calls = _linked([_Call.of(event) for event in _calls(sample.events, model)])
     if not calls:
@@ -186,11 +182,7 @@ def _tokens(output: ModelOutput) -> int | None:
 
 
 def require_text(row: Mapping[str, Any]) -> None:
-    """Check that a row can be written.
-
-    Raises:
-        ExportError: It has a text that is none in UTF-8.
-    """
+    """Check that a row can be written."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -202,9 +194,6 @@ def message_row(message: ChatMessage) -> dict[str, Any]:
 
     It has ``role`` and ``content``; reasoning, tool calls, and the call that is answered, where
     they apply.
-
-    Raises:
-        ExportError: It has content that is not text.
     """
     content, reasoning = _content(message)
     made: dict[str, Any] = {"role": message.role, "content": content}

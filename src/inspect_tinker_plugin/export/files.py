@@ -92,14 +92,7 @@ def _hide_bars() -> Iterator[None]:
 
 
 def write_card(title: str, about: str, *, features: Features, files: Mapping[str, str]) -> str:
-    """Write the card of an export.
-
-    Args:
-        title: Its heading.
-        about: What the rows are.
-        features: Types of the columns.
-        files: A pattern of file names for each split.
-    """
+    """Write the card of an export."""
     from datasets import DatasetInfo
     from datasets.info import DatasetInfosDict
     from huggingface_hub import DatasetCardData

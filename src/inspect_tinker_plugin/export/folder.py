@@ -96,10 +96,6 @@ class ExportFolder:
             format: File format.
             schema: Columns of the files.
             overwrite: Start again, whatever export the folder holds.
-
-        Raises:
-            ExportError: The folder cannot be written, is being written by another process,
-                holds a finished export or the beginning of another one, or holds other files.
         """
         try:
             check_target(path, overwrite=overwrite)
@@ -169,15 +165,7 @@ class ExportFolder:
         self._open_rows.clear()
 
     def check_data(self, digest: str, *, changed: str) -> None:
-        """Check that an export that continues has the same data as when it began.
-
-        Args:
-            digest: Hash of what is exported, in its order.
-            changed: What to say if it has changed.
-
-        Raises:
-            ExportError: It has.
-        """
+        """Check that an export that continues has the same data as when it began."""
         if self._data is None:
             self._journal.write({"data": digest})
         elif self._data != digest:
@@ -187,11 +175,7 @@ class ExportFolder:
             )
 
     def add_row(self, split: str, row: Row) -> None:
-        """Add a row of the current unit.
-
-        Raises:
-            ExportError: The disk is full or the folder is gone.
-        """
+        """Add a row of the current unit."""
         self._rich = self._rich or self._schema.is_rich(row)
         self._open_rows[split] += 1
         self._hold({"split": split, "row": row})
@@ -204,9 +188,6 @@ class ExportFolder:
         Args:
             failures: What of it failed.
             left_out: How many of its samples were left out after they were read, by reason.
-
-        Raises:
-            ExportError: The disk is full or the folder is gone.
         """
         self.left_out.update(left_out or {})
         self._count_unit(failures)
@@ -237,13 +218,6 @@ class ExportFolder:
         """Write the files, the card and ``export.json``.
 
         A finish that was interrupted is repeated by the next call.
-
-        Args:
-            title: Heading of the card.
-            about: What the card says the rows are.
-            source: What was exported and how, for ``export.json``.
-            counts: How many samples and rows there are, for ``export.json``.
-            failures: Samples that could not be exported.
 
         Returns:
             Names of the files.
@@ -322,11 +296,7 @@ def _unwritable(path: Path, error: OSError) -> ExportError:
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that an export must not touch.
-
-    Raises:
-        ExportError: It is a file, holds a finished export, or holds other files.
-    """
+    """Refuse a folder that an export must not touch."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -345,11 +315,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Read the ``export.json`` of a folder.
-
-    Raises:
-        ExportError: It was not written by an export.
-    """
+    """Read the ``export.json`` of a folder."""
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -371,9 +337,6 @@ def push_to_hub(folder: Path, repository: str) -> None:
     Args:
         folder: The export; it stays as it is.
         repository: Name of the dataset, as ``user/name``. A new one is private.
-
-    Raises:
-        ExportError: The Hub cannot be reached, or does not take it.
     """
     from datasets import load_dataset
 

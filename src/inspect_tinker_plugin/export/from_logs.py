@@ -57,18 +57,8 @@ async def export_logs(
 ) -> LogExportReport:
     """Write the conversations of logs into a folder.
 
-    Args:
-        sources: ``.eval`` logs, and folders of them.
-        output: The folder.
-        options: What to write and how.
-        on_progress: Called after every sample.
-
     Returns:
         What was written. Samples that could not be exported are in it, and in ``export.json``.
-
-    Raises:
-        ConfigError: There are no logs, or the options do not go together.
-        ExportError: The folder cannot be written or continued, or there are no rows.
     """
     options = options or LogExportOptions()
     schema = log_schema(options.choice.form, options.layout)

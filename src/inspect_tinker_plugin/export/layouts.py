@@ -62,11 +62,7 @@ class Schema:
     """Whether each message says in ``trainable`` if it is to be trained on."""
 
     def features(self, *, rich: bool) -> Features:
-        """Return the types of the columns for ``datasets``.
-
-        Raises:
-            ConfigError: The installed ``datasets`` is too old for one of them.
-        """
+        """Return the types of the columns for ``datasets``."""
         from datasets import Features, List
 
         messages = List(self._message(rich=rich))
@@ -211,13 +207,7 @@ def prompt_schema(layout: Layout) -> Schema:
 
 
 def prompt_row(layout: Layout, row: Row, index: int) -> Row:
-    """Lay out a prompt.
-
-    Args:
-        layout: The layout.
-        row: As in the layout ``chat``.
-        index: Position of the sample in the export, from 0.
-    """
+    """Lay out a prompt."""
     if layout == "verl":
         return {
             "data_source": row["task"],
@@ -231,11 +221,7 @@ def prompt_row(layout: Layout, row: Row, index: int) -> Row:
 
 
 def log_schema(form: Form, layout: Layout) -> Schema:
-    """Return the columns of an export of logs.
-
-    Raises:
-        ConfigError: No trainer of the layout takes such rows.
-    """
+    """Return the columns of an export of logs."""
     columns = _FORMS[form].get(layout)
     if columns is None:
         able = ", ".join(each for each in LAYOUTS if each in _FORMS[form])
@@ -253,17 +239,7 @@ def log_schema(form: Form, layout: Layout) -> Schema:
 def spoken_rows(
     layout: Layout, form: Form, talk: Conversation, further: Mapping[str, Any]
 ) -> Iterator[Row]:
-    """Lay out one branch: one row, or several if the layout cannot mark the words to train on.
-
-    Args:
-        layout: The layout.
-        form: Any but ``preference``.
-        talk: The branch.
-        further: Values of the other columns.
-
-    Raises:
-        ExportError: The trainer would read something other than what the branch is.
-    """
+    """Lay out one branch: one row, or several if the layout cannot mark the words to train on."""
     columns = _FORMS[form][layout]
     if "messages" in columns:
         yield _whole(layout, talk, further)

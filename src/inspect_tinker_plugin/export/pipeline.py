@@ -86,10 +86,6 @@ async def export_task(
 
     Returns:
         What was written. Samples that failed are in it, and in ``export.json``.
-
-    Raises:
-        ConfigError: Nothing was chosen, an id does not exist, or the task has no samples.
-        ExportError: The folder cannot be written or continued, or every sample failed.
     """
     options = options or ExportOptions()
     identity = _identity(resolved, options)
@@ -205,12 +201,7 @@ def _plain(value: Mapping[str, Any] | Sequence[Any] | int | None) -> Any:
 
 
 class Rows:
-    """Makes the rows of a task's samples in this process.
-
-    Args:
-        task: The task.
-        options: How it is exported.
-    """
+    """Makes the rows of a task's samples in this process."""
 
     def __init__(self, task: Task, options: ExportOptions) -> None:
         self._task = task
@@ -222,13 +213,7 @@ class Rows:
     async def of(
         self, samples: Sequence[Sample], start: int = 0, *, offset: int = 0
     ) -> AsyncGenerator[Row | Failure, None]:
-        """Yield what becomes of each sample, in their order; several are in preparation at once.
-
-        Args:
-            samples: The samples.
-            start: Position of the first one wanted.
-            offset: Position of ``samples`` in the export.
-        """
+        """Yield what becomes of each sample, in their order; several are in preparation at once."""
         places = asyncio.Semaphore(self._options.max_samples)
         window = WINDOW * self._options.max_samples
         pending: deque[asyncio.Task[Row | Failure]] = deque()
@@ -268,13 +253,6 @@ class WorkerRows:
 
     They are sent the samples, so a task whose samples are others each time it is loaded is no
     exception.
-
-    Args:
-        resolved: The task.
-        options: How it is exported, and by how many workers.
-
-    Raises:
-        ConfigError: Another process cannot load the task, or cannot be sent the options.
     """
 
     def __init__(self, resolved: ResolvedTask, options: ExportOptions) -> None:
@@ -299,10 +277,6 @@ class WorkerRows:
         self, samples: Sequence[Sample], start: int = 0
     ) -> AsyncGenerator[Row | Failure, None]:
         """Yield what becomes of each sample, in their order.
-
-        Args:
-            samples: The samples.
-            start: Position of the first one wanted.
 
         Raises:
             WorkerError: A worker was killed, or cannot load the task.

@@ -58,12 +58,6 @@ class FirstTurns:
     A sample with a sandbox is first tried with a stand-in, without its files and set-up
     script. Only when the solver uses the sandbox, or fails, is it run again with the
     real one: most agents first use theirs in a tool call, which comes later.
-
-    Args:
-        task: The task. It needs no scorer.
-        options: Limits and model roles of the episodes.
-        solver: Replaces the task's solver.
-        sandbox: Replaces the task's sandbox.
     """
 
     def __init__(
@@ -94,11 +88,7 @@ class FirstTurns:
         )
 
     async def of(self, sample: Sample) -> FirstTurn:
-        """Run a sample up to its first model call.
-
-        Raises:
-            ExportError: It failed before its first model call, or ended without one.
-        """
+        """Run a sample up to its first model call."""
         if self._real.prepared.sandbox is None and sample.sandbox is None:
             return await self._run(self._real, sample, _Watch())
         watch = _Watch()
@@ -164,10 +154,6 @@ def row_of(task: str, sample: Sample, request: TurnRequest, state: TaskState) ->
         request: The first model call of its episode.
         state: The state of the episode at that moment; it holds the order of choices that
             the solver shuffled.
-
-    Raises:
-        ExportError: The prompt has content that is not text, or the sample has a value that
-            JSON and Arrow cannot hold.
     """
     row: dict[str, Any] = {
         "id": str(sample.id),

@@ -176,9 +176,6 @@ def route_tool_calls(current: Callable[[], ToolRouter | None]) -> None:
     Inspect announces an approved and validated call through ``on_execute`` and looks the
     tool's function up only then; the function is exchanged at that moment, on a copy of the
     definition. Handoffs to agents are left alone, and so are calls in a context without a router.
-
-    Raises:
-        VersionError: the dispatcher has other parameters than the supported releases.
     """
     signature = inspect.signature(_inspect_call_tool)
     if not set(signature.parameters) >= _USED_OF_CALL_TOOL:

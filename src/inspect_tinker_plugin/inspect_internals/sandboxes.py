@@ -147,12 +147,7 @@ def route_agent_bridges(
 def _enclose_methods(
     methods: Mapping[str, Callable[..., Any]], tasks: TaskGroup
 ) -> dict[str, Callable[..., Any]]:
-    """Have the methods of a bridge's service note their dialect, and tools stamp what they raise.
-
-    Args:
-        methods: The methods by name.
-        tasks: The service's own tasks, whose failure is the sample's.
-    """
+    """Have the methods of a bridge's service note their dialect, and tools stamp errors."""
     enclosed = {}
     for name, method in methods.items():
         if name in _DIALECTS:

@@ -151,9 +151,6 @@ def resolve_sentinel(spec: Any) -> tuple[Any, Any]:
 
     Returns:
         The protocol at the root, and the configuration that a log states.
-
-    Raises:
-        PrerequisiteError: This release of Inspect, or ``inspect_sentinel``, does not have them.
     """
     _require_sentinel()
     package: Any = import_module("inspect_sentinel")

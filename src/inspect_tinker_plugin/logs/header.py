@@ -233,13 +233,7 @@ def add_rewards(samples: Sequence[EvalSample]) -> str:
 
 
 def eval_results(samples: Sequence[EvalSample], *, planned: int, reward: str) -> EvalResults:
-    """Summarise a batch, its reward first.
-
-    Args:
-        samples: The rollouts, after :func:`add_rewards`.
-        planned: Rollouts of the batch without failures and retries.
-        reward: Name of the score that is the reward.
-    """
+    """Summarise a batch, its reward first."""
     names = dict.fromkeys([reward, *(name for s in samples for name in s.scores or ())])
     scores = [score for name in names for score in _of_scorer(name, samples)]
     scores.append(_of_rollouts(free_name(ROLLOUTS, names), samples))

@@ -87,11 +87,7 @@ class Index:
 
 
 def find_logs(sources: Sequence[str]) -> list[str]:
-    """Return the logs that files and folders stand for, each once, by name.
-
-    Raises:
-        ConfigError: One is neither a log nor a folder with logs.
-    """
+    """Return the logs that files and folders stand for, each once, by name."""
     found: dict[str, None] = {}
     for source in sources:
         path = Path(source)
@@ -121,9 +117,6 @@ def index_logs(paths: Sequence[str], *, score: str | None) -> Index:
         score: The score that is the reward: its name, or ``name.key`` for one key of a dict
             score; by default the log's headline score (in our own logs the reward), or else
             the mean of all.
-
-    Raises:
-        ConfigError: No log has a score of that name.
     """
     index = Index()
     groups: dict[tuple[str, str], list[Entry]] = {}
@@ -205,9 +198,6 @@ def logged_outcomes(
         paths: Logs and folders of logs: ours, or any eval's. Those of other tasks are left out.
         task: Name of the task.
         samples: Its samples, which are recognised by their ids.
-
-    Raises:
-        ConfigError: A path is no log, a log cannot be read, or none has a sample of the task.
     """
     # Not in an event loop, for which Inspect would patch asyncio.
     with ThreadPoolExecutor(1) as thread:

@@ -90,9 +90,6 @@ async def rescore(
         how: What to compute.
         on_progress: Called with the rollouts that are done, all that there are so far, and those
             that failed.
-
-    Raises:
-        ConfigError: An expression, a log or the folder cannot be used; nothing was written.
     """
     sources = _check_sources(logs, how)
     headers = [await asyncio.to_thread(_read_header, source) for source in sources]
@@ -236,11 +233,7 @@ def _logged_scores(header: EvalLog) -> list[str]:
 
 
 def _is_done(target: Path, about: Mapping[str, Any], overwrite: bool) -> bool:
-    """Whether an earlier call has made a log.
-
-    Raises:
-        ConfigError: The file is something else.
-    """
+    """Whether an earlier call has made a log."""
     if overwrite or not target.exists():
         return False
     try:

@@ -266,11 +266,7 @@ class StoredSample(EvalSample):
 
 
 def write_part(path: Path, records: Sequence[EvalSample]) -> None:
-    """Write the records of a group.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Write the records of a group."""
     path.write_bytes(b"".join(_lines(record) for record in records))
 
 
@@ -312,16 +308,7 @@ def _read_record(line: bytes, rest: bytes) -> StoredSample:
 
 
 def write_log(header: EvalLog, samples: Sequence[StoredSample], path: Path) -> None:
-    """Write the log of a batch, safely on disk when this returns.
-
-    Args:
-        header: All of the log but its samples.
-        samples: Its samples.
-        path: The file, which must not exist.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the log of a batch, safely on disk when this returns."""
     start = {"version": _VERSION, "eval": header.eval, "plan": header.plan}
     summaries = _json_safe([sample.summary() for sample in samples])
     with path.open("xb") as file:

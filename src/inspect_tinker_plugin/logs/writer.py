@@ -219,13 +219,6 @@ def assemble(run: LogRun, complete_only: bool = False) -> list[Path]:
 
     Can be interrupted at any point and called again: a log appears complete, under a name that
     its parts determine.
-
-    Args:
-        run: The run.
-        complete_only: Skip batches whose groups are not all there yet.
-
-    Raises:
-        OSError: One cannot be written; its parts stay.
     """
     made: list[Path] = []
     if not run.folder.is_dir():

@@ -178,12 +178,7 @@ class Plugins:
     def _check_names(
         self, hook: str, function: Callable[[], Any]
     ) -> Mapping[str, Callable[..., Any]]:
-        """Ask a plugin for the objects that it provides by name.
-
-        Raises:
-            PluginError: the answer is not a mapping of names to callables, or has the name of
-                something that is built in.
-        """
+        """Ask a plugin for the objects that it provides by name."""
         given = function()
         if not isinstance(given, Mapping):
             raise _fault(
@@ -211,16 +206,7 @@ def default_plugins() -> Plugins:
 
 
 def build_from(hook: str, expression: str, **terms: Any) -> Built:
-    """Build what an expression describes with the names that installed plugins give.
-
-    Args:
-        hook: One of the ``NAMING_HOOKS``.
-        expression: The expression.
-        terms: ``score`` and ``term`` of :func:`~inspect_tinker_plugin.plugins.build`.
-
-    Raises:
-        ExpressionError: The expression is malformed, or does not fit a factory.
-    """
+    """Build what an expression describes with the names that installed plugins give."""
     return build(expression, default_plugins().catalogue(hook), **terms)
 
 
@@ -230,12 +216,7 @@ def _order(entry_point: EntryPoint) -> tuple[bool, str, str]:
 
 
 def _check_hooks(loaded: object, manager: pluggy.PluginManager) -> tuple[str, ...]:
-    """Return the names of the hooks that a plugin implements.
-
-    Raises:
-        PluginError: It implements none, one that does not exist or with other arguments, or a
-            function is named like a hook but not marked so.
-    """
+    """Return the names of the hooks that a plugin implements."""
     named = {name: getattr(loaded, name) for name in dir(loaded) if name.startswith("inspect_rl_")}
     hooks = {name: function for name, function in named.items() if inspect.isroutine(function)}
     if not hooks:

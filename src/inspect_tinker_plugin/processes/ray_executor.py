@@ -127,9 +127,6 @@ def ray_pool(address: str) -> Iterator[RayExecutor]:
     Args:
         address: ``host:port`` or ``ray://…`` of a cluster, ``"auto"``, or ``""`` to start one
             on this machine.
-
-    Raises:
-        ConfigError: Ray is not installed, or the cluster cannot be reached.
     """
     if reason := missing():
         raise ConfigError(reason)

@@ -286,13 +286,7 @@ _CLOCK_SECONDS = 1.0
 
 
 def kill_processes_in(folder: str, *, since: float = 0.0, until: float = math.inf) -> None:
-    """Kill all processes whose working directory is a folder, or is inside of it; it may be gone.
-
-    Args:
-        folder: The folder.
-        since: When the oldest of them was started, by ``time.time()``.
-        until: When the newest of them was started.
-    """
+    """Kill processes whose working directory is a folder, or is inside of it; it may be gone."""
     for number in psutil.pids():
         with suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
             process = psutil.Process(number)

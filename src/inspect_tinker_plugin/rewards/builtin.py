@@ -163,22 +163,14 @@ class Weighted(_Bounded):
 
 
 def require_parts(*parts: object) -> None:
-    """Refuse objects that are not aggregators.
-
-    Raises:
-        RewardError: one of ``parts`` cannot be called.
-    """
+    """Refuse objects that are not aggregators."""
     for part in parts:
         if not callable(part):
             raise RewardError(f"an aggregator was expected, not {part!r}")
 
 
 def require_number(name: str, value: Any, *, above: float | None = None) -> None:
-    """Refuse values that are not finite numbers (above a bound).
-
-    Raises:
-        RewardError: ``value`` is something else.
-    """
+    """Refuse values that are not finite numbers (above a bound)."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or (above is not None and value <= above):
         bound = "" if above is None else f" above {above:g}"

@@ -84,11 +84,7 @@ class Comparison:
         ]
 
     def read(self, verdict: str) -> dict[str, int]:
-        """Return the place of each answer, higher for a better one.
-
-        Raises:
-            AggregatorError: The last line is no ranking of all answers.
-        """
+        """Return the place of each answer, higher for a better one."""
         lines = verdict.strip().splitlines()
         found = _VERDICT.fullmatch(lines[-1]) if lines else None
         tiers = [] if found is None else [tier.split("=") for tier in found[1].split(">")]

@@ -278,11 +278,7 @@ def resolve_group_reward(
 
 
 def _require_one_argument(spec: object, role: str) -> None:
-    """Refuse an object that cannot be called with one argument.
-
-    Raises:
-        RewardError: it is not callable, or takes other arguments.
-    """
+    """Refuse an object that cannot be called with one argument."""
     if not callable(spec) or isinstance(spec, type):
         raise RewardError(
             f"{role}: {spec!r:.80} is neither an expression, an aggregator nor a function"

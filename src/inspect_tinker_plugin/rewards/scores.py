@@ -64,9 +64,6 @@ def read_score(
         path: Its name, or ``name.key`` for one key of a dict (or index of a list).
         scores: The scores by name.
         expected: Names of the task's scorers, each with the keys that it must have.
-
-    Raises:
-        UnscoredError: there is no such score or key, or it is not a number.
     """
     scorer, key = locate_score(path, scores)
     if not scorer:
@@ -109,16 +106,7 @@ class Term:
 
 
 def score_reward(scorer: str, score: SampleScore, *, keys: Sequence[str] = ()) -> Reward:
-    """Read a whole score as a number; a dict or list score is the mean of its entries.
-
-    Args:
-        scorer: name of the score.
-        score: the score.
-        keys: keys that it must have when it is a dict.
-
-    Raises:
-        UnscoredError: the value, or any entry of it, is not a number, or a key is missing.
-    """
+    """Read a whole score as a number; a dict or list score is the mean of its entries."""
     value = score.score.value
     missing = [key for key in keys if isinstance(value, Mapping) and key not in value]
     if missing:
@@ -139,12 +127,7 @@ def score_reward(scorer: str, score: SampleScore, *, keys: Sequence[str] = ()) -
 
 
 def all_scores(result: EpisodeResult) -> list[Reward]:
-    """Read every score of an episode, in the scorers' order.
-
-    Raises:
-        UnscoredError: there is no score, one of the task's scorers gave none, or a score is
-            not a number.
-    """
+    """Read every score of an episode, in the scorers' order."""
     names = score_names(result)
     if not names:
         raise UnscoredError("the episode has no score")
@@ -169,16 +152,6 @@ def require_scores(
     Only expressions are checked. A score that a solver sets itself has no scorer; in a task that
     has scorers, name it with an aggregator in Python, ``reward=ScoreReward("name")``. The names of
     a task's scores are not known in advance if it has no scorers.
-
-    Args:
-        option: The caller's name for the expression.
-        expression: The reward expression.
-        aggregator: The aggregator that it was resolved to.
-        scorers: Names of the scorers, including those that plugins add.
-        whose: How the message goes on between "which no" and the names.
-
-    Raises:
-        RewardError: There is no such scorer; the message lists the existing ones.
     """
     if not isinstance(expression, str) or not scorers:
         return

@@ -257,9 +257,6 @@ def open_dataset(
         first_step: The trainer's step that asks for the first batch, if it is known: what an
             earlier run of the same training has logged of it, and of later steps, is forgotten.
         asked_every: Of a test set, the trainer's steps between evaluations, for the logs.
-
-    Raises:
-        ConfigError: The folder of the logs cannot be written.
     """
     options, order = handle.options, order or Passes(len(samples), handle.options)
     if options.sampler is not None:
@@ -297,18 +294,7 @@ def prepare_task(
     task_args: Mapping[str, Any] | None = None,
     samples: SelectedSamples | None = None,
 ) -> tuple[TaskHandle, SelectedSamples]:
-    """Resolve everything that a dataset is made of, and check what can be checked beforehand.
-
-    Args:
-        task: As in :func:`as_rl_dataset`.
-        renderer: A cookbook renderer.
-        options: The options.
-        task_args: Arguments of the task function.
-        samples: Samples that were chosen before, instead of those that the options choose.
-
-    Raises:
-        ConfigError: The task, an option or the renderer is not usable.
-    """
+    """Resolve everything that a dataset is made of, and check what can be checked beforehand."""
     if not callable(getattr(renderer, "build_generation_prompt", None)):
         raise RendererError(
             f"renderer: {renderer!r:.80} is not a renderer of tinker_cookbook; make one with "

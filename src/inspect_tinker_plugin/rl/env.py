@@ -78,14 +78,6 @@ class InspectEnv(Env):
     has reached the trainer is known only from the trajectory that it kept (``unpaid()``): a step
     may be cancelled after the episode was scored.
 
-    Args:
-        episode: The episode.
-        tokens: Renders its prompts and parses its replies.
-        outcomes: Turns its result into a reward.
-        hooks: Tool executor and observers.
-        rollout_limits: Budgets that the env advertises.
-        pays_in_steps: Whether the last step carries the reward, and not the group.
-
     Attributes:
         rollout_limits: Budgets, which the cookbook's rollout runner reads here.
         episode: The episode.

@@ -295,11 +295,7 @@ class InspectGroupBuilder(EnvGroupBuilder):
         return [self.handle.name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without live envs.
-
-        Raises:
-            TaskError: The sample holds something that cannot be sent to another process.
-        """
+        """Pickle without live envs."""
         try:
             sample = pickle.dumps(self.sample)
         except Exception as error:  # each type of object has its own

@@ -59,11 +59,7 @@ def with_plugin_scorers(task: Task) -> Task:
 
 
 def episode_observers(task: Task) -> Observers:
-    """Collect the observers that plugins attach to the episodes of a task.
-
-    Raises:
-        PluginError: A hook raised, or returned something that is not an observer.
-    """
+    """Collect the observers that plugins attach to the episodes of a task."""
     hook = "inspect_rl_episode_observers"
     found = _collect(hook, task, lambda made: isinstance(made, EpisodeObserver), "EpisodeObserver")
     return Observers(found)
@@ -220,11 +216,7 @@ _RECENT = 10
 
 
 class LiveRollouts:
-    """The rollouts of this process, written about once per second while they change.
-
-    Args:
-        folder: The folder ``live`` of the run.
-    """
+    """The rollouts of this process, written about once per second while they change."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{socket.gethostname()}-{os.getpid()}.json"

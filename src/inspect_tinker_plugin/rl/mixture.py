@@ -68,9 +68,6 @@ class Mix:
     Args:
         shares: One positive number per task; only their ratios count.
         batch_size: Groups per batch.
-
-    Raises:
-        ConfigError: A share is not a positive number.
     """
 
     shares: tuple[float, ...]
@@ -234,18 +231,7 @@ def build_mixture(
     batches: int | None = None,
     first_step: int | None = None,
 ) -> InspectRLMixture:
-    """Check that tasks, a renderer and options fit together, and make the mixture.
-
-    Args:
-        tasks: The tasks.
-        renderer: A cookbook renderer.
-        options: The options of all of them.
-        batches: Minimum number of batches.
-        first_step: As in :func:`~inspect_tinker_plugin.rl.dataset.build_dataset`.
-
-    Raises:
-        ConfigError: They do not; nothing was started.
-    """
+    """Check that tasks, a renderer and options fit together, and make the mixture."""
     plan = plan_mixture(tasks, renderer, options, batches=batches)
     sources = [
         open_dataset(handle, samples, order, first_step=first_step)
@@ -270,11 +256,7 @@ def plan_mixture(
     *,
     batches: int | None = None,
 ) -> MixturePlan:
-    """Find out what :func:`build_mixture` would refuse, without starting a log or a sandbox.
-
-    Raises:
-        ConfigError: Something is not usable.
-    """
+    """Find out what :func:`build_mixture` would refuse, without starting a log or a sandbox."""
     mix = Mix(tuple(each.share for each in tasks), options.batch_size)
     prepared = [
         prepare_task(each.task, renderer, _options(each, options), each.task_args, each.samples)

@@ -81,11 +81,7 @@ def make_renderer(
 
 
 def recommended_renderer(model: str, *, option: str = "renderer") -> str:
-    """Return the renderer that the cookbook recommends for a model.
-
-    Raises:
-        RendererError: It recommends none; the message says which option to give.
-    """
+    """Return the renderer that the cookbook recommends for a model."""
     try:
         return str(get_recommended_renderer_name(model))
     except Exception as error:  # unknown organisations and models raise different errors
@@ -95,11 +91,7 @@ def recommended_renderer(model: str, *, option: str = "renderer") -> str:
 
 
 def require_renderer(name: str, *, option: str = "renderer") -> None:
-    """Check that a renderer exists, before a tokenizer is loaded for it.
-
-    Raises:
-        RendererError: It does not exist.
-    """
+    """Check that a renderer exists, before a tokenizer is loaded for it."""
     try:
         get_renderer(name, None)  # the name is looked at first
     except Exception as error:  # without a tokenizer, most cannot be made
@@ -125,9 +117,6 @@ def _require_hub(source: str) -> None:
     """Refuse a tokenizer that can only come from the hub when that does not answer.
 
     The hub's own client would try for a minute, and report every attempt.
-
-    Raises:
-        ConfigError: It does not.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -172,9 +161,6 @@ def require_server(base_url: str | None) -> None:
 
     Args:
         base_url: Its address; the one in ``TINKER_BASE_URL`` or the Tinker service when ``None``.
-
-    Raises:
-        ConfigError: It does not.
     """
     try:
         from tinker.lib.base_url import resolve_base_url
@@ -206,13 +192,6 @@ def require_weights(weights: str, *, base_url: str | None) -> None:
     """Check that a server knows the training that made some weights.
 
     Without this, weights that do not exist show when the first episode is sampled.
-
-    Args:
-        weights: Their path, ``tinker://...``.
-        base_url: The server's address.
-
-    Raises:
-        ConfigError: It does not know it. Whatever else goes wrong is left to their first use.
     """
     import tinker
 
@@ -229,10 +208,6 @@ def require_weights(weights: str, *, base_url: str | None) -> None:
 
 def context_window(model: str, *, base_url: str | None) -> int | None:
     """Ask a server how many tokens a model takes, prompt and reply together.
-
-    Args:
-        model: A base model (``Qwen/Qwen3-8B``) or weights (``tinker://...``).
-        base_url: The server's address.
 
     Returns:
         Their number, ``None`` where the server does not say or cannot be asked: its refusal of a

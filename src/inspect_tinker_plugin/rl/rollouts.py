@@ -42,12 +42,6 @@ async def roll_group(
 ) -> list[MemberRollout]:
     """Roll out a group; when one of its rollouts fails, the others continue.
 
-    Args:
-        builder: The group.
-        policy_for: Makes the policy of each rollout.
-        done: Called after each rollout with whether it failed.
-        members: Receives the rollouts that have ended, also when this is cancelled or fails.
-
     Returns:
         The rollouts, in the order of the group.
 

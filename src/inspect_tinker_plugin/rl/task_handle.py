@@ -221,11 +221,7 @@ def _receive(uid: str, payload: bytes) -> TaskHandle:
 
 
 def log_folder(log_dir: str | Path) -> Path:
-    """Return a log folder as a path with the same meaning in every process.
-
-    Raises:
-        ConfigError: It is the address of a remote store.
-    """
+    """Return a log folder as a path with the same meaning in every process."""
     if "://" in str(log_dir):
         raise ConfigError(f"log_dir {str(log_dir)!r} is remote; name a folder of this machine")
     return Path(log_dir).absolute()
@@ -251,11 +247,7 @@ def resumed_at(log_dir: Path) -> int:
 
 
 def training_id(folder: Path) -> str:
-    """Return the id of the training in a trainer's folder: the same one whenever it continues.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Return the id of the training in a trainer's folder: the same one whenever it continues."""
     path = folder / TRAINING_ID
     try:
         with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
@@ -282,9 +274,6 @@ def open_logs(
             ones are removed.
         asked_every: Of a test set, the trainer's steps between evaluations; 0 if they are not
             known, ``None`` for batches to train on.
-
-    Raises:
-        ConfigError: It cannot be written.
     """
     run, parts, options = handle.log_run, handle.parts(), handle.options
     if run is None:

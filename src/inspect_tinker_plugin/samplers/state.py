@@ -102,11 +102,7 @@ def _resolve(spec: SamplerSpec) -> tuple[Callable[[], Sampler], str]:
 
 
 def choose_positions(sampler: Sampler, step: int, count: int, size: int) -> list[int]:
-    """Return the positions of a step's samples.
-
-    Raises:
-        ConfigError: The sampler chose something else than so many positions.
-    """
+    """Return the positions of a step's samples."""
     chosen = list(sampler.choose(step, count))
     fits = all(isinstance(each, Integral) and 0 <= each < size for each in chosen)
     if len(chosen) != count or not fits:
@@ -125,11 +121,7 @@ class OutcomeFile:
     position: int
 
     def check(self) -> None:
-        """Find out, before a group begins, whether its rewards would reach the sampler.
-
-        Raises:
-            ConfigError: This machine does not have the sampler's folder.
-        """
+        """Find out, before a group begins, whether its rewards would reach the sampler."""
         folder = self.path.parents[1]
         if not (folder / _STATE).is_file():
             raise ConfigError(
@@ -139,11 +131,7 @@ class OutcomeFile:
             )
 
     def write(self, rewards: Sequence[float]) -> None:
-        """Write the rewards, atomically.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Write the rewards, atomically."""
         temporary = self.path.with_name(f"{uuid.uuid4().hex}.writing")
         content = {"position": self.position, "rewards": [float(each) for each in rewards]}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +151,6 @@ class SamplerState:
         pool: The samples.
         first_step: Step of the first batch; not 0 in a run that continues.
         logged: Returns outcomes from logs, for a run that begins.
-
-    Raises:
-        ConfigError: The folder cannot be written, or holds the state of other samples.
     """
 
     def __init__(
@@ -195,12 +180,7 @@ class SamplerState:
             ) from error
 
     def choose(self, step: int, count: int) -> list[int]:
-        """Return the positions of a step's samples; the same ones if it is asked again.
-
-        Raises:
-            ConfigError: The sampler chose something else than so many positions.
-            OSError: The state cannot be written.
-        """
+        """Return the positions of a step's samples; the same ones if it is asked again."""
         if step in self._chosen:
             return self._chosen[step]
         learned = [each for each in self._waiting() if each[:2] not in self._known]

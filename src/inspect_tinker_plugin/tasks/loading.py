@@ -30,12 +30,7 @@ from inspect_tinker_plugin.plugins.manager import default_plugins
 
 
 def create_registered(name: str, args: Mapping[str, Any], run_dir: str | None) -> Task:
-    """Create a task by its registered name, in the folder that it was first named in.
-
-    Raises:
-        TaskNotFoundError: Nothing is registered by this name.
-        TaskError: The task's code failed, or it does not take these arguments.
-    """
+    """Create a task by its registered name, in the folder that it was first named in."""
     with _loading(name), in_folder(run_dir):
         if not name.startswith("hf/"):
             _check_args(name, find_registered(name), args)
@@ -55,11 +50,7 @@ def find_registered(name: str) -> object:
 
 
 def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
-    """Create a task of a file, which is run again in its own folder.
-
-    Raises:
-        TaskError: The file's or the task's code failed, or the arguments do not fit.
-    """
+    """Create a task of a file, which is run again in its own folder."""
     spec = f"{file.name}@{name}"
     with _loading(spec):
         internals.load_file_tasks(file)
@@ -71,11 +62,7 @@ def create_from_file(file: Path, name: str, args: Mapping[str, Any]) -> Task:
 
 
 def call_task_function(function: Callable[..., Task], args: Mapping[str, Any]) -> Task:
-    """Call a function that returns a task.
-
-    Raises:
-        TaskError: It failed, does not take these arguments, or returns something else.
-    """
+    """Call a function that returns a task."""
     name = getattr(function, "__name__", type(function).__name__)
     with _loading(name):
         _check_args(name, function, args)
@@ -83,11 +70,7 @@ def call_task_function(function: Callable[..., Task], args: Mapping[str, Any]) -
 
 
 def create_solver(spec: str, args: Mapping[str, Any]) -> Solver:
-    """Create the solver that ``--solver`` names: a registered name or ``file.py@solver``.
-
-    Raises:
-        TaskError: There is no such solver, or its code failed.
-    """
+    """Create the solver that ``--solver`` names: a registered name or ``file.py@solver``."""
     with _loading(spec, "solver"):
         return internals.solver_from_spec(
             internals.SolverSpec(spec, args=dict(args), args_passed=dict(args))
@@ -222,11 +205,7 @@ class ProviderMapping:
             _mapper(name)  # raises if it is unknown
 
     def __call__(self, spec: SandboxEnvironmentSpec) -> SandboxEnvironmentSpec:
-        """Map the specification of a task or a sample; types that are not named stay unchanged.
-
-        Raises:
-            PluginError: the provider failed, or its result is unknown to Inspect.
-        """
+        """Map the specification of a task or a sample; types that are not named stay unchanged."""
         name = self.providers.get(spec.type, self.providers.get("*"))
         if name is None:
             return spec

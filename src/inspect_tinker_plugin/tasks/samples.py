@@ -192,11 +192,7 @@ def with_id(sample: Sample, position: int) -> Sample:
 
 
 def sample_stages(task: Task) -> Stages:
-    """Ask every plugin for its filter and transformation of the samples of a task.
-
-    Raises:
-        PluginError: A hook raised or returned something that is not a stage.
-    """
+    """Ask every plugin for its filter and transformation of the samples of a task."""
     stages: list[tuple[Plugin, SampleStage]] = []
     for plugin, stage in default_plugins().call("inspect_rl_samples", task=task):
         if not isinstance(stage, SampleStage):
@@ -320,16 +316,7 @@ def _plain(value: Any, fold_spaces: bool) -> Any:
 
 
 def held_out_hashes(counts: Mapping[str, int], share: str, *, seed: int = 0) -> frozenset[str]:
-    """Return the hashes of the samples that a split holds out.
-
-    Args:
-        counts: By :func:`sample_hash`, how many samples have that hash.
-        share: As in :func:`split_samples`.
-        seed: Another seed holds out other samples.
-
-    Raises:
-        ConfigError: The share is none, or leaves a side empty.
-    """
+    """Return the hashes of the samples that a split holds out."""
     size = sum(counts.values())
     wanted = held_out(share, size)
     order = sorted(counts, key=lambda each: hashlib.sha256(f"{seed}:{each}".encode()).digest())
@@ -349,11 +336,7 @@ def held_out_hashes(counts: Mapping[str, int], share: str, *, seed: int = 0) -> 
 
 
 def held_out(share: str, size: int) -> int:
-    """Return how many of ``size`` samples a share is, at least one.
-
-    Raises:
-        ConfigError: It is no share, or leaves nothing to train on.
-    """
+    """Return how many of ``size`` samples a share is, at least one."""
     text = share.strip()
     try:
         if text.endswith("%"):

@@ -247,9 +247,6 @@ def read_script(path: Path) -> list[list[ScriptTurn]]:
 
     Returns:
         At least one episode, each a list of replies.
-
-    Raises:
-        ConfigError: The file cannot be read, or a line is something else.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

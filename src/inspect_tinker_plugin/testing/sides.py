@@ -140,11 +140,7 @@ def make_runner(task: Task, how: Conditions, *, keep_log: bool) -> EpisodeRunner
 
 
 async def run_eval(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
-    """Run one sample, for one epoch, through ``inspect_ai.eval``; its log is written and read back.
-
-    Raises:
-        ParityError: The eval ended before the sample was run, or did not end.
-    """
+    """Run one sample, for one epoch, through ``inspect_ai.eval``, its log read back."""
     if how.options.max_turns is not None:
         raise ParityError(
             "max_turns has no counterpart in an eval (its turn limit makes one call more and "
@@ -205,11 +201,7 @@ async def _eval(task: Task, model: Model, how: Conditions) -> EvalLog:
 
 
 async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAIN) -> Trace:
-    """Run one sample as an episode, its model calls answered with messages (no tokens).
-
-    Raises:
-        ParityError: The episode did not end.
-    """
+    """Run one sample as an episode, its model calls answered with messages (no tokens)."""
     with recording() as others:
         task = one_sample_task(source, how.sample)
         runner = make_runner(task, how, keep_log=True)
@@ -219,11 +211,7 @@ async def run_episode(source: TaskSource, script: Script, how: Conditions = PLAI
 
 
 async def bounded(work: Coroutine[Any, Any, T], timeout: float | None, player: Player) -> T:
-    """Wait for a run, which is cancelled if it takes too long or does not end with its script.
-
-    Raises:
-        ParityError: It was cancelled for that.
-    """
+    """Wait for a run, which is cancelled if it takes too long or does not end with its script."""
     run = asyncio.ensure_future(work)
     gave_up = asyncio.ensure_future(player.gave_up.wait())
     try:
@@ -263,9 +251,6 @@ async def run_rollout(source: TaskSource, script: Script, how: Conditions = PLAI
     """Run one sample through the env and the cookbook's rollout runner, with the script in tokens.
 
     No log is kept, as in most training: the fast paths that this allows are compared with.
-
-    Raises:
-        ParityError: The episode did not end.
     """
     with recording() as others:
         task = one_sample_task(source, how.sample)

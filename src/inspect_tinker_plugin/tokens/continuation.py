@@ -336,13 +336,7 @@ class TokenCounts:
         return best
 
     def add(self, turn: Turn, *, truncated: bool, cut: bool) -> None:
-        """Count a turn.
-
-        Args:
-            turn: the turn, with its reply.
-            truncated: whether the token limit cut the reply.
-            cut: whether a stop sequence of the solver cut it.
-        """
+        """Count a turn."""
         begins = self._leaves.pop(id(turn.parent), None) is None
         if begins and self.answered and self._first_divergence is None:
             self._first_divergence = len(self.answered)

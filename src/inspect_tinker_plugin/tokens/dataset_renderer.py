@@ -186,11 +186,7 @@ class DatasetRenderer:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def check_tools(self, tools: Sequence[ToolInfo]) -> None:
-        """Check that the renderer can describe tools.
-
-        Raises:
-            RendererError: It has no tool format.
-        """
+        """Check that the renderer can describe tools."""
         if tools:
             conversation_prefix(self.renderer, [], tools)
 

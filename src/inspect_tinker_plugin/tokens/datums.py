@@ -26,11 +26,6 @@ def leave_out(trajectory: Trajectory, side: Sequence[bool], unheard: Sequence[bo
 
     A program that asks for no model under the policy's own name has no main line to keep, and all
     its turns stay.
-
-    Args:
-        trajectory: The trajectory.
-        side: By turn, whether a program had asked for another model.
-        unheard: By turn, whether nobody waited for the reply any more.
     """
     keep_side = all(side)
     for transition, aside, lost in zip(trajectory.transitions, side, unheard, strict=False):

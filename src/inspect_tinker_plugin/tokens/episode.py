@@ -109,14 +109,6 @@ class EpisodeTokens:
 
     Call :meth:`prompt` and then :meth:`parse` for each request; several requests may wait for their
     replies at once.
-
-    Args:
-        context: the dataset's renderer.
-        task: name of the task, for messages.
-        sample_id: id of the sample, for messages.
-        epoch: epoch of the sample, from 1.
-        shared_prompts: first prompts shared by the episodes of a group.
-        context_window: tokens that the model takes, prompt and reply together, if it is known.
     """
 
     def __init__(

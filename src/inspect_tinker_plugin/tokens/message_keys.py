@@ -123,12 +123,7 @@ class Dialect:
     """Whether text after a tool result may come back in the message with the call."""
 
     def carried(self, reply: ChatMessageAssistant, arrived: ChatMessageAssistant) -> bool:
-        """Return whether a message is a given reply, apart from what the API is known to lose.
-
-        Args:
-            reply: the reply as the policy's solver got it.
-            arrived: the message that came back.
-        """
+        """Return whether a message is a given reply, apart from what the API is known to lose."""
         return _same_calls(reply.tool_calls or [], arrived.tool_calls or []) and self._same_content(
             reply, arrived
         )

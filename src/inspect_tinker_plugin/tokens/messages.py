@@ -88,9 +88,6 @@ def conversation_prefix(
 
     Renderers take one system prompt. Several leading system messages are joined by a blank
     line; a later one stays where the solver put it.
-
-    Raises:
-        RendererError: The renderer has no tool format, or a system message holds an image.
     """
     consumed = 0
     while consumed < len(messages) and isinstance(messages[consumed], ChatMessageSystem):
@@ -106,9 +103,6 @@ def opening(renderer: Renderer, systems: Sequence[str], tools: Sequence[ToolSpec
         renderer: The renderer.
         systems: The leading system messages; they are joined by a blank line.
         tools: The tools on offer.
-
-    Raises:
-        RendererError: The renderer has no tool format.
     """
     system = "\n\n".join(systems)
     if not tools:
@@ -130,17 +124,7 @@ def renderer_message(
     call_ids: Mapping[str, str] | None = None,
     write: Write = spelt_out,
 ) -> Message:
-    """Return one message as the renderer takes it.
-
-    Args:
-        message: any message of a conversation.
-        images: whether the renderer can carry images.
-        call_ids: the policy's own ids of its tool calls, by Inspect's ids.
-        write: writes each of its texts.
-
-    Raises:
-        RendererError: A content type, or an image, that the renderer cannot carry.
-    """
+    """Return one message as the renderer takes it."""
     if isinstance(message, ChatMessageTool):
         return _tool_message(message, images=images, call_ids=call_ids or {}, write=write)
     converted = Message(role=message.role, content=_content(message, images=images, write=write))
@@ -252,11 +236,7 @@ def _thinking(content: ContentReasoning) -> ThinkingPart | None:
 
 
 def image_reference(image: str) -> str:
-    """Return an image as a data URI or URL; a path becomes a ``file://`` URL.
-
-    Raises:
-        RendererError: The image is none of these.
-    """
+    """Return an image as a data URI or URL; a path becomes a ``file://`` URL."""
     if image.startswith(_URL_SCHEMES):
         return image
     path = Path(image)

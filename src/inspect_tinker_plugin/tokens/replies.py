@@ -57,15 +57,7 @@ class ParsedReply:
 
 
 class ReplyParser:
-    """Parses replies of one renderer.
-
-    Args:
-        renderer: determines the format of reasoning and tool calls.
-        tokenizer: the renderer's tokenizer.
-        stops: the renderer's own stop sequences.
-        control: the control tokens that texts may spell.
-        model: name of the policy in messages and logs.
-    """
+    """Parses replies of one renderer."""
 
     def __init__(
         self,
@@ -356,12 +348,7 @@ def _without(part: ContentPart, raw: str) -> ContentPart:
 
 
 def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart]:
-    """Treat a block of reasoning that the token limit left open as reasoning.
-
-    Args:
-        parts: content of a reply.
-        begun: whether the prompt had opened the block already.
-    """
+    """Treat a block of reasoning that the token limit left open as reasoning."""
     if begun and all(part["type"] == "text" for part in parts):
         text = "".join(part["text"] for part in parts if part["type"] == "text")
         if text:
@@ -379,12 +366,7 @@ def _open_thinking(parts: list[ContentPart], *, begun: bool) -> list[ContentPart
 
 
 def _replayable(message: Message, *, write: Write) -> Message:
-    """Keep calls that did not parse as text, since renderers leave them out; write all texts.
-
-    Args:
-        message: A reply as the renderer parsed it.
-        write: Writes a text for the renderer.
-    """
+    """Keep calls that did not parse as text, since renderers leave them out; write all texts."""
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_written_call(call, write) for call in calls]
         _strip_end(message)  # renderers write their own white space before calls

@@ -38,9 +38,6 @@ class OwnTokenizer:
     Headers and ends of messages return in every prompt, and each costs as much as a paragraph:
     tokens of short texts are remembered. Other texts are encoded without the places of tokens in
     the text, a third of the work. What it does not understand is left to the tokenizer.
-
-    Args:
-        tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -159,10 +156,6 @@ class ControlTokens:
     broken by a mark (:meth:`broken`) before a renderer gets the text, and the tokenizer of our
     copy of the renderer encodes the parts around a mark one by one, without the mark. A text that
     spells no control token has no mark, and is encoded as ever.
-
-    Args:
-        renderer: The renderer, as given.
-        stops: Its stop sequences.
 
     Attributes:
         renderer: A copy of the renderer that knows marks; the renderer itself where none is needed.

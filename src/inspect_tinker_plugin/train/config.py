@@ -77,9 +77,6 @@ def check_request(request: TrainRequest, *, key: bool = True) -> None:
     Args:
         request: The request.
         key: Also refuse it if the Tinker service needs a key and there is none.
-
-    Raises:
-        ConfigError: One line that says what is missing.
     """
     _check_folder(request.log_dir.expanduser().absolute())
     has_test = request.test_task is not None or request.test_split is not None
@@ -189,9 +186,6 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
     Args:
         request: The training run to configure; its folder is absolute.
         model: Name of the model for the server and for the tokenizer.
-
-    Raises:
-        ConfigError: An option or an override is not usable.
     """
     for override in request.overrides:
         if (option := _OWN.get(override.partition("=")[0].lstrip("-"))) is not None:
@@ -230,11 +224,7 @@ def build_config(request: TrainRequest, *, model: str) -> Any:
 
 
 def _evaluations(request: TrainRequest, config: Any) -> list[EvalTasksBuilder]:
-    """Return what evaluates the tasks of ``--eval-task``, if there are any.
-
-    Raises:
-        ConfigError: One of them cannot be made.
-    """
+    """Return what evaluates the tasks of ``--eval-task``, if there are any."""
     for task in request.eval_task:
         resolve_task(task, dict(request.eval_args))
     if not request.eval_task:

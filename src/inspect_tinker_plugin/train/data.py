@@ -78,12 +78,7 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Build both datasets.
-
-        Raises:
-            ConfigError: A task, an option or the renderer is not usable, or training and test
-                samples overlap.
-        """
+        """Build both datasets."""
         self._check_test_set()
         samples, held_out = self._samples()
         renderer = self.renderer()
@@ -177,9 +172,6 @@ class TrainingDataBuilder(InspectRLDatasetBuilder):
         """Return the choice of samples, with a fixed seed if they are shuffled.
 
         A run that is continued must have the same samples as before.
-
-        Args:
-            changes: Options that override the others.
         """
         options = self.dataset_options(**changes)
         if options.sample_shuffle is True:
@@ -235,9 +227,6 @@ def split_samples(samples: Sequence[Sample], share: str, *, seed: int = 0) -> Sp
         share: A fraction below 1 (``"0.1"``), a percentage (``"10%"``), or a number of
             samples (``"50"``).
         seed: Another seed holds out other samples.
-
-    Raises:
-        ConfigError: The share is none of these, or leaves a side empty.
     """
     hashes = [sample_hash(sample) for sample in samples]
     held = held_out_hashes(Counter(hashes), share, seed=seed)
@@ -251,11 +240,7 @@ _SHOWN = 3
 
 
 def check_overlap(train: Iterable[Sample], test: Iterable[Sample]) -> None:
-    """Refuse test samples that are also trained on.
-
-    Raises:
-        ConfigError: Some are, by :func:`sample_hash`; the message names a few.
-    """
+    """Refuse test samples that are also trained on."""
     held = {sample_hash(sample): sample.id for sample in test}
     shared = {held[each]: sample.id for sample in train if (each := sample_hash(sample)) in held}
     if shared:
@@ -295,12 +280,7 @@ def keep_in_run(builder: Any, log_dir: Path) -> EvaluatorBuilder:
 
 
 async def test_last_weights(config: Any, steps: int) -> None:
-    """Evaluate the last weights, which the cookbook's loop does not.
-
-    Args:
-        config: The ``rl.train.Config`` of the run, whose metrics get the figures.
-        steps: Steps of the run.
-    """
+    """Evaluate the last weights, which the cookbook's loop does not."""
     folder = Path(config.log_path)
     weights, dataset = last_weights(folder), config.dataset_builder.test_set(steps)
     if weights is None:

@@ -75,11 +75,7 @@ class DemonstrationsBuilder(ChatDatasetBuilder):
     held_out: str | None = chz.field(default=None, doc="Its split to evaluate on, if any.")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Build both datasets.
-
-        Raises:
-            ConfigError: The folder holds no such export.
-        """
+        """Build both datasets."""
         renderer = self.renderer
 
         def datum(row: Row) -> tinker.Datum:
@@ -108,11 +104,7 @@ class ComparisonsBuilder(ComparisonDatasetBuilder):
     held_out: str | None = chz.field(default=None, doc="Its split to evaluate on, if any.")
 
     def get_train_and_test_datasets(self) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-        """Return the rows of the export.
-
-        Raises:
-            ConfigError: The folder holds no such export.
-        """
+        """Return the rows of the export."""
         train = rows_of(self.path, "train", "tools")
         test = None if self.held_out is None else rows_of(self.path, self.held_out, "tools")
         return train, test
@@ -130,11 +122,7 @@ class ComparisonsBuilder(ComparisonDatasetBuilder):
 
 
 def rows_of(path: str, split: str, column: str) -> datasets.Dataset:
-    """Load a split of an export.
-
-    Raises:
-        ConfigError: The folder holds no export with that split and that column.
-    """
+    """Load a split of an export."""
     try:
         rows = datasets.load_dataset(path, split=split)
     except (OSError, ValueError) as error:
@@ -159,9 +147,6 @@ def conversation(
         tools: The tools on offer, as JSON.
         renderer: Describes the tools; several leading system messages become one.
         marked: Whether each message says if it is to be trained on.
-
-    Raises:
-        RendererError: The renderer has no tool format.
     """
     leading = 0
     while leading < len(messages) and messages[leading]["role"] == "system":
@@ -208,17 +193,7 @@ class WarmStart:
 
     @classmethod
     def of(cls, path: str, config: Any, *, epochs: int) -> WarmStart:
-        """Read an export, and refuse what the imitation could not use.
-
-        Args:
-            path: Folder of an export ``--from-logs``, in the layout ``chat`` or ``tinker``.
-            config: The ``tinker_cookbook.rl.train.Config`` of the run.
-            epochs: Passes over the export.
-
-        Raises:
-            ConfigError: There is no such export; a row is too long for the model, cannot be
-                rendered, or has no words to learn.
-        """
+        """Read an export, and refuse what the imitation could not use."""
         from tinker_local import context_length
 
         folder = Path(path).expanduser().absolute()
@@ -260,12 +235,7 @@ class WarmStart:
         )
 
     async def imitate(self, config: Any, say: Callable[[str], None]) -> str:
-        """Imitate, unless it is done; return the checkpoint to train from.
-
-        Args:
-            config: The ``rl.train.Config`` of the run.
-            say: Shows lines of progress.
-        """
+        """Imitate, unless it is done; return the checkpoint to train from."""
         log_dir = Path(config.log_path)
         if (done := imitated(log_dir)) is not None:
             say(f"the imitation of {self.path} is done; training starts from its checkpoint")

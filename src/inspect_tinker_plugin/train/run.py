@@ -191,9 +191,6 @@ def plan_run(request: TrainRequest, *, models: Path) -> Run:
     Args:
         request: The training run; its folder is absolute.
         models: Where the tiny model of a local run is, or is made.
-
-    Raises:
-        ConfigError: An option is not usable, or the folder holds another run that has begun.
     """
     log_dir = request.log_dir
     config = build_config(request, model=_model(request, models))

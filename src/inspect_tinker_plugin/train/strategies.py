@@ -84,10 +84,6 @@ async def use_finished(config: Any, step: int) -> Any:
     """Return a configuration whose first step uses what a stopped run has finished of it.
 
     In the asynchronous loop nothing is used: its groups may be of earlier weights.
-
-    Args:
-        config: The ``tinker_cookbook.rl.train.Config``.
-        step: The step that comes next.
     """
     run = Path(config.log_path)
     since = _same_since(run / SAMPLED, _digest(config))
@@ -102,13 +98,7 @@ async def use_finished(config: Any, step: int) -> Any:
 
 
 def find_finished(run: Path, step: int, since: datetime) -> dict[str, str]:
-    """Return the logs of a step's finished groups that were sampled with the last checkpoint.
-
-    Args:
-        run: Folder of the run.
-        step: The step after its last checkpoint.
-        since: Rollouts that began before are not used.
-    """
+    """Return the logs of a step's finished groups that were sampled with the last checkpoint."""
     assemble_pending(run / ROLLOUT_LOGS)
     before, logs = (
         [
