@@ -161,7 +161,7 @@ def _dry_run(request: TrainRequest, price: Path | None) -> None:
 def dry_run(request: TrainRequest, prices: Mapping[str, float] | None = None) -> list[str]:
     """Check a request, play a few scripted episodes of its tasks, and plan the whole run."""
     from inspect_tinker_plugin.train.config import check_request
-    from inspect_tinker_plugin.train.plan import (
+    from inspect_tinker_plugin.train.request import (
         average_costs,
         plan_lines,
         plan_of,
@@ -210,7 +210,7 @@ def _play_task(task: MixedTask, config: Any, folder: Path) -> EpisodeCost | None
 
     from inspect_tinker_plugin.logs import assemble_pending
     from inspect_tinker_plugin.rl.dataset import build_dataset
-    from inspect_tinker_plugin.train.plan import average_costs
+    from inspect_tinker_plugin.train.request import average_costs
 
     data = config.dataset_builder
     options = replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.train.plan import (
+from inspect_tinker_plugin.train.request import (
     EpisodeCost,
     average_costs,
     plan_lines,
