@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import threading
 import tracemalloc
 import zipfile
@@ -246,15 +245,6 @@ def test_a_log_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     assert report.written == 4
 
 
-def test_a_log_that_cannot_be_read_is_named_and_the_others_are_exported(tmp_path: Path) -> None:
-    logs = scored(tmp_path / "logs")
-    (logs / "bad.eval").write_bytes(b"PK\x03\x04 half")
-    report = run_export(logs, tmp_path / "out")
-    assert report.written == 4
-    (failure,) = report.failures
-    assert failure.id.endswith("bad.eval")
-
-
 def test_a_sample_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     (log,) = scored(tmp_path / "logs", count=3).glob("*.eval")
     spoiled = tmp_path / "spoiled.eval"
@@ -282,12 +272,6 @@ def test_what_is_no_log_is_refused(path: str, message: str, tmp_path: Path) -> N
     (tmp_path / "x.json").touch()
     with pytest.raises(ConfigError, match=message):
         find_logs([str(tmp_path / path)])
-
-
-def test_a_score_that_no_log_has_is_refused(tmp_path: Path) -> None:
-    logs = scored(tmp_path / "logs")
-    with pytest.raises(ConfigError, match="no log has a score 'accuracy'; there is as_said"):
-        run_export(logs, tmp_path / "out", Choice(score="accuracy"))
 
 
 def test_a_score_is_named_by_itself_or_with_a_key() -> None:
@@ -322,16 +306,6 @@ def test_a_split_is_by_sample_and_that_of_a_training(tmp_path: Path) -> None:
     task = sums(10)
     held = split_samples(list(task.dataset), "30%").test
     assert found["test"] == {task.dataset[index].input for index in held}
-
-
-def test_a_split_does_not_depend_on_the_order_or_the_names_of_logs(tmp_path: Path) -> None:
-    samples = [Sample(id=n, input=f"{n} + 2", target="x") for n in range(12)]
-    shuffled = random.Random(1).sample(samples, 12)
-    for name, chosen in (("a", samples), ("b", shuffled)):
-        task = Task(name=name, dataset=chosen, scorer=as_said())
-        evaluated(task, lambda request: "1", tmp_path / name)
-        run_export(tmp_path / name, tmp_path / f"out-{name}", split=("test", "0.25"))
-    assert sides(tmp_path / "out-a") == sides(tmp_path / "out-b")
 
 
 def test_the_same_question_under_two_ids_is_on_one_side(tmp_path: Path) -> None:

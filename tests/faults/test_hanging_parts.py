@@ -226,13 +226,6 @@ async def leave() -> None:
     raise SystemExit(1)
 
 
-@pytest.mark.parametrize("event", ["start", "turn", "end"])
-async def test_an_observer_that_exits(event: str, watched: Callable[[Any], None]) -> None:
-    watched(Hanging(event, leave))
-    group = await play(plum(), rollout_limits=None)
-    assert group.get_total_rewards() == [1.0] * 2
-
-
 @solver
 def asks_in_a_shield(when: str, where: str) -> Solver:
     """Asks the policy where no cancellation of the episode reaches it."""

@@ -96,37 +96,12 @@ async def _said_of_a_group(box: SandboxEnvironment) -> object:
     return None
 
 
-async def _in_a_group_of_groups(box: SandboxEnvironment) -> object:
-    async def inner() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(box.read_file, "answer.txt")
-            group.start_soon(box.read_file, "other.txt")
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(inner)
-    return None
-
-
 async def _slow_in_a_group(box: SandboxEnvironment) -> object:
     with anyio.fail_after(1):
         async with anyio.create_task_group() as group:
             group.start_soon(box.exec, ["sleep", "30"])
             group.start_soon(box.exec, ["sleep", "31"])
     return None
-
-
-async def _slow_in_a_group_that_is_waited_for(box: SandboxEnvironment) -> object:
-    async def together() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(box.exec, ["sleep", "30"])
-            group.start_soon(box.exec, ["sleep", "31"])
-
-    return await asyncio.wait_for(together(), 1)
-
-
-async def _slow_among_those_that_are_waited_for(box: SandboxEnvironment) -> object:
-    commands = [box.exec(["sleep", "30"]), box.exec(["true"])]
-    return [await each for each in asyncio.as_completed(commands, timeout=1)]
 
 
 async def _slow_and_cleaned_up_after(box: SandboxEnvironment) -> object:
@@ -154,10 +129,7 @@ ACTIONS = [
     _slow_for_the_task,
     _said_in_other_words,
     _said_of_a_group,
-    _in_a_group_of_groups,
     _slow_in_a_group,
-    _slow_in_a_group_that_is_waited_for,
-    _slow_among_those_that_are_waited_for,
     _slow_and_cleaned_up_after,
     _used_up,
 ]
@@ -340,24 +312,6 @@ async def test_what_this_machine_refuses_is_raised(place: str) -> None:
     assert caught.value.cause is Cause.SANDBOX
 
 
-async def test_a_judge_that_fails_where_a_sandbox_was_slow_is_raised() -> None:
-    def down(*_: object) -> ModelOutput:
-        raise RuntimeError("the judge is down")
-
-    async def falls_back(box: SandboxEnvironment) -> object:
-        try:
-            return await box.exec(["sleep", "30"], timeout=1)
-        except TimeoutError:
-            return await get_model(role="grader").generate("What do you think?")
-
-    roles = {"grader": get_model("mockllm/model", custom_outputs=down)}
-    dataset = as_rl_dataset(task(falls_back, "scorer"), renderer(), model_roles=roles)
-    [builder] = dataset.get_batch(0)
-    with pytest.raises(EpisodeError, match="the judge is down") as caught:
-        await do_group_rollout(builder, Words(["x"]))
-    assert caught.value.cause is Cause.JUDGE
-
-
 JUDGE_DOWN = {"grader": get_model("mockllm/model", custom_outputs=lambda *_: _down())}
 
 
@@ -384,13 +338,6 @@ async def _judge_down_when_it_is_missing(box: SandboxEnvironment) -> object:
         return await box.read_file("answer.txt")
     except FileNotFoundError:
         return await get_model(role="grader").generate("Was there an answer?")
-
-
-async def _time_out_of_a_service_when_it_is_missing(box: SandboxEnvironment) -> object:
-    try:
-        return await box.read_file("answer.txt")
-    except FileNotFoundError:
-        raise OSError("no verdict in time")  # noqa: B904 - as libraries do
 
 
 async def _missing_when_the_sandbox_has_died(box: SandboxEnvironment) -> object:
@@ -432,13 +379,6 @@ async def _mistaken_beside_a_command(box: SandboxEnvironment) -> object:
     return None
 
 
-async def _mistaken_beside_a_command_and_unwrapped(box: SandboxEnvironment) -> object:
-    try:
-        return await _mistaken_beside_a_command(box)
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-
-
 async def _mistaken_beside_a_command_that_cleans_up(box: SandboxEnvironment) -> object:
     async with anyio.create_task_group() as group:
         group.start_soon(_soon_mistaken)
@@ -447,23 +387,6 @@ async def _mistaken_beside_a_command_that_cleans_up(box: SandboxEnvironment) -> 
         finally:
             await anyio.sleep(0.1)  # which is cancelled as well
     return None
-
-
-async def _mistaken_beside_a_command_when_cancelled_once_more(box: SandboxEnvironment) -> object:
-    ended: list[BaseException] = []
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_soon_mistaken)
-            try:
-                await box.exec(["sleep", "30"])
-            except asyncio.CancelledError as error:
-                ended.append(error)
-                raise
-    except ExceptionGroup as group:
-        mistake = group.exceptions[0]
-    # As Python does in a context manager that unwraps the group, in a moment of cancellation.
-    mistake.__context__ = ended[0]
-    raise mistake
 
 
 async def _host_hangs_before_a_clean_up(box: SandboxEnvironment) -> object:
@@ -514,15 +437,12 @@ HONEST: dict[Action, Cause | None] = {
     _said_without_the_reason: None,
     _service_down_when_it_is_missing: None,
     _judge_down_when_it_is_missing: Cause.JUDGE,
-    _time_out_of_a_service_when_it_is_missing: None,
     _missing_when_the_judge_is_down: Cause.JUDGE,
     _missing_when_the_sandbox_has_died: Cause.SANDBOX,
     _died_beside_what_is_missing: Cause.SANDBOX,
     _mistaken_beside_what_is_missing: None,
     _mistaken_beside_a_command: None,
-    _mistaken_beside_a_command_and_unwrapped: None,
     _mistaken_beside_a_command_that_cleans_up: None,
-    _mistaken_beside_a_command_when_cancelled_once_more: None,
     _host_hangs_before_a_clean_up: None,
     _host_has_no_place_for_a_command: None,
     _host_is_late_beside_a_command: None,
@@ -567,8 +487,6 @@ async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
 _SCORED = (
     _slow_for_the_task,
     _slow_in_a_group,
-    _slow_in_a_group_that_is_waited_for,
-    _slow_among_those_that_are_waited_for,
 )
 NOT_SCORED = [action for action in ACTIONS if action not in _SCORED]
 """An eval scores what a solver has done until a ``TimeoutError`` of its own."""

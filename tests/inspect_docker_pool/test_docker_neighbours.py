@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai import Task
-from inspect_ai.dataset import Sample
-from inspect_ai.util import SandboxEnvironmentSpec
 
 from inspect_docker_pool import image as images
 from inspect_docker_pool import pool as pools
@@ -33,7 +30,6 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
 )
 from inspect_docker_pool.manager import PoolManager, close_all
-from inspect_tinker_plugin.episode.runner import EpisodeRunner
 
 pytestmark = pytest.mark.docker
 Env = DockerPoolSandboxEnvironment
@@ -250,27 +246,6 @@ async def test_cancelled_callers_start_no_containers(
     assert process_metrics().get("sandbox/started", 0) - before <= 4
     (pool,) = manager.pools()
     await _until(lambda: pool.state.idle == pool.state.removing == 0)
-
-
-async def test_cancelled_episodes_start_no_containers(image: str, manager: PoolManager) -> None:
-    config = DockerPoolConfig(image=image, warm=0)
-    await Env.task_init("test", config)
-    task = Task(
-        dataset=[Sample(id=1, input="x", files={"f": "x"}, setup="#!/bin/sh\nsleep 2\n")],
-        sandbox=SandboxEnvironmentSpec("docker_pool", config),
-    )
-    before = process_metrics().get("sandbox/started", 0)
-    runner = EpisodeRunner(task)
-    episodes = [runner.episode(task.dataset[0], epoch=number) for number in range(1, 61)]
-    starts = [asyncio.create_task(episode.start()) for episode in episodes]
-    await asyncio.sleep(0.05)
-    begun = time.monotonic()
-    await asyncio.gather(*(episode.close() for episode in episodes))
-    assert time.monotonic() - begun < 60
-    await asyncio.gather(*starts, return_exceptions=True)
-    (pool,) = manager.pools()
-    await _until(lambda: pool.state.starting == pool.state.idle == pool.state.removing == 0)
-    assert process_metrics().get("sandbox/started", 0) - before <= 4
 
 
 async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: PoolManager) -> None:

@@ -48,30 +48,6 @@ async def test_a_file_is_read_as_a_whole_by_a_harness_that_does_not_listen(
     assert {len(result) for result in results} == {_PIECE}
 
 
-_AS_THE_EXECUTOR = """
-import os, sys
-ids = next(line for line in open('/proc/1/status') if line.startswith('Uid')).split()[1:4]
-os.setgroups([])
-group = int(next(line for line in open('/proc/1/status') if line.startswith('Gid')).split()[1])
-os.setresgid(group, group, group)
-os.setresuid(*(int(ids[int(i)]) for i in sys.argv[1]))
-os.execvp('prlimit', ['prlimit', '--pid', '1', *sys.argv[2:]])
-"""
-
-
-@pytest.mark.parametrize("ids", ["000", "111", "222", "012"])
-async def test_root_that_may_change_users_cannot_limit_the_executor(
-    manager: PoolManager, open_sandbox: Any, ids: str
-) -> None:
-    # A limit on processor time made the kernel end process 1, and the episode was run again.
-    sandbox = await open_sandbox(cap_drop=[])
-    for limit in ("--cpu=1:1", "--nofile=5:5", "--nproc=0:0"):
-        result = await sandbox.exec(["python3", "-c", _AS_THE_EXECUTOR, ids, limit], timeout=10)
-        assert not result.success
-        assert "prlimit: failed to set" in result.stderr
-    assert (await sandbox.exec(["echo", "fine"], timeout=10)).stdout == "fine\n"
-
-
 @pytest.mark.parametrize(
     ("name", "target", "number"),
     [
@@ -93,32 +69,6 @@ async def test_a_path_that_only_the_engine_may_read_is_never_the_engines_failure
     with pytest.raises(OSError) as raised:
         await sandbox.read_file(f"/tmp/own/{name}")
     assert raised.value.errno == number
-
-
-_LEASE = """
-import fcntl, os, signal, time
-def release(*_):
-    time.sleep(0.5)
-    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-signal.signal(signal.SIGIO, release)
-file = os.open('/tmp/file', os.O_WRONLY | os.O_CREAT, 0o666)
-fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-"""
-_HELD = "open('/tmp/held', 'w').close()\n"
-
-
-async def test_a_lease_on_a_file_is_waited_for(manager: PoolManager, open_sandbox: Any) -> None:
-    sandbox = await open_sandbox()
-    for use in (sandbox.write_file, sandbox.read_file):
-        words = ("whole",) if use == sandbox.write_file else ()
-        holder = asyncio.ensure_future(
-            sandbox.exec(["python3", "-c", _LEASE + _HELD + "time.sleep(5)"], timeout=60)
-        )
-        await sandbox.exec(["sh", "-c", "until rm /tmp/held; do sleep 0.1; done"], timeout=60)
-        begun = time.monotonic()
-        assert await use("/tmp/file", *words) in (None, "whole")
-        assert time.monotonic() - begun > 0.4
-        await holder
 
 
 async def test_a_command_as_large_as_the_kernel_takes_runs(

@@ -136,18 +136,6 @@ async def test_of_calls_at_once_those_within_max_turns_are_answered() -> None:
     assert [kept.get(str(number)) for number in range(5)] == ["a", "b", "c", None, None]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        pytest.param({"message_limit": 4}, "max_turns", id="message"),
-        pytest.param({"token_limit": 400}, "max_tokens", id="token"),
-    ],
-)
-async def test_inspects_limits_end_the_episode_scored(options: dict[str, int], reason: str) -> None:
-    trajectory = await rollout(adding(), [tool_call("add", '{"x":1,"y":0}')], **options)
-    assert trajectory.stop_reason == reason
-
-
 async def test_a_time_limit_passes_while_the_policy_samples() -> None:
     env = await make_env(arithmetic(), time_limit=1)
     policy = Words(["1"], delay_s=1.3)
@@ -356,15 +344,6 @@ async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
     )
     group = await do_group_rollout(dataset.get_batch(0)[0], Words(["1"]))
     assert group.get_total_rewards() == [-2.0, -2.0]
-
-
-async def test_a_dropped_env_releases_its_episode() -> None:
-    env = await make_env(arithmetic())
-    await env.initial_observation()
-    assert episode_runner._running
-    del env
-    gc.collect()
-    await all_released()
 
 
 async def test_a_cancelled_rollout_releases_its_episode() -> None:

@@ -238,12 +238,6 @@ def test_clocks_and_the_policy_s_name_do_not_count(tasks: Path) -> None:
     assert len(differing.output.splitlines()) == 3
 
 
-def test_inspect_s_markup_is_not_shown(tasks: Path) -> None:
-    result = run(f"{tasks}@refused", "--limit", "1")
-    assert "needs a key" in result.output
-    assert "[bold]" not in result.output
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [(["missing.py@plain"], "missing.py"), (["TASKS@nothing"], "nothing")],
@@ -348,12 +342,3 @@ def test_task_arguments_and_a_solver_reach_both_sides(tasks: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [each["turns"] for each in reports(result)] == [1, 1]
     assert all(each["uncalled_tools"] == [] for each in reports(result))
-
-
-def test_a_sandbox_reaches_both_sides(tasks: Path) -> None:
-    result = run(f"{tasks}@agent", "--limit", "1", "--sandbox", "local")
-    assert result.exit_code == 0, result.output
-    unknown = run(f"{tasks}@agent", "--limit", "1", "--sandbox", "dokcer")
-    assert unknown.exit_code != 0
-    assert "dokcer" in unknown.output
-    assert len(unknown.output.splitlines()) == 1

@@ -297,21 +297,6 @@ def test_the_same_prompt_twice_is_two_segments_with_equal_prompts() -> None:
     assert_honest(rollout)
 
 
-def test_every_conversation_of_a_wide_fan_is_remembered() -> None:
-    conversations = 32
-    rollout = Rollout(context("qwen3_instruct"))
-    talks: list[list[ChatMessage]] = [
-        [ChatMessageUser(content=f"Talk {number}.")] for number in range(conversations)
-    ]
-    for turn in range(3):
-        for talk in talks:
-            talk.append(rollout.turn(talk, f"Yes {turn}.").message)
-            talk.append(ChatMessageUser(content="More?"))
-    assert rollout.tokens.metrics["tokens/resampled"] == 0
-    assert len(rollout.data()) == conversations
-    assert_honest(rollout)
-
-
 def test_a_group_renders_its_common_first_prompt_once() -> None:
     cache = PromptCache()
     shared = context("qwen3_instruct")
