@@ -78,6 +78,19 @@ async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_status(
         assert (failed.returncode, failed.stdout) == (1, "real\n"), attempt
 
 
+async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_write(
+    policy: DockerPoolSandboxEnvironment,
+) -> None:
+    for _ in range(4):
+        await _attack(policy, _THIEF)
+    for attempt in range(REPEATS):
+        await policy.write_file("/tmp/work/hidden_test", f"assert {attempt}")
+        assert await policy.read_file("/tmp/work/hidden_test") == f"assert {attempt}"
+    with contextlib.suppress(FileNotFoundError):
+        stolen = await policy.read_file("/tmp/work/stolen")
+        assert "assert" not in stolen
+
+
 _BEND = {
     "not-blocking": "for fd in (0, 1, 2): os.set_blocking(fd, False)",
     "append": "import fcntl\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)",
@@ -338,6 +351,15 @@ async def test_a_command_that_is_not_there_has_the_stock_providers_status(
     assert (await sandbox.exec(["true"], cwd="/nowhere")).returncode == 126
 
 
+async def test_text_that_is_none_is_the_readers_error(
+    sandbox: DockerPoolSandboxEnvironment,
+) -> None:
+    await sandbox.exec(["sh", "-c", r"printf '\377' > /tmp/file"])
+    with pytest.raises(UnicodeDecodeError):
+        await sandbox.read_file("/tmp/file")
+    assert await sandbox.read_file("/tmp/file", text=False) == b"\xff"
+
+
 async def test_a_file_that_grows_while_it_is_read_is_bounded(
     sandbox: DockerPoolSandboxEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +408,13 @@ async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
         result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived; exit 4"], timeout=20)
         assert (result.returncode, result.stdout) == (4, "survived\n")
         assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_a_keeper_that_is_stopped_is_continued(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox(cap_drop=[])
+    stop = ["sh", "-c", "for n in 1 2 3; do kill -STOP $PPID; sleep 0.1; done; exit 4"]
+    result = await asyncio.wait_for(sandbox.exec(stop), 30)
+    assert result.returncode == 4
 
 
 _LOCK = """
@@ -478,3 +507,16 @@ async def test_a_pipe_in_place_of_a_file_does_not_stop_a_reader(
     state = manager.engine.api.inspect_container(sandbox.container.id)["State"]
     assert (state["Running"], state["Paused"]) == (True, False)
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
+
+
+async def test_closed_files_are_read_beside_other_work(open_sandbox: Any) -> None:
+    sandbox = await open_sandbox()
+    await sandbox.exec(
+        ["sh", "-c", "mkdir /root/closed; echo a > /root/closed/f; chmod 0 /root/closed"]
+    )
+    reads = [sandbox.read_file("/root/closed/f") for _ in range(8)]
+    others = [sandbox.exec(["echo", "on"]) for _ in range(8)]
+    assert set(await asyncio.gather(*reads)) == {"a\n"}
+    assert {result.stdout for result in await asyncio.gather(*others)} == {"on\n"}
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("/root/closed/missing")

@@ -71,6 +71,32 @@ async def test_a_path_that_only_the_engine_may_read_is_never_the_engines_failure
     assert raised.value.errno == number
 
 
+_LEASE = """
+import fcntl, os, signal, time
+def release(*_):
+    time.sleep(0.5)
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+signal.signal(signal.SIGIO, release)
+file = os.open('/tmp/file', os.O_WRONLY | os.O_CREAT, 0o666)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+"""
+_HELD = "open('/tmp/held', 'w').close()\n"
+
+
+async def test_a_lease_on_a_file_is_waited_for(manager: PoolManager, open_sandbox: Any) -> None:
+    sandbox = await open_sandbox()
+    for use in (sandbox.write_file, sandbox.read_file):
+        words = ("whole",) if use == sandbox.write_file else ()
+        holder = asyncio.ensure_future(
+            sandbox.exec(["python3", "-c", _LEASE + _HELD + "time.sleep(5)"], timeout=60)
+        )
+        await sandbox.exec(["sh", "-c", "until rm /tmp/held; do sleep 0.1; done"], timeout=60)
+        begun = time.monotonic()
+        assert await use("/tmp/file", *words) in (None, "whole")
+        assert time.monotonic() - begun > 0.4
+        await holder
+
+
 async def test_a_command_as_large_as_the_kernel_takes_runs(
     manager: PoolManager, open_sandbox: Any
 ) -> None:

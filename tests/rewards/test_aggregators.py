@@ -20,7 +20,6 @@ from inspect_tinker_plugin.rewards import (
     AggregatorError,
     LengthPenalty,
     Mean,
-    Minimum,
     Reward,
     ScoreReward,
     Term,
@@ -193,23 +192,6 @@ async def test_an_answer_that_is_no_finite_number_is_an_error(answer: object) ->
 async def test_metrics_that_are_no_numbers_by_name_are_an_error(metrics: Any) -> None:
     with pytest.raises(AggregatorError, match="metrics"):
         await resolve_reward(lambda result: Reward(1.0, metrics))(finished())
-
-
-@pytest.mark.parametrize("answer", [None, "1", float("nan")], ids=repr)
-@pytest.mark.parametrize("around", ["min", "mean", "weighted", "length"])
-async def test_a_part_that_gives_no_finite_number_is_named(around: str, answer: Any) -> None:
-    async def part(result: EpisodeResult) -> Any:
-        return Reward(answer) if isinstance(answer, float) else answer
-
-    wrong: Any = part
-    whole: Any = {
-        "min": Minimum((ScoreReward("format"), wrong)),
-        "mean": Mean((ScoreReward("format"), wrong)),
-        "weighted": Weighted((Term(ScoreReward("format"), 1), Term(wrong, 1))),
-        "length": LengthPenalty(wrong, target=4),
-    }[around]
-    with pytest.raises(AggregatorError, match=r"part' gave"):
-        await resolve_reward(whole)(finished(SCORES))
 
 
 async def test_a_plain_function_may_be_a_part() -> None:

@@ -71,13 +71,6 @@ def test_shuffling_visits_every_sample_in_another_order_each_epoch() -> None:
     assert ids(again.get_batch(0)) == first
 
 
-def test_samples_are_chosen_by_number_or_by_id() -> None:
-    first = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, limit=2)
-    chosen = as_rl_dataset(arithmetic(5), renderer(), batch_size=9, sample_ids=["s3", "s1"])
-    assert ids(first.get_batch(0)) == ["s0", "s1"]
-    assert ids(chosen.get_batch(0)) == ["s3", "s1"]
-
-
 def test_what_is_no_renderer_or_solver_is_one_clear_line() -> None:
     for wrong in (None, "qwen3"):
         with pytest.raises(RendererError, match="not a renderer"):

@@ -253,12 +253,3 @@ def stray() -> Solver:
         raise asyncio.CancelledError
 
     return solve
-
-
-async def test_a_solvers_own_cancellation_is_its_failure() -> None:
-    [builder] = as_rl_dataset(
-        Task(dataset=sums(1), solver=stray(), scorer=match()), renderer()
-    ).get_batch(0)
-    with pytest.raises(EpisodeError) as raised:
-        await do_group_rollout(builder, Words(["1"]))
-    assert raised.value.cause is Cause.SOLVER

@@ -62,13 +62,6 @@ class Slow(EpisodeObserver):
         await asyncio.sleep(self.seconds)
 
 
-class Stray(EpisodeObserver):
-    """Raises a cancellation itself."""
-
-    async def on_episode_end(self, event: EpisodeEnded, /) -> None:
-        raise asyncio.CancelledError
-
-
 async def group_of(task: Task, lines: Sequence[Any], **options: Any) -> TrajectoryGroup:
     options.setdefault("group_size", 3)
     return await do_group_rollout(
@@ -114,21 +107,6 @@ async def test_a_timeout_in_a_reward_function_pays_it_once_and_in_full() -> None
     group = await group_of(one(match()), ["1"], rollout_limits=TIMEOUT, reward=slow)
     assert group.get_total_rewards() == [0.7] * 3
     assert len(calls) == 3
-
-
-async def test_an_observers_own_cancellation_changes_nothing(observe: Observe) -> None:
-    observe(Stray())
-    group = await group_of(one(match()), ["1"])
-    assert group.get_total_rewards() == [1.0] * 3
-
-
-async def test_a_reward_functions_own_cancellation_is_its_failure() -> None:
-    async def stray(result: Any) -> float:
-        raise asyncio.CancelledError
-
-    with pytest.raises(EpisodeError) as raised:
-        await group_of(one(match()), ["1"], reward=stray)
-    assert raised.value.cause is Cause.REWARD
 
 
 def constant(members: Sequence[Any]) -> list[float]:

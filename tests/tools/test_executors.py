@@ -75,13 +75,6 @@ async def test_cached_shares_results_as_far_as_it_is_told(span: str) -> None:
     assert len(ran) == (1 if span == "dataset" else 2)
 
 
-async def test_calls_at_once_run_the_tool_once() -> None:
-    both = say("", call("add", x=1, y=2), call("add", x=1, y=2))
-    result = await run(looping(add()), [both, "done"], CachedExecutor())
-    assert tool_texts(result) == ["3", "3"]
-    assert ran == [("add", 1, 2)]
-
-
 def test_calls_of_several_loops_at_once_run_the_tool_once() -> None:
     @tool
     def ponder() -> Tool:
