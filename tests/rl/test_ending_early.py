@@ -247,9 +247,3 @@ async def test_what_does_not_end_after_a_stop_has_failed_in_time(task: Task, cau
     await episode.close()
 
 
-@solver
-def stray() -> Solver:
-    async def solve(state: TaskState, generate: Generate) -> TaskState:
-        raise asyncio.CancelledError
-
-    return solve
