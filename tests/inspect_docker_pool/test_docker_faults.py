@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai.util import OutputLimitExceededError
+from tests.waiting import until
 
 from inspect_docker_pool import executor
 from inspect_docker_pool.config import DockerPoolConfig
@@ -40,14 +41,6 @@ async def _recovers(open_sandbox: Any) -> AsyncIterator[None]:
     again = await open_sandbox()
     assert (await again.exec(["echo", "works"])).stdout == "works\n"
     assert asyncio.all_tasks() <= before | {asyncio.current_task()}
-
-
-async def _until(running: Callable[[], bool], seconds: float = 10) -> None:
-    for _ in range(int(seconds / 0.02)):
-        if running():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 @pytest.mark.parametrize("user", [None, "nobody"], ids=["executor", "engine-exec"])
@@ -193,7 +186,7 @@ async def test_a_thousand_cancellations_leave_nothing(image: str, manager: PoolM
     await prewarm(config, 4)
     await asyncio.gather(*(cancelled(number) for number in range(1000)))
     (pool,) = [pool for pool in manager.pools() if pool.config.pool.max == 8]
-    await _until(lambda: pool.state.leased == pool.state.waiting == pool.state.removing == 0, 30)
+    await until(lambda: pool.state.leased == pool.state.waiting == pool.state.removing == 0, 30)
     assert finished >= 20
 
 
@@ -290,7 +283,7 @@ async def test_what_a_killed_process_left_is_removed_without_another_process(
     async with _owner(image, command=command, start_new_session=True) as (killed, owner):
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
-    await _until(lambda: left_behind(owner) == [], 30)
+    await until(lambda: left_behind(owner) == [], 30)
 
 
 async def test_the_interpreters_exit_releases_all(image: str, left_behind: Any) -> None:
@@ -315,7 +308,7 @@ async def test_a_sandbox_is_dropped_under_the_pools_own_lock(manager: PoolManage
     dropping.start()
     await asyncio.to_thread(dropping.join, 30)
     assert not dropping.is_alive()
-    await _until(lambda: pool.state.leased == pool.state.removing == 0)
+    await until(lambda: pool.state.leased == pool.state.removing == 0)
 
 
 # asyncio says that a task was destroyed; anyio has no loop to wake a reader in.
@@ -355,7 +348,7 @@ async def test_a_coroutine_is_closed_under_the_lock_that_its_end_takes(
     await asyncio.to_thread(closing.join, 30)
     assert not closing.is_alive()
     if what == "wait":
-        await _until(lambda: not pool._waiters)
+        await until(lambda: not pool._waiters)
     else:
         running = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep 'sleep 60[0]'"
         for _ in range(50):

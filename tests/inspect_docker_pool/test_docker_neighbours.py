@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inspect_docker_pool import image as images
 from inspect_docker_pool import pool as pools
@@ -38,14 +39,6 @@ Env = DockerPoolSandboxEnvironment
 async def _take(config: Any) -> DockerPoolSandboxEnvironment:
     (taken,) = (await Env.sample_init("test", config, {})).values()
     return taken.as_type(DockerPoolSandboxEnvironment)
-
-
-async def _until(condition: Any, seconds: float = 20) -> None:
-    for _ in range(int(seconds / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 def _dockerfiles(folder: Path, image: str, count: int, run: str) -> list[str]:
@@ -114,7 +107,7 @@ async def test_an_image_that_was_removed_meanwhile_is_built_again(
     for joining in (1, 1, 6):
         built = taken.container.image.id
         taken.release()
-        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+        await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
         manager.engine.api.remove_image(built, force=True)
         taken, *others = await asyncio.gather(*(_take(config) for _ in range(joining)))
         assert (await taken.exec(["cat", "/which"])).success
@@ -140,7 +133,7 @@ async def test_a_rebuilt_image_leaves_nothing_behind(
         another = await pool.acquire()
         made.add(another.default.image.id)
         pool.release(another)
-        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+        await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
     assert len(made) == 4
     left = {one["Id"] for one in manager.engine.api.images() if one["Id"] in made}
     assert len(left) == 2, "the newest, and the one that an episode uses"
@@ -241,11 +234,11 @@ async def test_cancelled_callers_start_no_containers(
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    await _until(lambda: manager.pools() and manager.pools()[0].state.starting == 0)
+    await until(lambda: manager.pools() and manager.pools()[0].state.starting == 0)
     # As many as had begun to start already.
     assert process_metrics().get("sandbox/started", 0) - before <= 4
     (pool,) = manager.pools()
-    await _until(lambda: pool.state.idle == pool.state.removing == 0)
+    await until(lambda: pool.state.idle == pool.state.removing == 0)
 
 
 async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: PoolManager) -> None:
@@ -261,7 +254,7 @@ async def test_file_descriptors_do_not_grow_with_episodes(image: str, manager: P
     async def several() -> int:
         await asyncio.gather(*(episode() for _ in range(12)))
         (pool,) = manager.pools()
-        await _until(lambda: pool.state.removing == pool.state.starting == 0)
+        await until(lambda: pool.state.removing == pool.state.starting == 0)
         return len(os.listdir("/proc/self/fd"))
 
     after_some = await several()
@@ -465,7 +458,7 @@ async def test_images_stay_within_their_budget_and_what_goes_is_named(
     for config in configs:
         taken = await _take(config)
         taken.release()
-        await _until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
+        await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
     removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
     assert len(removed) == 1, removed
     tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}

@@ -14,6 +14,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import bash_session, text_editor
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from tests.waiting import until
 
 from inspect_docker_pool import process_metrics, record_sandbox_metrics
 from inspect_docker_pool.config import DockerPoolConfig
@@ -28,14 +29,6 @@ Env = DockerPoolSandboxEnvironment
 
 async def _take(config: DockerPoolConfig) -> Any:
     return (await Env.sample_init("test", config, {}))["default"]
-
-
-async def _settle(condition: Any) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 async def test_every_episode_gets_a_container_that_nobody_used(
@@ -64,10 +57,10 @@ async def test_warm_containers_are_hits_and_are_replaced(image: str, manager: Po
     assert metrics.snapshot()["sandbox/execs"] == 1
     assert metrics.snapshot()["sandbox/acquire_s"] > 0
     assert process_metrics()["sandbox/started"] >= 3
-    await _settle(lambda: pool.state.idle == 1)
+    await until(lambda: pool.state.idle == 1)
     for one in taken:
         one.release()
-    await _settle(lambda: pool.state.leased == pool.state.removing == 0)
+    await until(lambda: pool.state.leased == pool.state.removing == 0)
 
 
 async def test_the_maximum_holds_and_waiting_is_fair(image: str, manager: PoolManager) -> None:
@@ -144,7 +137,7 @@ async def test_an_unused_pool_lets_its_containers_go(
     monkeypatch.setattr("inspect_docker_pool.pool.IDLE_SECONDS", 0.5)
     await prewarm(DockerPoolConfig(image=image, warm=1), 2)
     (pool,) = manager.pools()
-    await _settle(lambda: pool.state.idle == pool.state.removing == 0)
+    await until(lambda: pool.state.idle == pool.state.removing == 0)
 
 
 async def test_prewarming_says_what_is_wrong(manager: PoolManager) -> None:
@@ -226,4 +219,4 @@ async def test_inspect_runs_a_task_with_its_tools(
     assert (seen["editor"], seen["remote"]) == ("by the editor\n", "remote\n")
     assert "session" in seen["session"]
     (pool,) = pool_manager().pools()
-    await _settle(lambda: pool.state.leased == pool.state.removing == 0)
+    await until(lambda: pool.state.leased == pool.state.removing == 0)

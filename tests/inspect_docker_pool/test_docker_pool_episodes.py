@@ -7,7 +7,6 @@ import gc
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import bash
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.rl.policies import END, Words, encode, renderer, tool_call
+from tests.waiting import until
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -202,13 +202,6 @@ def there(task: Task) -> list[object]:
     """List the samples whose images are on the engine."""
     known = pool_manager().known
     return [s.id for s in task.dataset if s.sandbox and known(parse_config(s.sandbox.config))]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 def threads() -> list[threading.Thread]:

@@ -245,5 +245,3 @@ async def test_what_does_not_end_after_a_stop_has_failed_in_time(task: Task, cau
     assert result.error.cause is cause
     assert isinstance(await answering, EpisodeResult)
     await episode.close()
-
-

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.rl.tasks import (
     silent,
     sums,
 )
+from tests.waiting import until
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_runner import run_rollout
@@ -57,16 +58,8 @@ def total(trajectory: Trajectory) -> float:
     return sum(transition.reward for transition in trajectory.transitions)
 
 
-async def eventually(true: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not become true")
-
-
 async def all_released() -> None:
-    await eventually(lambda: not episode_runner._running)
+    await until(lambda: not episode_runner._running)
 
 
 @pytest.fixture(autouse=True)
@@ -349,7 +342,7 @@ async def test_a_failed_group_reward_is_raised_or_penalised() -> None:
 async def test_a_cancelled_rollout_releases_its_episode() -> None:
     env = await make_env(agent())
     task = asyncio.create_task(do_single_rollout(Words(["x"], delay_s=30), env))
-    await eventually(lambda: bool(episode_runner._running))
+    await until(lambda: bool(episode_runner._running))
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -119,7 +119,6 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     Leaving the block interrupts running calls, as Ctrl-C would: episodes are cancelled and
     release their sandboxes. A worker whose parent was killed does the same by itself. Workers that
     wait for a call ignore Ctrl-C, which a terminal sends to all processes: they end with the block.
-
     """
     context = multiprocessing.get_context("spawn")
     pool = _Pool(workers, mp_context=context, initializer=_start_worker)
