@@ -92,10 +92,18 @@ def finished(folder: Path) -> dict[Any, Any]:
 pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "workers"),
+    [
+        (2, None),
+        pytest.param(20, None, marks=pytest.mark.long),
+        pytest.param(5, 2, marks=pytest.mark.long),
+    ],
+)
 def test_killed_it_leaves_the_same_choices_and_logs_and_samples_no_finished_group_again(
-    kills: int, tmp_path: Path, runner: Runner
+    kills: int, workers: int | None, tmp_path: Path, runner: Runner
 ) -> None:
+    runner = partial(runner, workers=workers)
     whole = tmp_path / "whole"
     assert runner(whole, None) == 0
     kinds = [(kind, step) for kind, step, *_ in logs(whole)]

@@ -15,9 +15,16 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
+from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.train.alarms import find_alarms
-from inspect_tinker_plugin.train.history import REWARD, ROLLOUT_LOGS, read_history, read_scans
+from inspect_tinker_plugin.train.history import (
+    REWARD,
+    ROLLOUT_LOGS,
+    SCANS,
+    read_history,
+    read_scans,
+)
 from inspect_tinker_plugin.train.report import render
 from inspect_tinker_plugin.train.scans import check_scanners, scanned
 
@@ -49,15 +56,27 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no scanner here')")
     said: list[str] = []
     files = [str(tmp_path / name) for name in ("scanner.py", "broken.py")]
-    with scanned(tmp_path, files, limit=4, tokens=None, model=None, say=said.append):
-        roll_out(tmp_path / ROLLOUT_LOGS, ["4", "5", "4", "14"])
-    row = read_scans(tmp_path)[0]
-    assert row["scan/about_answers"] == 0.75
-    assert row["scan/about_answers/scanned"] == 4
-    assert "1 batch could not be scanned (broken.py" in said[-1]
+    for answers in (["4"] * 4, ["5", "3", "2", "1"]):
+        roll_out(tmp_path / ROLLOUT_LOGS, answers)
+    with scanned(tmp_path, files, limit=2, tokens=None, model=None, say=said.append):
+        pass
+    rows = read_rows(tmp_path / SCANS)
+    assert sorted(row["scan/about_answers"] for row in rows) == [0.0, 1.0]
+    assert [row["scan/about_answers/scanned"] for row in rows] == [2, 2]
+    assert [row["waiting"] for row in rows] == [2, 2]
+    assert "2 batches could not be scanned (broken.py" in said[-1]
     history = read_history(tmp_path)
-    assert history.steps[0].figures["scan/about_answers"] == 0.75
+    assert history.steps[0].figures["scan/about_answers"] == 0.5
     assert "<h2>Scans</h2>" in render(history)
+
+
+def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_scout")
+    said: list[str] = []
+    roll_out(tmp_path / ROLLOUT_LOGS, ["4"])
+    with scanned(tmp_path, ["scanner.py"], limit=1, tokens=0, model=None, say=said.append):
+        pass
+    assert said[-1] == "not scanned: 1 of 1 batch"
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:

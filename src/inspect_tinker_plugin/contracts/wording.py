@@ -15,9 +15,10 @@ from typing import Any
 
 
 def counted(count: float, noun: str) -> str:
-    """Write a count with its noun: ``1 rollout``, ``2 rollouts``, ``1.5 turns``."""
+    """Write a count with its noun: ``1 rollout``, ``2 batches``, ``1.5 turns``."""
     number = int(count) if count == int(count) else count
-    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+    ending = "" if number == 1 else "es" if noun.endswith("tch") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def part_of(part: int, whole: int, noun: str) -> str:

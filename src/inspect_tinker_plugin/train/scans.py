@@ -22,7 +22,7 @@ from typing import Any
 from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.contracts.wording import counted
+from inspect_tinker_plugin.contracts.wording import counted, part_of
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, SCANS, number
 
@@ -108,7 +108,7 @@ def scanned(
     if failed:
         say(f"{counted(len(failed), 'batch')} could not be scanned ({failed[-1]}); see scans.log")
     if left := len(_waiting(log_dir, rows)):
-        say(f"{counted(left, 'batch')} of {left + len(rows)} not scanned; see scans.log")
+        say(f"not scanned: {part_of(left, left + len(rows), 'batch')}")
 
 
 def _waiting(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
