@@ -77,14 +77,23 @@ def test_a_version_of_the_weights_is_a_number_or_a_text(version: Any) -> None:
     assert "policy_version" in result.failure.message
 
 
-def test_sampling_parameters_replace_no_prompt() -> None:
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"prompt": [1], "return_token_ids": False}, None),
+        ({"max_tokens": 3}, "more tokens than it was asked"),
+    ],
+    ids=["no other prompt", "the limit"],
+)
+def test_sampling_parameters_set(sampling: dict[str, Any], message: str | None) -> None:
     async def run() -> RolloutResult:
         service = RolloutService(adding(), renderer())
         async with serving(Words(LINES)) as url, aiohttp.ClientSession() as session:
-            lent = Endpoint(url=url, sampling={"prompt": [1], "return_token_ids": False})
+            lent = Endpoint(url=url, sampling=sampling)
             return await service.run_episode(0, EndpointSampler(lent, session))
 
-    assert asyncio.run(run()).failure is None
+    failure = asyncio.run(run()).failure
+    assert failure is None if message is None else failure and message in failure.message
 
 
 async def lent_address(answer: Callable[[], web.Response]) -> RolloutResult:

@@ -63,7 +63,7 @@ async def collected(
 def check(rows: Sequence[dict[str, Any]], expected: RolloutResult) -> None:
     [row] = rows
     assert row["reward"] == expected.reward
-    assert [each["tokens"] for each in row["branches"]] == [
+    assert [each["tokens"] for each in row["response"]["branches"]] == [
         each.tokens for each in expected.branches
     ]
     last = [turn for turn in expected.turns if turn.branch == len(expected.branches) - 1]

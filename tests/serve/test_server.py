@@ -91,7 +91,8 @@ def test_nemo_gyms_run_gives_a_response_with_tokens(task: Task, lines: list[str]
     last = [turn for turn in expected.turns if turn.branch == len(expected.branches) - 1]
     assert [item["generation_token_ids"] for item in carrying] == [each.tokens for each in last]
     assert [item["prompt_token_ids"] for item in carrying] == [each.prompt_tokens for each in last]
-    assert result["branches"][0]["tokens"] == expected.branches[0].tokens
+    branches = result["response"]["branches"]
+    assert branches[0]["tokens"] == expected.branches[0].tokens
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,24 @@ def test_metrics_are_aggregated_by_task_without_masked_rollouts() -> None:
     _, answer = asyncio.run(run())
     assert [each["mean/reward"] for each in answer["group_level_metrics"]] == [0.5, 1.0]
     assert answer["key_metrics"] == {"mean/reward": pytest.approx(2 / 3)}
+
+
+def test_metrics_of_a_large_run_are_aggregated() -> None:
+    row = {"reward": 1.0, "scores": "x" * 2**21}
+    body = io.BytesIO(json.dumps({"verify_responses": [row]}).encode())
+
+    async def run() -> int:
+        async with (
+            hosted(arithmetic()) as served,
+            served.client.post(
+                f"{served.url}/aggregate_metrics",
+                data=body,
+                headers={"Content-Type": "application/json"},
+            ) as answer,
+        ):
+            return answer.status
+
+    assert asyncio.run(run()) == 200
 
 
 def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:

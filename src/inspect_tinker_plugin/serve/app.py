@@ -47,6 +47,9 @@ OPEN = ("/health", "/ready")
 MAX_BODY = 2**20
 """Bytes of a request: they choose samples, and hold no tokens."""
 
+MAX_AGGREGATED = 2**26
+"""Bytes of a request to aggregate: it has all rollouts of a run, without their tokens."""
+
 MAX_SECONDS = 60
 """Seconds until a request has arrived as a whole."""
 
@@ -104,13 +107,14 @@ class Gate:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
+        most = MAX_AGGREGATED if scope["path"] == "/aggregate_metrics" else MAX_BODY
         given = headers.get("authorization", "").removeprefix("Bearer ").encode()
         if self._token is not None and not secrets.compare_digest(given, self._token.encode()):
             status, reason = 401, "the token is missing or wrong"
         elif "origin" in headers or (self._token is None and not is_local(headers.get("host", ""))):
             status, reason = 403, "requests of web pages, and under other names, are refused"
-        elif int(headers.get("content-length", "0")) > MAX_BODY or "transfer-encoding" in headers:
-            status, reason = 413, f"a request has at most {MAX_BODY} bytes, and says how many"
+        elif int(headers.get("content-length", "0")) > most or "transfer-encoding" in headers:
+            status, reason = 413, f"a request has at most {most} bytes, and says how many"
         elif scope["type"] == "websocket":
             return await self._app(scope, receive, send)
         else:

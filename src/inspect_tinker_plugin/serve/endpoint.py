@@ -48,7 +48,7 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_tokens: int = 1024
-    """Maximum tokens per turn."""
+    """Maximum tokens per turn, if ``sampling`` does not say it."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters in the server's words: ``temperature``, ``top_p`` …"""
@@ -159,7 +159,7 @@ class EndpointSampler:
         }
 
     def _room(self, prompt: Prompt) -> int:
-        most = self.endpoint.max_tokens
+        most = self.endpoint.sampling.get("max_tokens") or self.endpoint.max_tokens
         return most if prompt.max_tokens is None else min(prompt.max_tokens, most)
 
     def _read(self, answer: Any, prompt: Prompt) -> Sampled:

@@ -118,8 +118,10 @@ def _failed(
 
 def _result(result: RolloutResult) -> dict[str, Any]:
     """Write a result: the reward at the top, the last trained branch as a response of their API."""
-    left_out = ("failure", "number")  # numbers at the top are aggregated
-    written = {key: value for key, value in write_result(result).items() if key not in left_out}
+    written = write_result(result)
+    # Numbers at the top are aggregated: all but the response is sent back when a run has ended.
+    del written["failure"], written["number"]
+    large = {name: written.pop(name) for name in ("branches", "messages")}
     branch = max((turn.branch for turn in result.turns if turn.trained), default=-1)
     last = [turn for turn in result.turns if turn.branch == branch]
     numbers = {
@@ -143,6 +145,7 @@ def _result(result: RolloutResult) -> dict[str, Any]:
             "tool_choice": "auto",
             "tools": [],
             "output": [item for place, _ in enumerate(last) for item in _items(last, place)],
+            **large,
         },
     }
 

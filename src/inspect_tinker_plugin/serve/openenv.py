@@ -95,13 +95,13 @@ async def call_tool(host: Host, name: Any, arguments: Any) -> str:
     try:
         asked = RolloutArguments.model_validate(arguments)
         task = find_service(host, asked.split).name
-        given = dict(asked.sampling or {})
         lent = None
         if asked.llm_url:
-            most = {"max_tokens": given.pop("max_tokens")} if "max_tokens" in given else {}
-            key = asked.api_key or None
             lent = LentSampler(
-                url=asked.llm_url, model=asked.model, api_key=key, sampling=given, **most
+                url=asked.llm_url,
+                model=asked.model,
+                api_key=asked.api_key or None,
+                sampling=asked.sampling or {},
             )
         [result] = await host.run(task, asked.task_index, lent, size=1)
     except (InspectRLError, ValidationError) as error:

@@ -201,7 +201,6 @@ def _endpoint(ctx: vf.ModelContext) -> Endpoint:
     sampling = ctx.sampling.model_dump(exclude_none=True)
     for name in ("reasoning_effort", "chat_template_kwargs", "cache_salt"):
         sampling.pop(name, None)
-    most = {"max_tokens": sampling.pop("max_tokens")} if "max_tokens" in sampling else {}
     return Endpoint(
         url=ctx.client.base_url,
         model=ctx.model,
@@ -209,7 +208,6 @@ def _endpoint(ctx: vf.ModelContext) -> Endpoint:
         api_key=resolve_api_key(ctx.client),
         headers=resolve_headers(ctx.client),
         sampling=sampling,
-        **most,
     )
 
 
