@@ -54,7 +54,7 @@ def test_a_model_server_samples_what_a_function_would(form: Form, version: str |
         ({"token_ids": [10**9], "logprobs": {"token_logprobs": [-0.5]}}, "of another model?"),
         ({"token_ids": [10**99], "logprobs": {"token_logprobs": [-0.5]}}, "of another model?"),
         ({"token_ids": [1], "logprobs": {"token_logprobs": [float("nan")]}}, "no finite number"),
-        ({"more": "x" * 2**22}, "answered more than"),
+        ({"more": "x" * 2**23}, "answered more than"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_a_failure(

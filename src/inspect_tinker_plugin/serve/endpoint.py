@@ -25,8 +25,8 @@ Form = Literal["completions", "generate"]
 
 _PATHS = {"completions": "v1/completions", "generate": "inference/v1/generate"}
 
-MAX_ANSWER = 2**26
-"""Bytes of an answer at most; less where 1 KiB per token of prompt and reply is less."""
+MAX_ANSWER = 2**27
+"""Bytes of an answer at most; less where 4 KiB per token of prompt and reply is less."""
 
 SESSION_HEADER = "X-Session-ID"
 """Header with the id of the episode, by which routers choose an engine."""
@@ -117,7 +117,7 @@ class EndpointSampler:
                     raise SamplerError(
                         f"{self.endpoint.address} answered {response.status}; its text is logged"
                     )
-                most = 2**20 + 2**10 * (len(prompt.tokens) + self._room(prompt))
+                most = 2**20 + 2**12 * (len(prompt.tokens) + self._room(prompt))
                 answer = json.loads(await self._read_body(response, min(most, MAX_ANSWER)))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__

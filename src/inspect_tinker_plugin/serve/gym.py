@@ -90,11 +90,11 @@ async def run_episode(host: Host, request: EpisodeRequest) -> dict[str, Any]:
         lent = request.task.task_input.sampler
         [result] = await host.run(name, task.task_id, lent, size=1)
     except BusyError as error:
-        return {**answer, "failure": _failed(str(error), stage="admission")}
+        return {**answer, "failure": _failed(str(error), "admission")}
     except TooLongError as error:
-        return {**answer, "failure": _failed(str(error), "agent_timeout", "agent")}
+        return {**answer, "failure": _failed(str(error), "agent", "agent_timeout")}
     except ConfigError as error:
-        return {**answer, "failure": _failed(str(error), stage="admission", terminal=True)}
+        return {**answer, "failure": _failed(str(error), "admission", terminal=True)}
     if result.failure is not None:
         return {**answer, "failure": _failure(result.failure)}
     return {**answer, "result": _result(result)}
@@ -102,18 +102,14 @@ async def run_episode(host: Host, request: EpisodeRequest) -> dict[str, Any]:
 
 def _failure(failure: Failure) -> dict[str, Any]:
     kind, stage = _KINDS.get(failure.cause, ("agent_run_error", "agent"))
-    return _failed(failure.message, kind, stage)
+    return _failed(failure.message, stage, kind)
 
 
 def _failed(
-    reason: str, kind: str | None = None, stage: str | None = None, *, terminal: bool = False
+    reason: str, stage: str, kind: str | None = None, *, terminal: bool = False
 ) -> dict[str, Any]:
-    failure = {"failure_reason": reason[:2000], "terminal": terminal}
-    return failure | {
-        name: value
-        for name, value in (("failure_kind", kind), ("stage", stage))
-        if value is not None
-    }
+    failure = {"failure_reason": reason[:2000], "stage": stage, "terminal": terminal}
+    return failure if kind is None else {**failure, "failure_kind": kind}
 
 
 def _result(result: RolloutResult) -> dict[str, Any]:
