@@ -99,6 +99,8 @@ def test_a_teacher_may_leave_before_the_end() -> None:
     assert taught.dataset_builder.group_reward == "equal"
     assert (alone.max_steps, alone.kl_penalty_coef, alone.kl_reference_config) == (15, 0, None)
     assert alone.dataset_builder.group_reward == "rank"
+    longer = dataclasses.replace(request, teacher_steps=99)
+    assert split_phases(build_config(longer, model="/models/tiny"), longer)[0].max_steps == 15
 
 
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path) -> None:

@@ -282,8 +282,9 @@ def split_phases(config: Any, request: TrainRequest) -> list[Any]:
         request, teacher=None, teacher_weight=1.0, teacher_only=False, teacher_steps=None
     )
     own = build_config(without, model=config.model_name).dataset_builder.group_reward
+    taught = min(request.teacher_steps, config.max_steps or request.teacher_steps)
     return [
-        chz.replace(config, max_steps=request.teacher_steps),
+        chz.replace(config, max_steps=taught),
         chz.replace(
             config,
             kl_penalty_coef=0.0,
