@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import sides
 
 from inspect_tinker_plugin.export.folder import WORK
+from inspect_tinker_plugin.export.options import ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportProgress, export_task
 from inspect_tinker_plugin.processes import Journal
 from inspect_tinker_plugin.processes.workers import freeze_memory
@@ -28,6 +29,17 @@ async def ours() -> float:
         taken = time.process_time() - started
     assert report.written == ROWS
     return ROWS / taken
+
+
+async def by_workers(workers: int) -> float:
+    """Rows per second of the clock; the start of the workers counts."""
+    resolved = resolve_task(str(Path(__file__).with_name("exported_task.py")))
+    freeze_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        report = await export_task(resolved, Path(folder) / "out", ExportOptions(workers=workers))
+        taken = time.perf_counter() - started
+    return report.written / taken
 
 
 async def bare() -> float:

@@ -145,6 +145,12 @@ def exported(bridge: Path | None) -> Sides:
     return found | ({} if bridge is None else {"bridge": lambda: exports.through(bridge)})
 
 
+def by_workers(bridge: Path | None) -> Sides:
+    from benchmarks import exports
+
+    return {OURS: lambda: exports.by_workers(2), "one process": lambda: exports.by_workers(1)}
+
+
 def first_rows(bridge: Path | None) -> Sides:
     from benchmarks import exports
 
@@ -200,6 +206,14 @@ LINES = {
         "export, samples per second of CPU",
         exported,
         {"bridge": 1.2},
+        rounds=1,
+        apart=True,
+        least=True,
+    ),
+    "export-workers": Line(
+        "export by 2 workers, samples per second",
+        by_workers,
+        {"one process": 1.3},
         rounds=1,
         apart=True,
         least=True,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from inspect_tinker_plugin.export.pipeline import ExportReport
     from inspect_tinker_plugin.logs.rescoring import Rescored
 
-_OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args"}
+_OF_TASKS = {"task_args", "task_config", "max_samples", "solver_args", "workers"}
 """Options that go without --from-logs only, beside those of a dataset."""
 
 
@@ -117,7 +117,7 @@ class _Layouts(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no Choi
     is_flag=True,
     help="Start again and replace the export that the folder holds, finished or not.",
 )
-@field_options(of=ExportOptions, written={})
+@field_options(of=ExportOptions, written={"workers": {"metavar": "N"}})
 @dataset_options("export", hints={"time_limit": "until its first model call"})
 @field_options(of=Choice, written=_OF_LOGS)
 @field_options(of=LogExportOptions, written=_OF_LOGS)
@@ -251,6 +251,7 @@ def _task_export(choices: dict[str, Any]) -> ExportOptions:
         sandbox=options.sandbox,
         episode=options,
         max_samples=choices["max_samples"],
+        workers=choices["workers"],
         overwrite=choices["overwrite"],
     )
 

@@ -57,7 +57,10 @@ class ExportOptions:
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     """Limits and model roles of the episodes."""
 
-    max_samples: int = option(16, "Maximum number of samples to prepare in parallel.")
+    max_samples: int = option(
+        16, "Maximum number of samples to prepare in parallel, by all workers."
+    )
+    workers: int = option(1, "Prepare samples in N processes, each of which loads the task.")
 
     overwrite: bool = False
     """Start a new export, whatever export the folder holds."""
@@ -65,6 +68,11 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.max_samples < 1:
             raise ConfigError(f"max_samples is {self.max_samples}; it must be at least 1.")
+        if not 1 <= self.workers <= self.max_samples:
+            raise ConfigError(
+                f"workers is {self.workers}; it must be at least 1 and at most max_samples "
+                f"({self.max_samples}), which they share."
+            )
         if self.format not in FORMATS:
             raise ConfigError(f"unknown format {self.format!r}; there is {', '.join(FORMATS)}.")
         if self.layout not in LAYOUTS:

@@ -1,15 +1,18 @@
-"""The export of a task: rows are made of its samples, and written in order."""
+"""The export of a task: rows are made of its samples, here or in workers, and written in order."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import pickle
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cache
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,15 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from pydantic_core import to_json
 
-from inspect_tinker_plugin.contracts.errors import ExportError
+from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.export.folder import ExportFolder, Failure
 from inspect_tinker_plugin.export.layouts import Row, prompt_row, prompt_schema
 from inspect_tinker_plugin.export.options import TRAIN, ExportOptions
 from inspect_tinker_plugin.export.prompts import FirstTurns, row_of
 from inspect_tinker_plugin.options import Selection
-from inspect_tinker_plugin.tasks.reference import ResolvedTask
+from inspect_tinker_plugin.processes.workers import dump, freeze_memory_once, worker_pool
+from inspect_tinker_plugin.tasks.reference import ResolvedTask, TaskRef
 from inspect_tinker_plugin.tasks.samples import select_samples
 
 logger = getLogger(__name__)
@@ -39,6 +43,9 @@ the task's solver sends to the model first; `info` and `tools` hold JSON."""
 WINDOW = 4
 """Samples that are begun for each that may be prepared at the same time, so that a slow one holds
 up no others."""
+
+AHEAD = 3
+"""Chunks of samples sent or waiting per worker."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,11 @@ async def export_task(
         try:
             chosen = replace(options.selection, sample_shuffle=folder.seed)
             samples = select_samples(resolved.task, chosen)
-            rows = Rows(resolved.task, options)
+            rows: Rows | WorkerRows
+            if options.workers > 1:
+                rows = WorkerRows(resolved, options)
+            else:
+                rows = Rows(resolved.task, options)
             folder.check_data(
                 _digest(samples),
                 changed="the task's samples have changed since "
@@ -116,18 +127,24 @@ async def export_task(
 async def _add_rows(
     folder: ExportFolder,
     samples: Sequence[Sample],
-    rows: Rows,
+    rows: Rows | WorkerRows,
     on_progress: Callable[[ExportProgress], None],
 ) -> None:
     """Add the rows of the samples that the folder does not have yet."""
     on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
-    async with aclosing(rows.of(samples, folder.units)) as results:
-        async for result in results:
-            failures = [result] if isinstance(result, Failure) else []
-            if not isinstance(result, Failure):
-                folder.add_row(TRAIN, result)
-            folder.end_unit(failures)
-            on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+    try:
+        async with aclosing(rows.of(samples, folder.units)) as results:
+            async for result in results:
+                failures = [result] if isinstance(result, Failure) else []
+                if not isinstance(result, Failure):
+                    folder.add_row(TRAIN, result)
+                folder.end_unit(failures)
+                on_progress(ExportProgress(folder.units, len(samples), len(folder.failures)))
+    except WorkerError as error:
+        raise ExportError(
+            f"{error}. {folder.units:,} of {counted(len(samples), 'sample')} are done and kept; "
+            "run the same command again to continue, with any number of workers."
+        ) from error
 
 
 def _finish(folder: ExportFolder, task: str, source: Mapping[str, Any]) -> list[str]:
@@ -194,7 +211,7 @@ class Rows:
         )
 
     async def of(
-        self, samples: Sequence[Sample], start: int = 0
+        self, samples: Sequence[Sample], start: int = 0, *, offset: int = 0
     ) -> AsyncGenerator[Row | Failure, None]:
         """Yield what becomes of each sample, in their order; several are in preparation at once."""
         places = asyncio.Semaphore(self._options.max_samples)
@@ -204,7 +221,7 @@ class Rows:
         try:
             while pending or following < len(samples):
                 while len(pending) < window and following < len(samples):
-                    made = self._row(following, samples[following], places)
+                    made = self._row(offset + following, samples[following], places)
                     pending.append(asyncio.create_task(made))
                     following += 1
                 yield await pending[0]
@@ -225,3 +242,101 @@ class Rows:
             except Exception as error:  # whatever the reason, the other samples can be written
                 logger.debug("sample %r could not be exported", sample.id, exc_info=error)
                 return Failure(str(sample.id), " ".join(f"{type(error).__name__}: {error}".split()))
+
+
+class WorkerError(Exception):
+    """A worker process has ended, or cannot do what it was started for."""
+
+
+class WorkerRows:
+    """Makes the rows of a task's samples in worker processes, which load the task themselves.
+
+    They are sent the samples, so a task whose samples are others each time it is loaded is no
+    exception.
+    """
+
+    def __init__(self, resolved: ResolvedTask, options: ExportOptions) -> None:
+        self._workers = options.workers
+        self._places = options.max_samples // options.workers
+        if resolved.ref is None or not resolved.named:
+            raise ConfigError(
+                f"task {resolved.task.name!r} cannot be exported with workers: they load it "
+                "themselves, and this one was made or changed in Python. Name it as package/task "
+                "or file.py@task, or leave workers out"
+            )
+        try:
+            self._job = dump((resolved.ref, replace(options, max_samples=self._places, workers=1)))
+        except Exception as error:  # each kind of object raises its own kind of error
+            raise ConfigError(
+                f"task {resolved.task.name!r} cannot be exported with workers: its options cannot "
+                f"be sent to another process ({error}). Give solver and models by name, or leave "
+                "workers out"
+            ) from error
+
+    async def of(
+        self, samples: Sequence[Sample], start: int = 0
+    ) -> AsyncGenerator[Row | Failure, None]:
+        """Yield what becomes of each sample, in their order.
+
+        Raises:
+            WorkerError: A worker was killed, or cannot load the task.
+        """
+        left = len(samples) - start
+        size = max(1, min(WINDOW * self._places, -(-left // self._workers)))
+        pending: deque[Future[list[Row | Failure]]] = deque()
+        with worker_pool(self._workers, loading=__name__) as pool:
+            while pending or start < len(samples):
+                try:
+                    while len(pending) < AHEAD * self._workers and start < len(samples):
+                        chunk = [samples[i] for i in range(start, min(start + size, len(samples)))]
+                        pending.append(pool.submit(_make_rows, self._job, start, chunk))
+                        start += len(chunk)
+                    made = await _wait_for_rows(pending[0])
+                except BrokenExecutor as error:
+                    raise WorkerError(
+                        "a worker process was killed, perhaps for want of memory: each of them "
+                        "loads the task"
+                    ) from error
+                except WorkerError:
+                    raise
+                except Exception as error:
+                    text = " ".join(f"{type(error).__name__}: {error}".split())
+                    raise WorkerError(f"a worker process failed: {text}") from error
+                pending.popleft()
+                for row in made:
+                    yield row
+
+
+async def _wait_for_rows(call: Future[list[Row | Failure]]) -> list[Row | Failure]:
+    result = asyncio.wrap_future(call)
+    try:
+        await asyncio.wait([result])
+        error = result.exception()
+        if isinstance(error, KeyboardInterrupt | BrokenExecutor):
+            # Most signals are meant for all processes: this one has been cancelled then.
+            await asyncio.sleep(0.5)
+    except asyncio.CancelledError:
+        result.cancel()
+        raise
+    if isinstance(error, KeyboardInterrupt):
+        raise WorkerError("a worker process was stopped by a signal") from error
+    return result.result()
+
+
+@cache
+def _load_rows(job: bytes) -> Rows:
+    ref: TaskRef
+    ref, options = pickle.loads(job)
+    rows = Rows(ref.resolve(), options)
+    freeze_memory_once()
+    return rows
+
+
+def _make_rows(job: bytes, offset: int, samples: Sequence[Sample]) -> list[Row | Failure]:
+    """Make the rows of some samples, in a worker."""
+    rows = _load_rows(job)
+
+    async def collect() -> list[Row | Failure]:
+        return [row async for row in rows.of(samples, offset=offset)]
+
+    return asyncio.run(collect())

@@ -113,15 +113,19 @@ def stopped_like_ctrl_c() -> Iterator[Stopped]:
 
 
 @contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield an executor of so many processes, as the cookbook's ``set_rollout_executor`` takes.
+def worker_pool(workers: int, *, loading: str = ROLLOUTS) -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor, such as the cookbook's ``set_rollout_executor`` takes.
 
     Leaving the block interrupts running calls, as Ctrl-C would: episodes are cancelled and
     release their sandboxes. A worker whose parent was killed does the same by itself. Workers that
     wait for a call ignore Ctrl-C, which a terminal sends to all processes: they end with the block.
+
+    Args:
+        workers: Processes; each runs one call at a time.
+        loading: A module that the calls need; loaded when a worker starts.
     """
     context = multiprocessing.get_context("spawn")
-    pool = _Pool(workers, mp_context=context, initializer=_start_worker)
+    pool = _Pool(workers, mp_context=context, initializer=_start_worker, initargs=(loading,))
     try:
         yield pool
     finally:
@@ -152,7 +156,7 @@ def _end(processes: list[BaseProcess]) -> None:
             process.join()
 
 
-def _start_worker() -> None:
+def _start_worker(loading: str) -> None:
     """Prepare a worker; runs in it before the first call."""
     # A supervisor that stops a service signals all of its processes, not only the parent.
     _signals.install()
@@ -164,7 +168,7 @@ def _start_worker() -> None:
     threading.Thread(target=_end_with, args=(parent,), name="watch-parent", daemon=True).start()
     try:
         # The first call would load it; an interruption during that would print a traceback.
-        import_module(ROLLOUTS)
+        import_module(loading)
     except KeyboardInterrupt:
         os._exit(1)
     _signals.begin_waiting()
