@@ -112,6 +112,11 @@ def test_a_step_that_teaches_nothing_says_so(tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_that_a_teacher_taught_is_no_problem(tmp_path: Path) -> None:
+    taught = {"env/all/by_group/frac_mixed": 0.0, "kl_policy_base": 2.5}
+    assert len(read_lines(tmp_path, step(0, 0.5, **taught))) == 1
+
+
 def test_the_rewards_of_mixed_tasks_stand_behind_their_mean(tmp_path: Path) -> None:
     row = step(0, 0.5, **{"env/a/reward/total": 0.25, "env/pkg/b/reward/total": 0.75})
     (line,) = read_lines(tmp_path, row)
