@@ -88,7 +88,7 @@ class Rollout:
     """Names of the metrics that belong to the reward."""
 
     sampled: Callable[[], Mapping[str, Any] | None] = lambda: None
-    """Returns what to keep of the sampled tokens (``logs/sampled.py``)."""
+    """Returns what to keep of the sampled tokens (:func:`sampled`)."""
 
 
 def eval_sample(rollout: Rollout, slot: GroupSlot) -> EvalSample:
