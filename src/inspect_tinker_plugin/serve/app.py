@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
+from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
 from inspect_tinker_plugin.serve.wire import LentSampler, write_json, write_result
@@ -118,6 +119,7 @@ class Gate:
         elif scope["type"] == "websocket":
             return await self._app(scope, receive, send)
         else:
+            await wait_to_start()  # many requests may arrive at once
             return await self._app(scope, in_time(receive), send)
         if scope["type"] == "websocket":
             await receive()
