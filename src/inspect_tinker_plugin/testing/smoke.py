@@ -49,7 +49,12 @@ from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_mo
 @tool
 def count() -> Tool:
     async def execute(text: str, letter: str = "a") -> int:
-        """Count a letter."""
+        """Count a letter.
+
+        Args:
+            text: Where to look.
+            letter: What to count.
+        """
         if len(letter) != 1:
             raise ToolError("one letter, please")
         counted = text.count(letter)
