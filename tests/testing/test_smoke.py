@@ -1,4 +1,4 @@
-"""What is played on the first use of a new release agrees with those that this one is tested with."""
+"""What is played on the first use of a new release agrees with the installed one."""
 
 from __future__ import annotations
 
