@@ -18,8 +18,8 @@ from inspect_tinker_plugin.processes.workers import worker_pool
 
 
 async def _work(started: Path, cleaned: Path) -> None:
-    await asyncio.to_thread(started.write_text, str(os.getpid()))
     try:
+        await asyncio.to_thread(started.write_text, str(os.getpid()))
         await asyncio.sleep(60)
     finally:
         await asyncio.to_thread(cleaned.touch)
