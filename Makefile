@@ -95,7 +95,7 @@ agent-programs: $(STAMP) ## fetch the agent programs that tests run (npm and PyP
 
 # Tests that share an engine run in two workers, those that start servers in another (tests/conftest.py). Most
 # of the time of a test is waiting (for programs, limits, an engine), so there are more workers than cores: two
-# per core, and one more each for engine and servers. `make test WORKERS=0` runs all in one process, for a debugger.
+# per core, and one more where there are engine and servers. `make test WORKERS=0` runs all in one process, for a debugger.
 WORKERS ?=
 PYTEST := $(BIN)/python -m pytest -q --dist loadgroup -n
 
@@ -128,7 +128,7 @@ docs: $(STAMP) ## build the documentation site in out/site; a dead link is an er
 # What runs per change: all but the corpora. ONLY="docker or local" chooses among it (the workflow's jobs).
 ONLY ?=
 test-change: $(STAMP)
-	$(PYTEST) $(or $(WORKERS),6) --durations=25 --durations-min=5 \
+	$(PYTEST) $(or $(WORKERS),5) --durations=25 --durations-min=5 \
 		-m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
 
 test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
