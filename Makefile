@@ -132,7 +132,7 @@ test-change: $(STAMP)
 		-m "not nightly and not long$(if $(ONLY), and ($(ONLY)))"
 
 test-all: $(STAMP) ## run every test that is not a whole training: whole corpora too (half an hour)
-	$(PYTEST) $(or $(WORKERS),6) -m "not long"
+	$(PYTEST) $(or $(WORKERS),5) -m "not long"
 
 # One at a time: each needs the whole machine. How far a reward rises in a few steps is partly chance.
 test-long: $(STAMP) ## whole trainings on a local server, and Ray clusters (half an hour)

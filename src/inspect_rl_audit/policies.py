@@ -260,11 +260,6 @@ def _value(schema: Any) -> Any:
     return simple.get(schema.type or "string", "answer")
 
 
-def words(text: str) -> list[str]:
-    """Return the words and numbers of a text, in lower case."""
-    return re.findall(r"\w+", text.lower())
-
-
 def holds(text: str, part: str) -> bool:
     """Whether a text contains another one, with word borders around it, in any case."""
     pattern = rf"(?<!\w){re.escape(part.strip())}(?!\w)"

@@ -136,7 +136,7 @@ def find_near(audit: AuditContext) -> list[Finding]:
     found = []
     by_words: dict[str, list[int]] = defaultdict(list)
     for position, (text, sample) in enumerate(zip(texts, samples, strict=True)):
-        words_and_target = json.dumps([sorted(_SIGN.findall(text.lower())), sample.target])
+        words_and_target = json.dumps([sorted(_signs(text)), sample.target])
         by_words[words_and_target.lower()].append(position)
     pairs = [(same[0], other) for same in by_words.values() for other in same[1:]]
     cased = any(texts[a] != texts[b] and texts[a].lower() == texts[b].lower() for a, b in pairs)
@@ -219,9 +219,14 @@ def _near_pairs(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, 
     )
 
 
+def _signs(text: str) -> list[str]:
+    """Return the words, numbers and signs of a text, in lower case, without its punctuation."""
+    return _SIGN.findall(text.lower())
+
+
 def _grams(text: str) -> set[bytes]:
     """Return runs of three words; none for a text that is too short to compare."""
-    found = _SIGN.findall(text.lower())
+    found = _signs(text)
     if len(found) < _LEAST:
         return set()
     return {" ".join(found[at : at + 3]).encode() for at in range(len(found) - 2)}

@@ -105,6 +105,28 @@ def test_task_options(help: str) -> Callable[[Command], Command]:
     return lambda command: _decorated(command, options)
 
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def listening_options(*, port: int, sent_as: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds where a server listens, and the token that clients send it."""
+    options = [
+        click.option("--port", type=click.IntRange(0, 65535), default=port, show_default=True),
+        click.option(
+            "--host",
+            default=LOOPBACK[0],
+            show_default=True,
+            help="Address to listen at; any other than this machine's own needs --token-file.",
+        ),
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            help=f"File with the token that clients send as {sent_as}.",
+        ),
+    ]
+    return lambda command: _decorated(command, options)
+
+
 def price_option(help: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--price``, a file with prices."""
     return click.option("--price", type=click.Path(path_type=Path), metavar="FILE", help=help)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from inspect_tinker_plugin.cli.options import (
+    LOOPBACK,
     dataset_choices,
     dataset_options,
+    listening_options,
     parse_args,
     tasks_options,
 )
@@ -22,25 +23,13 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 if TYPE_CHECKING:
     from inspect_tinker_plugin.serve.host import Host
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SHORTEST = 16
 """Characters that a token has at least."""
 
 
 @click.command("serve")
 @tasks_options
-@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True)
-@click.option(
-    "--host",
-    default=LOOPBACK[0],
-    show_default=True,
-    help="Address to listen at; any other than this machine's own needs --token-file.",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the token that clients send as `Authorization: Bearer TOKEN`.",
-)
+@listening_options(port=8400, sent_as="`Authorization: Bearer TOKEN`")
 @click.option("--model", metavar="NAME", help="Model that is trained: its tokenizer and renderer.")
 @click.option("--tokenizer", metavar="NAME", help="Tokenizer, if not the model's own.")
 @click.option("--renderer", metavar="NAME", help="Renderer, if not the model's own.")
@@ -186,18 +175,7 @@ def load_host(choices: dict[str, Any]) -> Host:
 
 @click.command("serve-model")
 @click.argument("run", metavar="RUN")
-@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True)
-@click.option(
-    "--host",
-    default=LOOPBACK[0],
-    show_default=True,
-    help="Address to listen at; any other than this machine's own needs --token-file.",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the token that clients send as their API key.",
-)
+@listening_options(port=8500, sent_as="their API key")
 @click.option("--base-url", metavar="URL", help="Tinker API server, if not the run's own.")
 @reported
 def serve_model_command(run: str, base_url: str | None, **choices: Any) -> None:
