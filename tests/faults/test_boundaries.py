@@ -6,13 +6,16 @@ import asyncio
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalError
 from inspect_ai.model import ModelAPI, ModelOutput, get_model, modelapi
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
@@ -21,7 +24,9 @@ from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: t
 from tests.rl.policies import Words, renderer
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause, EpisodeError
+from inspect_tinker_plugin.episode import boundaries
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
 
@@ -209,6 +214,23 @@ async def _ask_in_a_thread() -> None:
 )
 async def test_a_judge_that_takes_too_long_is_raised(ask: Callable[[], Any], place: str) -> None:
     assert await cause_of(boxed(ask, in_solver=place == "solver")) is Cause.JUDGE
+
+
+async def test_a_judge_is_named_however_long_the_record_of_its_failure_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = 0.0
+    make_record = internals.error_record
+
+    def make_record_slowly(error: BaseException) -> EvalError:
+        nonlocal late
+        late += 60.0
+        return make_record(error)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late)
+    monkeypatch.setattr(boundaries, "time", clock)
+    monkeypatch.setattr(internals, "error_record", make_record_slowly)
+    assert await cause_of(boxed(_ask_in_a_scope, in_solver=False)) is Cause.JUDGE
 
 
 async def test_a_time_out_of_the_solvers_own_is_scored_and_counted() -> None:

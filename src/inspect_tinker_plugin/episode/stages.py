@@ -99,12 +99,13 @@ class SampleRecord:
             cut_off_since: When the limit was reached that it is about, if it is about one.
         """
         whole, error = whole or error, first_error(error)
+        # before the record, whose traceback may take longer to render than a time-out is about
+        stamp = self.boundaries.attribute(whole, phase, cut_off_since=cut_off_since)
         internals.record_event(ErrorEvent(error=internals.error_record(error)))
         if self.error is not None:
             logger.warning("a further failure after %s: %s", self.error, internals.text_of(error))
             return
         self.catch_up()
-        stamp = self.boundaries.attribute(whole, phase, cut_off_since=cut_off_since)
         if stamp.cause is phase and is_timeout(whole) and self.sandboxes.operations.awaited:
             stamp = Stamp(Cause.INSIDE_SANDBOX, "a command that goes on")
         if stamp.cause is Cause.INSIDE_SANDBOX:
