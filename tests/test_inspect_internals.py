@@ -223,6 +223,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_evals_in_the_same_process_do_what_they_did_without_episodes(tmp_path: Path) -> None:
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _BESIDE, str(tmp_path)],

@@ -237,7 +237,7 @@ class _Campaign:
         settings = self._settings
         options = DatasetOptions(
             group_size=settings.group_size,
-            reward=resolve_reward(ground.reward, timeout=settings.patience / 2),
+            reward=resolve_reward(ground.reward, timeout=settings.patience),
             on_error=PENALTY if priced else "raise",
             rollout_limits=RolloutLimits(rollout_timeout_seconds=settings.patience)
             if runner_times
