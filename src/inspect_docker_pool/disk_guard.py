@@ -13,6 +13,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from inspect_docker_pool.lease import Lease
 _ENTRY_BYTES = 4096
 _QUICK_SECONDS = 0.02
 """If the engine sums up a layer in this time, the layer has too few entries for them to matter."""
+_ATTEMPTS = 3
+"""How often the engine may fail to sum up a layer that changes in the meantime."""
 _PAUSE_FACTOR = 10
+_LONGEST_PAUSE = 30.0
 """A container whose layer takes long to sum up is measured less often."""
 _MOUNTED = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 
@@ -59,13 +63,18 @@ class DiskGuard:
             if over:
                 container.kill(f"its disk limit of {limit} bytes was exceeded {over}")
             now = time.monotonic()
-            self._due[container.id] = now + _PAUSE_FACTOR * (now - begun)
+            self._due[container.id] = now + min(_PAUSE_FACTOR * (now - begun), _LONGEST_PAUSE)
 
     def _over(self, container: Container, limit: int, processes: dict[str, list[int]]) -> str:
-        begun = time.monotonic()
-        facts = self._get(container, "json", size=True).json()
-        slow = time.monotonic() - begun > _QUICK_SECONDS
-        layer = int(facts.get("SizeRw") or 0)
+        for _ in range(_ATTEMPTS):
+            begun = time.monotonic()
+            facts = self._get(container, "json", size=True).json()
+            slow = time.monotonic() - begun > _QUICK_SECONDS
+            layer = int(facts.get("SizeRw") or 0)
+            if layer >= 0:
+                break
+        else:  # the engine reads no paths that are longer than the kernel's limit
+            return "by folders nested too deeply to be measured"
         if layer > limit:
             return "by what its layer holds"
         if slow:
@@ -150,13 +159,18 @@ def _unlinked(pid: int, processes: dict[str, list[int]]) -> int:
 
 
 def _open_files(process: int) -> Iterator[os.stat_result]:
-    for folder in ("fd", "map_files"):
-        try:
-            links = list(os.scandir(f"/proc/{process}/{folder}"))
-        except OSError:
-            continue
-        for link in links:
-            try:
-                yield os.stat(link.path)
-            except OSError:
-                continue
+    # By thread: the first one may have ended, and another may have open files of its own.
+    threads = _entries_of(f"/proc/{process}/task")
+    mapped = next(
+        filter(None, (_entries_of(f"/proc/{each.name}/map_files") for each in threads)), []
+    )
+    for link in (*mapped, *(link for each in threads for link in _entries_of(f"{each.path}/fd"))):
+        with suppress(OSError):
+            yield os.stat(link.path)
+
+
+def _entries_of(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except OSError:
+        return []

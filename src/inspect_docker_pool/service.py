@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from posixpath import normpath
 from types import MappingProxyType
 from typing import Any
 
@@ -97,7 +98,7 @@ def parse_service(
         command=command,
         entrypoint=_words(service.get("entrypoint")),
         environment=tuple(sorted((k, str(v)) for k, v in given.items() if v is not None)),
-        working_dir=service.get("working_dir"),
+        working_dir=normpath(folder) if (folder := service.get("working_dir")) else None,
         user=service.get("user"),
         hostname=service.get("hostname"),
         platform=service.get("platform"),

@@ -444,9 +444,13 @@ class _Unfaithful(Exception):
 
 
 def _processes(engine: Engine, container: Container) -> str:
-    """List a container's processes as the engine sees them, without zombies."""
+    """List a container's processes as the engine sees them, without those that have ended."""
     listed = engine.api.top(container.id, "-o pid,stat,args")
     state, command = (listed["Titles"].index(title) for title in ("STAT", "COMMAND"))
     return json.dumps(
-        sorted(each[command] for each in listed["Processes"] if not each[state].startswith("Z"))
+        sorted(
+            each[command]
+            for each in listed["Processes"]
+            if not each[state].startswith("Z") or "l" in each[state]  # with threads that run
+        )
     )

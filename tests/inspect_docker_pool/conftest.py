@@ -179,6 +179,39 @@ def private_engine() -> Iterator[PrivateEngine]:
         yield engine
 
 
+_ENDED = r"""
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+static char zeros[9000000];
+static void *work(void *unused) {
+  usleep(100000);
+  for (int i = 0; i < 2; i++) {
+    int file = open("removed", O_CREAT | O_WRONLY, 0600);
+    unlink("removed");
+    if (write(file, zeros, sizeof zeros) < 0) break;
+  }
+  for (;;) pause();
+}
+int main(void) {
+  pthread_t thread;
+  pthread_create(&thread, 0, work, 0);
+  pthread_exit(0);
+}
+"""
+
+
+@pytest.fixture
+def without_first_thread(tmp_path: Path) -> bytes:
+    """A program whose first thread ends, while another holds removed files of 18 MB open."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    program = tmp_path / "program"
+    command = ["gcc", "-static", "-pthread", "-xc", "-o", program, "-"]
+    subprocess.run(command, input=_ENDED.encode(), check=True)
+    return program.read_bytes()
+
+
 Opener = Callable[..., Awaitable[DockerPoolSandboxEnvironment]]
 
 

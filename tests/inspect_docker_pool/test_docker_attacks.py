@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,8 +262,15 @@ async def test_a_background_process_and_parallel_commands_change_nothing(
         await asyncio.gather(*(one(n) for n in range(20)))
 
 
-async def test_more_commands_at_once_than_it_can_run_wait_their_turn(open_sandbox: Any) -> None:
-    sandbox = await open_sandbox(pids=1000)
+@pytest.mark.parametrize("limits", ["pids_limit: 1000", "ulimits: {nofile: 100}"])
+async def test_more_commands_at_once_than_it_can_run_wait_their_turn(
+    open_sandbox: Any, image: str, tmp_path: Path, limits: str, compose_plugin: None
+) -> None:
+    service = f"{{image: '{image}', network_mode: none, command: sleep infinity, {limits}}}"
+    (tmp_path / "compose.yaml").write_text(
+        f"services: {{default: {service}}}\nx-docker-pool: {{warm: 0}}\n"
+    )
+    sandbox = await open_sandbox(str(tmp_path / "compose.yaml"))
 
     async def one(n: int) -> str:
         return str((await sandbox.exec(["sh", "-c", f"sleep 0.2; echo {n}"])).stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import shlex
 import tarfile
@@ -184,6 +185,21 @@ async def test_what_an_image_cannot_hold_is_set_up_by_each(
     assert len({result.state.store.get("seen") for result in results}) == 1
     assert forks() == before
     assert images_of(manager) == []
+
+
+async def test_a_process_whose_first_thread_has_ended_is_state_of_the_set_up(
+    manager: PoolManager, without_first_thread: bytes
+) -> None:
+    before = forks()
+    program = base64.b64encode(without_first_thread).decode()
+    task = task_of(
+        "#!/bin/sh\nchmod +x /root/program; nohup /root/program >/dev/null 2>&1 &\n",
+        {"/root/program": f"data:application/octet-stream;base64,{program}"},
+        look="ps -e -o comm=",
+    )
+    results = await group_of(task, 2)
+    assert ["program" in result.state.store.get("seen") for result in results] == [True, True]
+    assert forks() == before
 
 
 _EVERYTHING = r"""

@@ -439,6 +439,21 @@ class TestDiskLimit:
     ) -> None:
         await self._ends(await open_sandbox(disk="10m"), program)
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees other users' open files")
+    async def test_removed_files_of_a_process_whose_first_thread_has_ended(
+        self, open_sandbox: Any, without_first_thread: bytes
+    ) -> None:
+        sandbox = await open_sandbox(disk="10m")
+        await sandbox.write_file("/root/program", without_first_thread)
+        await self._ends(sandbox, "chmod +x program; ./program &")
+
+    async def test_files_beside_folders_too_deep_to_be_measured(self, open_sandbox: Any) -> None:
+        program = (
+            "for n in $(seq 25); do d=$(printf d%200s | tr ' ' d); mkdir $d; cd $d; done\n"
+            "for n in 1 2; do head -c 9000000 /dev/zero > /root/$n; done"
+        )
+        await self._ends(await open_sandbox(disk="10m"), program)
+
     async def test_memory_files_are_no_disk(self, open_sandbox: Any) -> None:
         sandbox = await open_sandbox(disk="10m")
         program = (

@@ -44,7 +44,7 @@ def test_every_honoured_key_reaches_the_container(compose: Any, tmp_path: Path) 
             "command": "sleep infinity", "cap_drop": [],
             "environment": {"B": 2, "NOBODY_SET_THIS": None},
             "env_file": "vars.env",
-            "working_dir": "/w",
+            "working_dir": "/v/../w",
             "user": "1000",
             "hostname": "h",
             "init": True,

@@ -107,6 +107,7 @@ static u8 head[12];
 static u32 head_have, body_have;
 
 static struct bounds limits[16];
+static int most_jobs = JOBS; /* each has three files, and poll takes no more than may be open */
 static int nice_value, policy;
 static u32 own_id;
 static u64 affinity[128];
@@ -207,6 +208,7 @@ static void write_score(const char *score) {
 static void learn(char **environ) {
   environment = environ;
   for (int i = 0; i < 16; i++) CALL(prlimit64, 0, i, 0, &limits[i], 0, 0);
+  if (limits[RLIMIT_NOFILE].hard / 4 < JOBS) most_jobs = (int)limits[RLIMIT_NOFILE].hard / 4;
   nice_value = 20 - (int)CALL3(getpriority, 0, 0, 0);
   policy = (int)CALL3(sched_getscheduler, 0, 0, 0);
   affinity_size = CALL3(sched_getaffinity, 0, sizeof affinity, affinity);
@@ -867,7 +869,7 @@ static void start(u32 id, u8 *body, u32 size) {
     answer_end(id, NOT_STARTED, 0, 0, AT_EXEC, E2BIG);
     return;
   }
-  for (int i = 0; i < JOBS && !job; i++)
+  for (int i = 0; i < most_jobs && !job; i++)
     if (jobs[i].phase == PHASE_FREE) job = &jobs[i];
   if (!job) {
     answer_end(id, NOT_STARTED, 0, 0, AT_FORK, EUSERS); /* ask again */
@@ -1369,7 +1371,7 @@ static void serve(void) {
     set[2].fd = signals, set[2].events = POLLIN;
     set[3].fd = main_out, set[3].events = POLLIN;
     int n = 4;
-    for (int i = 0; i < JOBS; i++) {
+    for (int i = 0; i < most_jobs; i++) {
       struct job *job = &jobs[i];
       int live = job->phase != PHASE_FREE;
       for (int which = 0; which < 2; which++, n++)
@@ -1388,7 +1390,7 @@ static void serve(void) {
     }
     more = reap();
     if (set[3].revents) collect_log();
-    for (int i = 0, at = 4; i < JOBS; i++, at += 3) {
+    for (int i = 0, at = 4; i < most_jobs; i++, at += 3) {
       struct job *job = &jobs[i];
       for (int which = 0; which < 2; which++)
         if (set[at + which].revents && job->out[which] >= 0 && may_read()) collect(job, which);
