@@ -1,24 +1,33 @@
-"""Starts one container, runs commands in it, and removes it."""
+"""Starts one container, runs commands and reads and writes files in it, and removes it."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
+import os
 import posixpath
 import tarfile
 from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentLimits
 
 from inspect_docker_pool.command import (
+    AttachedSocket,
     Call,
     Command,
     CommandResult,
+    FailedAt,
     Flag,
+    How,
     RequestKind,
     Setup,
+    lost,
+    raise_misuse,
     result_of,
 )
 from inspect_docker_pool.config import (
@@ -30,7 +39,7 @@ from inspect_docker_pool.config import (
     host_options,
     is_keep_alive,
 )
-from inspect_docker_pool.engine import AttachedSocket, Engine, quietly, typed
+from inspect_docker_pool.engine import Engine, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxDiedError,
@@ -76,6 +85,7 @@ def pack_program(architecture: str, folder: str) -> bytes:
     return buffer.getvalue()
 
 
+_FILE_SECONDS = 600.0
 START_SECONDS = 60.0
 """Seconds that a container may take to start."""
 
@@ -159,6 +169,44 @@ class Container:
         except SandboxMisusedError as ex:
             ex.container = self.id
             raise
+
+    async def write_file(self, path: str, contents: bytes) -> None:
+        """Write a file as the container's user; parents are made.
+
+        Raises:
+            IsADirectoryError: the path is a directory.
+            PermissionError: the user may not write there.
+            OSError: the kernel's own reason, or the path is no regular file (``EINVAL``). Nothing
+                is raised only if the file then had these contents.
+        """
+        path = str(PurePosixPath(path))
+        words = (self.user, path, str(len(contents)))
+        call = await self.request(
+            RequestKind.WRITE, words, stdin=contents, timeout=_FILE_SECONDS, limit=0
+        )
+        _check_file(call, path, "writing")
+
+    async def read_file(self, path: str, name: str) -> bytes:
+        """Read a regular file, following links, whoever owns it.
+
+        The executor reads it, so that no program of the container, which a policy may have
+        replaced, is involved.
+
+        Raises:
+            FileNotFoundError, IsADirectoryError, PermissionError: as their names say.
+            OutputLimitExceededError: larger than Inspect's limit for reads.
+            OSError: the kernel's own reason, or not a regular file (``EINVAL``).
+        """
+        if posixpath.basename(path.rstrip("/")) in (".", "..", ""):
+            raise _file_error(errno.EISDIR, name)
+        call = await self.request(
+            RequestKind.READ,
+            ("0", str(PurePosixPath(path))),
+            timeout=_FILE_SECONDS,
+            limit=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE,
+        )
+        _check_file(call, name, "reading")
+        return bytes(call.out.data)
 
     async def request(self, kind: RequestKind, words: tuple[str, ...], **options: Any) -> Call:
         """Send a request to the executor; the returned call holds its end.
@@ -398,3 +446,25 @@ def _environment(command: Command) -> list[bytes]:
     return [
         f"{key}={value}".encode("utf-8", "surrogateescape") for key, value in command.env.items()
     ]
+
+
+def _check_file(call: Call, name: str, doing: str) -> None:
+    """Raise unless a file was written or read completely."""
+    end = call.end
+    assert end is not None
+    raise_misuse(end)
+    if end.stage is FailedAt.SIZE or Flag.OVERFLOWED in end.flags:
+        too_large = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+        raise OutputLimitExceededError(limit_str=too_large, truncated_output=None)
+    if end.how is How.DONE:
+        return
+    if Flag.TIMED_OUT in end.flags:
+        raise TimeoutError(f"{doing} {name} took more than {_FILE_SECONDS:.0f} seconds")
+    raise _file_error(end.error, name) if end.how is How.NOT_STARTED else lost()
+
+
+def _file_error(number: int, name: str) -> OSError:
+    reason = "Not a regular file" if number == errno.EINVAL else os.strerror(number)
+    kind = PermissionError if number == errno.EROFS else OSError
+    # With a full stop, as in Inspect's Docker provider; the model sees this text.
+    return kind(number, f"{reason}.", name)  # Python makes it the subclass of its number

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-from inspect_docker_pool.threads import undo
+from inspect_docker_pool.engine import undo
 
 ACQUIRE = "sandbox/acquire_s"
 """Seconds that an episode waited for its container."""

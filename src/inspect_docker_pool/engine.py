@@ -1,20 +1,19 @@
-"""One Docker engine through its SDK: blocking calls in a few threads, with typed errors.
-
-The engine's attached streams are frames of standard output and error over one socket.
-"""
+"""One Docker engine through its SDK: blocking calls in a few threads, with typed errors."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import struct
 import threading
+import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from functools import cache, partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import anyio
 import sniffio
@@ -26,16 +25,12 @@ from inspect_docker_pool.errors import (
     SandboxImageError,
     SandboxStartError,
 )
-from inspect_docker_pool.threads import Workers
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-ENGINE = "http+docker://"
-"""The SDK's address of an engine on a unix socket."""
 
 _CALL_THREADS = 16
 _START_THREADS = 4
@@ -52,6 +47,157 @@ async def settled(future: Future[T]) -> T:
     while not future.done():  # noqa: ASYNC110  (the event is a thread's)
         await anyio.sleep(0.005)
     return future.result()
+
+
+class _Job(Generic[T]):
+    """A call that has not begun, and the future for its result."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.call = call
+        self.future: Future[T] = Future()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.call()
+        except BaseException as ex:  # the boundary: passed to the waiter
+            self.future.set_exception(ex)
+        else:
+            self.future.set_result(result)
+
+
+_postponed: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+
+def undo(error: BaseException | None, work: Callable[[], object]) -> None:
+    """Undo what a coroutine has begun, when it ends with an error or otherwise.
+
+    A coroutine that nothing refers to any more is closed by a garbage collection, in whatever
+    thread that runs, perhaps one that holds the lock which ``work`` takes. So the work of a closed
+    one is left to the pools' keeper (:func:`undo_postponed`).
+    """
+    cause = error
+    while cause is not None and not isinstance(cause, GeneratorExit):
+        cause = cause.__context__  # anyio's scopes raise another error outside of their loop
+    if cause is None:
+        work()
+    else:
+        _postponed.put(work)
+
+
+def undo_postponed() -> None:
+    """Do the work of coroutines that were closed."""
+    while True:
+        try:
+            work = _postponed.get_nowait()
+        except Empty:
+            return
+        work()
+
+
+class Workers:
+    """Up to ``most`` daemon threads, started on demand.
+
+    Not a ``ThreadPoolExecutor``: the interpreter joins that one's threads at exit, with all
+    queued calls, and an engine that does not answer would delay the exit.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._wake = threading.Condition()
+        self._urgent: deque[_Job[Any]] = deque()
+        self._later: deque[_Job[Any]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._closing = False
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call before all calls that can wait."""
+        return self._add(self._urgent, partial(call, *args, **kwargs))
+
+    def submit_later(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call when nothing urgent waits."""
+        return self._add(self._later, partial(call, *args, **kwargs))
+
+    def close(self, seconds: float) -> None:
+        """Drop queued calls and wait this long for running ones. Can be used again afterwards."""
+        with self._wake:
+            self._closing = True
+            dropped = [*self._urgent, *self._later]
+            self._urgent.clear()
+            self._later.clear()
+            threads = list(self._threads)
+            self._wake.notify_all()
+        for job in dropped:
+            job.future.cancel()
+        deadline = time.monotonic() + seconds
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with self._wake:
+            self._closing = False
+
+    def _add(self, queue: deque[_Job[Any]], call: Callable[[], T]) -> Future[T]:
+        job = _Job(call)
+        with self._wake:
+            queue.append(job)
+            if len(self._urgent) + len(self._later) <= self._idle:
+                self._wake.notify()
+            elif len(self._threads) < self._most:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter is shutting down
+                    queue.remove(job)
+                    raise
+                self._threads.add(thread)
+        return job.future
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            del job  # a waiting thread must not keep a caller's objects alive
+
+    def _next(self) -> _Job[Any] | None:
+        with self._wake:
+            while not (self._urgent or self._later):
+                if self._closing:
+                    self._threads.discard(threading.current_thread())
+                    return None
+                self._idle += 1
+                try:
+                    self._wake.wait()
+                finally:
+                    self._idle -= 1
+            return (self._urgent or self._later).popleft()
+
+
+class Ticker:
+    """Makes a call every given number of seconds in its own daemon thread."""
+
+    def __init__(self, name: str, seconds: float, call: Callable[[], object]) -> None:
+        self._seconds = seconds
+        self._call = call
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """End the calls; wait this long for a running one."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self._call()
+            except Exception:
+                continue  # the engine is away; callers get the typed error
 
 
 class Engine:
@@ -96,19 +242,14 @@ class Engine:
 
         try:
             _knock()
-            kind, adapter = _client_types()
-            client = kind(
+            client: APIClient = _client_type()(
                 version=self._version,
                 timeout=max(1, int(timeout)),
-                **_environment(),
+                num_pools=1,  # else it keeps a connection for each URL, which names a container
+                **docker.utils.kwargs_from_env(),
             )
             self._version = client.api_version
-            first = client.get_adapter(ENGINE)
-            if hasattr(first, "socket_path"):
-                first.close()  # with the connection that asked for the version
-                client.mount(ENGINE, adapter(f"http+unix://{first.socket_path}", client.timeout))
-            made: APIClient = client
-            return made
+            return client
         except (docker.errors.DockerException, OSError) as ex:
             raise SandboxEngineError(
                 f"cannot reach the Docker engine at {engine_address()}: {ex}. Start it, or set "
@@ -195,29 +336,16 @@ def _knock() -> None:
 
 
 @cache
-def _client_types() -> tuple[Any, Any]:
-    """Define a client of the SDK and its connections. The SDK is imported late."""
+def _client_type() -> Any:
+    """Define a client of the SDK, which is imported late."""
     import docker
-    from docker.transport import UnixHTTPAdapter
 
     class Client(docker.APIClient):
         def send(self, request: Any, **options: Any) -> Any:
             # The SDK gives pulls and builds no time-out at all.
             return super().send(request, **{**options, "timeout": self.timeout})
 
-    class Adapter(UnixHTTPAdapter):
-        """Keeps idle connections for the engine, not for each URL, which names a container."""
-
-        def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
-            return super().get_connection(ENGINE, proxies)
-
-    return Client, Adapter
-
-
-def _environment() -> dict[str, Any]:
-    from docker.utils import kwargs_from_env
-
-    return dict(kwargs_from_env())
+    return Client
 
 
 def engine_address() -> str:
@@ -263,119 +391,3 @@ def quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     except (docker.errors.DockerException, OSError, SandboxError):
         return False
     return True
-
-
-STDOUT, STDERR = 1, 2
-_CHUNK = 256 * 1024
-
-
-class Frames:
-    """Splits the engine's multiplexed bytes into pieces of the two streams."""
-
-    def __init__(self) -> None:
-        self._stream = 0
-        self._left = 0
-        self._header = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield ``(stream, bytes)`` for the given bytes."""
-        view = memoryview(data)
-        while view:
-            if self._left == 0:
-                need = 8 - len(self._header)
-                self._header += bytes(view[:need])
-                view = view[need:]
-                if len(self._header) == 8:
-                    self._stream, self._left = struct.unpack(">BxxxL", self._header)
-                    self._header = b""
-                continue
-            piece = bytes(view[: self._left])
-            view = view[len(piece) :]
-            self._left -= len(piece)
-            yield self._stream, piece
-
-
-class AttachedSocket:
-    """A hijacked connection to the engine, used without blocking from any event loop.
-
-    Only one task may receive and one thread may send at a time.
-    """
-
-    def __init__(self, wrapped: Any) -> None:
-        raw = getattr(wrapped, "_sock", wrapped)
-        if type(raw) is not socket.socket:
-            raise SandboxEngineError(
-                "docker_pool speaks to engines on a unix socket or plain TCP; this one uses "
-                f"{type(raw).__name__}. Forward it to a local socket (ssh -L) and set DOCKER_HOST"
-            )
-        self._wrapped = wrapped  # closing the wrapper's response would close the socket
-        self._socket = raw
-        self._frames = Frames()
-        self.closed = False
-
-    def receive_blocking(self, timeout: float) -> list[tuple[int, bytes]]:
-        """Wait in this thread for some output; empty at the end of the stream."""
-        self._socket.settimeout(timeout)
-        return self._parse(self._socket.recv(_CHUNK))
-
-    def receive_now(self) -> list[tuple[int, bytes]] | None:
-        """Return available output: empty at the end of the stream, ``None`` if none came yet."""
-        try:
-            self._socket.setblocking(False)
-            return self._parse(self._socket.recv(_CHUNK))
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError:
-            return []
-
-    def send_now(self, data: bytes | bytearray | memoryview) -> int:
-        """Send as much as possible without waiting; return how many bytes.
-
-        Raises:
-            BrokenPipeError: the other side is gone.
-        """
-        try:
-            self._socket.setblocking(False)
-            return self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError as ex:
-            raise BrokenPipeError(str(ex)) from ex
-
-    async def wait(self, *, writable: bool) -> None:
-        """Wait until something can be received, or, if asked, sent."""
-        if not writable:
-            await anyio.wait_readable(self._socket)
-            return
-        async with anyio.create_task_group() as tasks:
-
-            async def first(ready: Callable[[socket.socket], Awaitable[None]]) -> None:
-                await ready(self._socket)
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(first, anyio.wait_readable)
-            tasks.start_soon(first, anyio.wait_writable)
-
-    def is_open(self) -> bool:
-        """Return, without waiting, whether the connection is open on the other side."""
-        if self.closed:
-            return False
-        try:
-            self._socket.setblocking(False)
-            return self._socket.recv(1, socket.MSG_PEEK) != b""
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._socket.close()
-            self._wrapped.close()
-
-    def _parse(self, data: bytes) -> list[tuple[int, bytes]]:
-        if not data:
-            return []
-        # A frame header alone is no output, but must not be taken for the end either.
-        return list(self._frames.feed(data)) or [(STDOUT, b"")]

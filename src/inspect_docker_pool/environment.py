@@ -25,7 +25,6 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
-from inspect_docker_pool import files
 from inspect_docker_pool.command import Command, CommandResult
 from inspect_docker_pool.compose import (
     CONFIG_FILES,
@@ -307,7 +306,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         data = contents.encode() if isinstance(contents, str) else contents
         with self._measured():
-            await files.write(self._container, self._path(file), data)
+            await self._container.write_file(self._path(file), data)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -321,7 +320,7 @@ class DockerPoolSandboxEnvironment(SandboxEnvironment):
     @taped
     async def _read_file(self, file: str, text: bool) -> str | bytes:
         with self._measured():
-            data = await files.read(self._container, self._path(file), file)
+            data = await self._container.read_file(self._path(file), file)
         return data.decode() if text else data
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:

@@ -22,6 +22,8 @@ import anyio.lowlevel
 from inspect_ai.util import ExecResult
 
 from inspect_docker_pool.command import (
+    STDOUT,
+    AttachedSocket,
     Call,
     Capture,
     CommandResult,
@@ -35,9 +37,8 @@ from inspect_docker_pool.command import (
     explain_end,
     null_terminated,
 )
-from inspect_docker_pool.engine import STDOUT, AttachedSocket
+from inspect_docker_pool.engine import undo
 from inspect_docker_pool.errors import SandboxError, SandboxStartError
-from inspect_docker_pool.threads import undo
 
 GRACE_SECONDS = 5.0
 """Seconds from asking a command to end until it is killed, as in Inspect's Docker provider."""

@@ -15,14 +15,13 @@ from logging import getLogger
 from typing import Any
 
 from inspect_docker_pool.config import GIB, Build, ContainerConfig, HealthCheck, ProjectConfig
-from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.engine import Engine, Workers, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
 )
-from inspect_docker_pool.threads import Workers
 
 logger = getLogger(__name__)
 

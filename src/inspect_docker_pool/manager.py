@@ -16,7 +16,14 @@ from queue import SimpleQueue
 from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.disk_guard import DiskGuard
-from inspect_docker_pool.engine import Engine, engine_address, settled, typed
+from inspect_docker_pool.engine import (
+    Engine,
+    Ticker,
+    engine_address,
+    settled,
+    typed,
+    undo_postponed,
+)
 from inspect_docker_pool.errors import (
     SandboxEngineError,
     SandboxError,
@@ -41,7 +48,6 @@ from inspect_docker_pool.lease import (
 from inspect_docker_pool.pool import Pool, Waiter, served
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
-from inspect_docker_pool.threads import Ticker, undo_postponed
 
 logger = getLogger(__name__)
 

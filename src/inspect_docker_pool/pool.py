@@ -21,7 +21,7 @@ import anyio
 
 from inspect_docker_pool.config import PoolSize, ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
-from inspect_docker_pool.engine import Engine, settled
+from inspect_docker_pool.engine import Engine, settled, undo
 from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
@@ -29,7 +29,6 @@ from inspect_docker_pool.errors import (
 )
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.project import Project
-from inspect_docker_pool.threads import undo
 
 IDLE_SECONDS = 600.0
 """Idle seconds before a pool removes its warm projects."""

@@ -34,13 +34,12 @@ from inspect_docker_pool.config import (
 )
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import FORKS, SNAPSHOTS, SampleSetup, measure
-from inspect_docker_pool.engine import Engine, quietly, settled, typed
+from inspect_docker_pool.engine import Engine, quietly, settled, typed, undo
 from inspect_docker_pool.errors import SandboxError
 from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import SNAPSHOTS_REPOSITORY, Lease, remove_snapshots
 from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
-from inspect_docker_pool.threads import undo
 
 logger = getLogger(__name__)
 

@@ -207,7 +207,7 @@ def without_first_thread(tmp_path: Path) -> bytes:
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     program = tmp_path / "program"
-    command = ["gcc", "-static", "-pthread", "-xc", "-o", program, "-"]
+    command = ["gcc", "-static", "-pthread", "-xc", "-o", str(program), "-"]
     subprocess.run(command, input=_ENDED.encode(), check=True)
     return program.read_bytes()
 
