@@ -102,12 +102,13 @@ class DiskGuard:
 
     def _size(self, container: Container, path: str) -> int:
         import docker
+        from docker.utils import decode_json_header
 
         api = self._engine.api
         url = f"{api.base_url}/v{api.api_version}/containers/{container.id}/archive"
         try:
             header = api.head(url, params={"path": path}).headers["X-Docker-Container-Path-Stat"]
-            return int(docker.utils.decode_json_header(header)["size"])
+            return int(decode_json_header(header)["size"])
         except (OSError, KeyError, docker.errors.DockerException):
             return 0  # no such file
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+ENGINE = "http+docker://"
+"""The SDK's address of an engine on a unix socket."""
+
 _CALL_THREADS = 16
 _START_THREADS = 4
 """Container starts at once; more would only wait for each other."""
@@ -239,17 +242,19 @@ class Engine:
             timeout: seconds in which some answer must come, again and again.
         """
         import docker
+        from docker.utils import kwargs_from_env
 
         try:
             _knock()
-            client: APIClient = _client_type()(
-                version=self._version,
-                timeout=max(1, int(timeout)),
-                num_pools=1,  # else it keeps a connection for each URL, which names a container
-                **docker.utils.kwargs_from_env(),
-            )
+            kind, adapter = _client_types()
+            client = kind(version=self._version, timeout=max(1, int(timeout)), **kwargs_from_env())
             self._version = client.api_version
-            return client
+            first = client.get_adapter(ENGINE)
+            if hasattr(first, "socket_path"):
+                first.close()  # with the connection that asked for the version
+                client.mount(ENGINE, adapter(f"http+unix://{first.socket_path}", client.timeout))
+            made: APIClient = client
+            return made
         except (docker.errors.DockerException, OSError) as ex:
             raise SandboxEngineError(
                 f"cannot reach the Docker engine at {engine_address()}: {ex}. Start it, or set "
@@ -336,16 +341,23 @@ def _knock() -> None:
 
 
 @cache
-def _client_type() -> Any:
-    """Define a client of the SDK, which is imported late."""
+def _client_types() -> tuple[Any, Any]:
+    """Define a client of the SDK and its connections. The SDK is imported late."""
     import docker
+    from docker.transport import UnixHTTPAdapter
 
     class Client(docker.APIClient):
         def send(self, request: Any, **options: Any) -> Any:
             # The SDK gives pulls and builds no time-out at all.
             return super().send(request, **{**options, "timeout": self.timeout})
 
-    return Client
+    class Adapter(UnixHTTPAdapter):
+        """Keeps idle connections for the engine, not for each URL, which names a container."""
+
+        def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
+            return super().get_connection(ENGINE, proxies)
+
+    return Client, Adapter
 
 
 def engine_address() -> str:

@@ -1,15 +1,4 @@
-"""Every error that the provider raises on purpose.
-
-The tree::
-
-    SandboxError                       a sandbox could not start or went away
-    ├── SandboxConfigError             (also ValueError) the pool cannot honour a configuration
-    ├── SandboxEngineError             the Docker engine cannot be reached
-    ├── SandboxImageError              missing image, failed build or pull
-    ├── SandboxStartError              the container did not start
-    └── SandboxDiedError               the container was lost during an episode
-        └── SandboxMisusedError        commands inside used it up or broke it
-"""
+"""Every error that the provider raises on purpose."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from inspect_docker_pool.engine import Engine, Workers, quietly, typed
 from inspect_docker_pool.errors import (
     SandboxConfigError,
     SandboxEngineError,
-    SandboxError,
     SandboxImageError,
 )
 
@@ -226,38 +225,27 @@ class Images:
             # One waiter may give up; the others still want it.
             search.set_running_or_notify_cancel()
 
-        def land(result: Image | BaseException) -> None:
+        def end(error: BaseException | None, found: Image | None) -> None:
             with self._lock:
-                if self._searches.get(key) is not search:
-                    return
                 del self._searches[key]
-            if isinstance(result, Image):
-                search.set_result(result)
-                return
-            error = result if isinstance(result, SandboxError) else typed(result, "image")
-            error.__cause__ = error.__cause__ or (None if error is result else result)
-            search.set_exception(error)
+            if found is not None:
+                search.set_result(found)
+            elif error is not None:
+                made = typed(error, "image")
+                made.__cause__ = made.__cause__ or (None if made is error else error)
+                search.set_exception(made)
+
+        def land(job: Future[Image | None]) -> None:
+            error = SandboxEngineError(CLOSED) if job.cancelled() else job.exception()
+            found = None if error else job.result()
+            if error or found:  # else it is made now
+                end(error, found)
 
         def run(workers: Workers, step: Callable[[], Image | None]) -> None:
-            def attempt() -> None:
-                try:
-                    found = step()
-                except BaseException as ex:  # the boundary: passed to all waiters
-                    land(ex)
-                else:
-                    if found is not None:
-                        land(found)
-
             try:
-                job = workers.submit(attempt)
+                workers.submit(step).add_done_callback(land)
             except RuntimeError as ex:  # the interpreter is shutting down
-                land(SandboxEngineError(f"image: {ex}"))
-            else:
-                job.add_done_callback(drop)
-
-        def drop(job: Future[None]) -> None:
-            if job.cancelled():
-                land(SandboxEngineError(CLOSED))
+                end(SandboxEngineError(f"image: {ex}"), None)
 
         def look() -> Image | None:
             if not self._must_make(config, refresh):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inspect_docker_pool.engine import Engine, quietly, typed
 from inspect_docker_pool.errors import SandboxError
@@ -133,15 +133,13 @@ def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:
     Returns:
         How many containers were removed.
     """
-    api = engine.api
-    found = _Possessions.of(api)
+    owners, beats = _list_owners(engine.api)
     spared = set(spare)
-    removed = 0
-    for owner in found.owners.values():
-        if owner.id in spared or not _is_dead(owner, found.beats.get(owner.id, []), api):
-            continue
-        removed += remove_owned(engine, owner.id, keep_kept=True)
-    return removed
+    return sum(
+        remove_owned(engine, owner.id, keep_kept=True)
+        for owner in owners
+        if owner.id not in spared and _is_dead(owner, beats[owner.id], engine.api)
+    )
 
 
 def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
@@ -192,31 +190,17 @@ def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-@dataclass(frozen=True)
-class _Possessions:
-    owners: dict[str, Lease]
-    beats: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, api: APIClient) -> _Possessions:
-        filters = {"label": f"{KIND}={PROVIDER}"}
-        volumes = api.volumes(filters=filters)["Volumes"] or []
-        things: list[dict[str, Any]] = [
-            *api.containers(all=True, filters=filters),
-            *api.networks(filters=filters),
-            *volumes,
-        ]
-        owners: dict[str, Lease] = {}
-        for thing in things:
-            owner = Lease.from_labels(thing["Labels"] or {})
-            owners[owner.id] = owner
-        for _, labels in _snapshots(api):
-            owner = Lease.from_labels(labels)
-            owners.setdefault(owner.id, owner)
-        beats: dict[str, list[str]] = defaultdict(list)
-        for volume in volumes:
-            beats[(volume["Labels"] or {}).get(OWNER, "")].append(volume.get("CreatedAt", ""))
-        return cls(owners, beats)
+def _list_owners(api: APIClient) -> tuple[list[Lease], dict[str, list[str]]]:
+    """List the owners of all that is on the engine, and by owner the times of its volumes."""
+    filters = {"label": f"{KIND}={PROVIDER}"}
+    volumes = api.volumes(filters=filters)["Volumes"] or []
+    things = [*api.containers(all=True, filters=filters), *api.networks(filters=filters), *volumes]
+    labels = [labels for _, labels in _snapshots(api)] + [each["Labels"] or {} for each in things]
+    owners = {owner.id: owner for owner in map(Lease.from_labels, labels)}
+    beats: dict[str, list[str]] = defaultdict(list)
+    for volume in volumes:
+        beats[(volume["Labels"] or {}).get(OWNER, "")].append(volume.get("CreatedAt", ""))
+    return list(owners.values()), beats
 
 
 def _is_dead(owner: Lease, beats: list[str], api: APIClient) -> bool:

@@ -38,7 +38,9 @@ HONOURED = frozenset(
     }
 )  # fmt: skip
 
-WITHOUT_EFFECT = frozenset({"expose", "labels", "restart", "stop_grace_period", "stop_signal"})
+WITHOUT_EFFECT = frozenset(
+    {"attach", "expose", "labels", "logging", "restart", "stop_grace_period", "stop_signal"}
+)
 """Keys that change nothing for an episode: one whose container ends has failed."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|us|s)")
@@ -251,7 +253,8 @@ def _limits(service: dict[str, Any], refuse: Refuse) -> Limits:
     deploy = service.get("deploy") or {}
     resources = deploy.get("resources") or {}
     reserved = resources.get("reservations") or {}
-    for key in (*(key for key, value in deploy.items() if value), *resources, *reserved):
+    stated = (key for key, value in deploy.items() if value and (key, value) != ("replicas", 1))
+    for key in (*stated, *resources, *reserved):
         if key not in ("resources", "limits", "reservations", "cpus", "memory"):
             raise refuse(f"deploy.{key}")
     deployed = resources.get("limits") or {}

@@ -113,6 +113,7 @@ async def test_memory_is_limited_and_there_is_no_swap(open_sandbox: Any) -> None
     limited = await open_sandbox(memory="100m")
     big = ["python3", "-c", "x = bytearray(300 * 2**20); print('fits')"]
     assert (await limited.exec(big)).returncode == 137
+    assert (await limited.exec(["echo", "on"])).stdout == "on\n"
     shared = ["sh", "-c", "head -c 300000000 /dev/zero > /dev/shm/x"]
     assert not (await limited.exec(shared)).success
     default = await open_sandbox()
