@@ -51,7 +51,13 @@ def test_a_package_for_verifiers_needs_an_installed_task(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("2fast", "cannot name"), ("a+b", "cannot name"), ("full", "not empty")]
+    ("name", "reason"),
+    [
+        ("2fast", "cannot name"),
+        ("a+b", "cannot name"),
+        ("full", "not empty"),
+        ("full/mine.txt/x", "cannot write"),
+    ],
 )
 def test_nothing_is_written_where_it_would_not_work(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()

@@ -96,3 +96,12 @@ def test_a_stdout_that_takes_nothing_is_no_unexpected_error(
     assert "Error" not in done.stderr
     if (shown := tmp_path / "shown").exists():
         assert "pi\\xf1a" in shown.read_text(encoding="ascii")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, *MODULE, "plugins"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "Error: No space left on device: the output cannot be written\n"

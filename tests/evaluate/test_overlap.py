@@ -160,8 +160,8 @@ def test_the_command_lists_the_overlap_beforehand(tmp_path: Path) -> None:
         "from inspect_ai import Task, task\n"
         "from inspect_ai.dataset import Sample\n"
         "@task\n"
-        "def fruit(first: str = 'plum'):\n"
-        "    return Task(dataset=[Sample(input=f'Say {w}.', target=w, id=w,\n"
+        "def fruit(first: str = 'plum', named: bool = True):\n"
+        "    return Task(dataset=[Sample(input=f'Say {w}.', target=w, id=w if named else None,\n"
         "        files={'note': f'about {w}'}) for w in (first, 'melon')])\n"
     )
     run = write_run(tmp_path / "run")
@@ -186,6 +186,7 @@ def test_the_command_lists_the_overlap_beforehand(tmp_path: Path) -> None:
         "trained_on": 1,
         "ids": ["plum"],
     }
+    assert invoke(str(run), f"{file}@fruit", "-T", "named=false").stdout == "1\n"
     none = invoke(str(run), f"{file}@fruit", "-T", "first=apple")
     assert (none.exit_code, none.stdout) == (0, "")
     other = invoke("Qwen/Qwen3-8B", f"{file}@fruit")

@@ -106,7 +106,7 @@ def test_a_teacher_may_leave_before_the_end() -> None:
 def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave kl_penalty_coef out"):
         config("kl_penalty_coef=0.1", teacher="/models/tiny")
-    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"tokenizer of .* cannot be loaded"):
         config(teacher=str(tmp_path))
     with pytest.raises(ConfigError, match="--teacher-only needs --teacher"):
         check_request(dataclasses.replace(REQUEST, teacher_only=True))

@@ -46,7 +46,11 @@ def new_command(folder: Path, task: str | None) -> None:
     else:
         kind, names = "verifiers", {TASK: task, TASK_PACKAGE: task_package(task)}
         lines = f"pip install -e .\n  vf-eval {name} --help"
-    for path in write_packages(TEMPLATES / kind, folder, name, names):
+    try:
+        written = write_packages(TEMPLATES / kind, folder, name, names)
+    except OSError as error:
+        raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
+    for path in written:
         click.echo(path)
     click.echo(f"\nTry it:\n\n  cd {folder}\n  {lines}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -99,6 +100,8 @@ def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if any(each.__module__.partition(".")[0] in OUR_PACKAGES for each in type(error).__mro__):
         return text
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{error.strerror}: {error.filename or 'the output cannot be written'}"
     if type(error).__module__.startswith("inspect_ai."):
         from inspect_tinker_plugin.inspect_internals import in_one_line
 

@@ -360,7 +360,11 @@ def overlap_command(run: str, as_json: bool, **choices: Any) -> None:
     trained = read_trained(source.run, source.step)
     with quiet_stdout():
         task = load_task(choices).task
-        found = [each.id for each in task.dataset if was_trained_on(each, trained)]
+        found = [
+            index if each.id is None else each.id  # as an eval names it
+            for index, each in enumerate(task.dataset, 1)
+            if was_trained_on(each, trained)
+        ]
     name, total = task.name, len(task.dataset)
     if as_json:
         about = {"run": str(source.run), "step": source.step, "task": name, "samples": total}

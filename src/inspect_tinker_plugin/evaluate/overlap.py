@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,6 @@ class RecordedDataset(RLDataset):
         return min([index, max(steps, default=self._first_step)])
 
 
-@hooks(name="trained_on", description="Tells which samples of an eval its model was trained on.")
 class Firewall(Hooks):
     """Warns of samples that the evaluated model was trained on, and writes them into the log."""
 
@@ -194,6 +194,14 @@ class Firewall(Hooks):
         found = self._found.setdefault(eval_id, [])
         if sample.id is not None and sample.id not in found:
             found.append(sample.id)
+
+
+@cache
+def watch_evals() -> None:
+    """Register the firewall, once a model needs it: Inspect announces hooks that it starts with."""
+    hooks(name="trained_on", description="Tells which samples of an eval its model has seen.")(
+        Firewall
+    )
 
 
 def _trained() -> Ids:

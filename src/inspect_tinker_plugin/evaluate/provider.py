@@ -38,7 +38,7 @@ from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
-from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained
+from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained, watch_evals
 from inspect_tinker_plugin.evaluate.source import Connection, Source, connect, find_source
 from inspect_tinker_plugin.rl.models import require_renderer
 from inspect_tinker_plugin.tokens.dataset_renderer import SAMPLER_OPTIONS
@@ -151,6 +151,7 @@ class TinkerAPI(ModelAPI):
             )
         except ConfigError as error:
             raise internals.PrerequisiteError(escape(str(error))) from error
+        watch_evals()
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
         self._asked = 0

@@ -38,7 +38,7 @@ def write_split(
     folder = journal.path.parent
     cache = folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
-    with _hide_bars():
+    with hide_bars():
         rows: Any = Dataset.from_generator(
             _read_rows,
             gen_kwargs={"path": journal.path, "split": split},
@@ -78,8 +78,8 @@ def _write_file(rows: Any, path: Path, format: Format) -> None:
 
 
 @contextmanager
-def _hide_bars() -> Iterator[None]:
-    """Keep ``datasets`` from showing progress bars beside the export's own."""
+def hide_bars() -> Iterator[None]:
+    """Keep ``datasets`` from showing progress bars of its own."""
     from datasets import disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
 
     shown = is_progress_bar_enabled()

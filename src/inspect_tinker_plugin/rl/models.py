@@ -58,17 +58,7 @@ def make_renderer(
     else:
         require_renderer(name, option=option)
     source = tokenizer or str(model)
-    _require_hub(source)
-    try:
-        loaded = get_tokenizer(source)
-    except Exception as error:  # each hub and format raises its own errors
-        text = internals.in_one_line(error)
-        offline = "connect" in text.lower() or "offline" in text.lower()
-        raise ConfigError(
-            _NO_HUB.format(source)
-            if offline
-            else f"the tokenizer of {source} cannot be loaded: {text}"
-        ) from error
+    loaded = load_tokenizer(source)
     try:
         renderer = get_renderer(name, loaded, model_name=source)
         renderer.get_stop_sequences()  # which some look up only when they are asked
@@ -77,6 +67,25 @@ def make_renderer(
         reason = internals.in_one_line(error)
         raise RendererError(
             f"{option} {name!r} cannot be used with the tokenizer of {source}: {reason}"
+        ) from error
+
+
+def load_tokenizer(source: str) -> Any:
+    """Load the tokenizer of a model, by its name or from a folder.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    _require_hub(source)
+    try:
+        return get_tokenizer(source)
+    except Exception as error:  # each hub and format raises its own errors
+        text = internals.in_one_line(error)
+        offline = "connect" in text.lower() or "offline" in text.lower()
+        raise ConfigError(
+            _NO_HUB.format(source)
+            if offline
+            else f"the tokenizer of {source} cannot be loaded: {text}"
         ) from error
 
 

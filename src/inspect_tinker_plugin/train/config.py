@@ -20,13 +20,17 @@ from chz.blueprint import (
 from tinker_cookbook.exceptions import TinkerCookbookError
 from tinker_cookbook.hyperparam_utils import get_lr
 from tinker_cookbook.rl import train
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tinker_cookbook.utils.ml_log import dump_config
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.evaluate.source import find_source
 from inspect_tinker_plugin.options import read_keywords
-from inspect_tinker_plugin.rl.models import no_key, recommended_renderer, require_renderer
+from inspect_tinker_plugin.rl.models import (
+    load_tokenizer,
+    no_key,
+    recommended_renderer,
+    require_renderer,
+)
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.train.data import EvalTasksBuilder, TrainingDataBuilder, keep_in_run
 from inspect_tinker_plugin.train.history import ROLLOUT_LOGS
@@ -298,13 +302,7 @@ def _check_teachers_tokens(teacher: str | None, student: str) -> None:
     """Refuse a base model whose tokens are not the student's; a checkpoint's server refuses it."""
     if teacher is None or teacher == student:
         return
-    try:
-        alike = get_tokenizer(teacher).get_vocab() == get_tokenizer(student).get_vocab()
-    except Exception as error:  # of the model hub, each of its own kind
-        raise ConfigError(
-            f"--teacher {teacher}: its tokenizer cannot be loaded: {error}"
-        ) from error
-    if not alike:
+    if load_tokenizer(teacher).get_vocab() != load_tokenizer(student).get_vocab():
         raise ConfigError(f"--teacher {teacher} has other tokens than {student}")
 
 

@@ -47,6 +47,7 @@ from tinker_cookbook.supervised.types import (
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.evaluate.overlap import IMITATED, TrainingRecord
+from inspect_tinker_plugin.export.files import hide_bars
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.tokens.messages import opening
 from inspect_tinker_plugin.train.history import CHECKPOINTS, IMITATION
@@ -124,7 +125,8 @@ class ComparisonsBuilder(ComparisonDatasetBuilder):
 def rows_of(path: str, split: str, column: str) -> datasets.Dataset:
     """Load a split of an export."""
     try:
-        rows = datasets.load_dataset(path, split=split)
+        with hide_bars():
+            rows = datasets.load_dataset(path, split=split)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{path} holds no export with a split {split!r}: {reason}") from error
