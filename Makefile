@@ -60,6 +60,8 @@ FETCH_IMAGE := docker image inspect $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || \
 	docker pull -q $(EXAMPLE_TASKS_IMAGE) >/dev/null 2>&1 || true
 
 DEMO_TRAINING := --log-dir out/demo-training
+# Samples that the training has not seen: it takes the first 64.
+DEMO_EVAL := example_tasks/toy.py@letters -T samples=80 --limit 65-80
 
 demo: $(STAMP) ## export a task, roll out an agent, train a tiny model and evaluate it (offline, no key)
 	@echo "\$$ inspect rl export example_tasks/word_problems.py --output out/demo"
@@ -73,8 +75,8 @@ demo: $(STAMP) ## export a task, roll out an agent, train a tiny model and evalu
 	@echo "\$$ inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)"
 	@$(BIN)/inspect rl train example_tasks/toy.py@letters --local $(DEMO_TRAINING)
 	@for model in tinker/out/demo-training@0 tinker/out/demo-training; do \
-		echo; echo "\$$ inspect eval example_tasks/toy.py@letters --model $$model"; \
-		$(BIN)/inspect eval example_tasks/toy.py@letters --model $$model --limit 16 \
+		echo; echo "\$$ inspect eval $(DEMO_EVAL) --model $$model"; \
+		$(BIN)/inspect eval $(DEMO_EVAL) --model $$model \
 			--log-dir out/demo-evals --display plain || exit 1; \
 	done
 

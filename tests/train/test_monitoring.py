@@ -79,10 +79,12 @@ def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:
     assert said[-1] == "not scanned: 1 of 1 batch"
 
 
-def test_a_file_that_is_not_there_is_refused() -> None:
+@pytest.mark.parametrize("name", ["nowhere.py", "example_tasks/loophole.py"])
+def test_a_file_without_scanners_is_refused(name: str) -> None:
     pytest.importorskip("inspect_scout")
-    with pytest.raises(ConfigError, match=r"not nowhere\.py"):
-        check_scanners(["nowhere.py"])
+    with pytest.raises(ConfigError, match=f"not {name}"):
+        check_scanners([name])
+    check_scanners(["example_tasks/loophole_scan.py"])
 
 
 def rising(name: str, first: float, last: float) -> list[dict[str, float]]:

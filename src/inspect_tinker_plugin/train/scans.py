@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -35,6 +36,8 @@ LONGEST_END = 600.0
 _AT_ONCE = 8
 """Logs that are scanned by one process, which takes seconds to start; each is a batch."""
 
+_DECORATED = re.compile(r"^@\S*(scanner|scanjob)\b", re.MULTILINE)
+
 _SCOUT = (
     "from importlib.metadata import entry_points; "
     "[scout] = entry_points(group='console_scripts', name='scout'); scout.load()()"
@@ -45,7 +48,7 @@ def check_scanners(scanners: Sequence[str]) -> None:
     """Refuse scanners that cannot run.
 
     Raises:
-        ConfigError: Scout is not installed, or a file is not there.
+        ConfigError: Scout is not installed, or a file is not there or has no scanners.
     """
     if scanners and find_spec("inspect_scout") is None:
         raise ConfigError(
@@ -53,7 +56,10 @@ def check_scanners(scanners: Sequence[str]) -> None:
             "'inspect-tinker-plugin[scout]'"
         )
     for scanner in scanners:
-        if not Path(scanner).expanduser().is_file():
+        file = Path(scanner).expanduser()
+        if not file.is_file() or (
+            file.suffix == ".py" and not _DECORATED.search(file.read_text("utf-8", "replace"))
+        ):
             raise ConfigError(f"--scan takes a file with scanners of Inspect Scout, not {scanner}")
 
 
