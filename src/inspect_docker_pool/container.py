@@ -209,11 +209,7 @@ class Container:
         return bytes(call.out.data)
 
     async def request(self, kind: RequestKind, words: tuple[str, ...], **options: Any) -> Call:
-        """Send a request to the executor; the returned call holds its end.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
-        """
+        """Send a request to the executor; the call holds its end. Raises as :meth:`run`."""
         executor = self._executor
         assert executor is not None, "the container was not started"
         try:
@@ -225,12 +221,9 @@ class Container:
         return call
 
     async def open(self, command: Command) -> OpenCommand:
-        """Start a command to be read and written while it runs.
+        """Start a command to be read and written while it runs. Raises as :meth:`run`.
 
         Its limit is that of the standard error that was not read yet; more is dropped.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
         """
         executor = self._executor
         assert executor is not None, "the container was not started"
@@ -242,11 +235,7 @@ class Container:
         return OpenCommand(executor, call, self.failure, lambda: self._result_of(call, command))
 
     async def failure(self, ex: ConnectionError | ExecutorSilent) -> SandboxError:
-        """Return what a failed request means, once the state of the container is known.
-
-        Raises:
-            SandboxDiedError, SandboxMisusedError, SandboxEngineError: as for :meth:`run`.
-        """
+        """Return what a failed request means, or raise it where the container's state says it."""
         await self._diagnose()
         if isinstance(ex, ConnectionError):
             return SandboxDiedError(

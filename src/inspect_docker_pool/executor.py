@@ -192,16 +192,12 @@ class Executor:
             return call
 
     def open(self, words: Sequence[str | bytes], *, env: Sequence[bytes] = (), said: int) -> Call:
-        """Start a command to be read and written while it runs; see :class:`OpenCommand`.
+        """Start a command to be read and written while it runs. Raises as :meth:`call`.
 
         Args:
             words: the user, the folder, and the command's words.
             env: ``name=value`` of the command.
             said: bytes of its standard error to keep until they are read.
-
-        Raises:
-            ConnectionError: the channel closed.
-            OSError: the request is larger than a command can be.
         """
         head = encode_request(
             RequestKind.EXEC, words, env, has_input=True, timeout=None, limit=_ENDLESS
@@ -212,11 +208,7 @@ class Executor:
         return call
 
     async def wait_for_output(self, call: Call) -> None:
-        """Wait until an open call has output that nobody took, or has ended.
-
-        Raises:
-            ConnectionError, ExecutorSilent: as for :meth:`call`.
-        """
+        """Wait until an open call has output that nobody took, or has ended; see :meth:`call`."""
         try:
             while call.end is None and not (call.out.data or call.err.data):
                 await self._turn(call, None)
@@ -259,11 +251,7 @@ class Executor:
             self._lost = True
 
     def feed(self, call: Call) -> None:
-        """Send what there is room for of a call's input; more follows when there is more room.
-
-        Raises:
-            ConnectionError: the channel closed.
-        """
+        """Send what there is room for of a call's input; more follows when there is more room."""
         while call.credit and call.rest and call.end is None:
             piece = bytes(call.rest[: call.credit])
             del call.rest[: len(piece)]
