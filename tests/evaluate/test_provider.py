@@ -17,7 +17,12 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import JSONSchema
 
 from inspect_tinker_plugin.contracts.errors import ConfigError
-from inspect_tinker_plugin.evaluate.provider import HONOURED, OF_INSPECT, connected_model
+from inspect_tinker_plugin.evaluate.provider import (
+    HONOURED,
+    OF_INSPECT,
+    TinkerAPI,
+    connected_model,
+)
 from inspect_tinker_plugin.evaluate.source import Connection, Source, find_source
 from inspect_tinker_plugin.testing.policy import load_renderer, load_tokenizer
 from tinker_local import LocalServer
@@ -259,6 +264,31 @@ def test_a_run_tells_how_its_weights_are_sampled(tmp_path: Path) -> None:
     assert (base.weights, base.base_model) == (None, "Qwen/Qwen3-8B")
     (run / "local-server").mkdir()
     assert find_source(str(run)).local, "no key is needed"
+
+
+async def test_newer_weights_of_a_run_are_not_answered_from_the_cache_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)  # Inspect keeps nothing for models with an absolute path
+    run = write_run(Path("run"))
+
+    async def say(client: Any) -> tuple[str, str]:
+        named = get_model(f"tinker/{run}", memoize=False)
+        assert isinstance(named.api, TinkerAPI)
+        named.api._connection = Connection(
+            source=named.api.source, sampler=client, renderer=load_renderer(), window=None
+        )
+        output = await named.generate("Say a fruit.", cache=True)
+        return str(named), output.completion
+
+    assert await say(Client("plum<|im_end|>")) == ("tinker/run@4", "plum")
+    assert await say(Client("pear<|im_end|>")) == ("tinker/run@4", "plum")
+    row = {"name": "000006", "batch": 6, "sampler_path": "tinker://m/6"}
+    with (run / "checkpoints.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    assert await say(Client("pear<|im_end|>")) == ("tinker/run@6", "pear")
 
 
 def test_names_that_are_no_folder_are_checkpoints_or_base_models() -> None:

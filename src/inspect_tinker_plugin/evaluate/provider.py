@@ -152,6 +152,10 @@ class TinkerAPI(ModelAPI):
         except ConfigError as error:
             raise internals.PrerequisiteError(escape(str(error))) from error
         watch_evals()
+        if connection is None and self.source.step is not None:
+            # what Inspect's cache and logs know the weights by: a run may get newer ones
+            folder = model_name.rpartition("@")[0] or model_name
+            self.model_name = f"{folder}@{self.source.step}"
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
         self._asked = 0
