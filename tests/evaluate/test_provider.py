@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,14 @@ def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         get_model("tinker/Qwen/Qwen3-8B", memoize=False)
     with pytest.raises(PrerequisiteError, match="is not the folder of a run"):
         get_model(f"tinker/{tmp_path}", memoize=False)
+
+
+def test_a_local_run_needs_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "local-server").mkdir()
+    monkeypatch.setitem(sys.modules, "skyrl", None)
+    with pytest.raises(PrerequisiteError, match=r"not installed \(skyrl.*\[local\]"):
+        get_model(f"tinker/{run}", memoize=False)
 
 
 @pytest.mark.local

@@ -149,6 +149,11 @@ class TinkerAPI(ModelAPI):
                 if connection is not None
                 else _with(find_source(model_name, base_url=base_url, has_key=bool(api_key)), given)
             )
+            if self.source.local:
+                from tinker_local import missing
+
+                if problem := missing():
+                    raise ConfigError(f"tinker/{model_name}: {problem}")
         except ConfigError as error:
             raise internals.PrerequisiteError(escape(str(error))) from error
         watch_evals()

@@ -55,7 +55,7 @@ HOSTED: dict[str, Any] = {
 """Defaults for a model on a Tinker service; learning rate and renderer are the cookbook's."""
 
 LOCAL: dict[str, Any] = {
-    "batch_size": 2,
+    "batch_size": 4,
     "group_size": 16,
     "max_tokens": 16,
     "lora_rank": 16,
