@@ -152,6 +152,13 @@ async def test_what_pythons_json_reader_gives_up_on_is_a_call_unparsed(
     assert answer.error is not None
 
 
+def test_a_malformed_call_with_long_blanks_is_read_in_linear_time() -> None:
+    """A few hundred tokens of blanks would hold the event loop up for an hour."""
+    blanks = " " * 500_000
+    output = sampled(f'<tool_call>{{"name": "bash", "arguments": oops{blanks}oops</tool_call>')
+    assert only_call(output).parse_error is not None
+
+
 @pytest.mark.parametrize(
     "where", ['{"cmd": "a\\ud83db"}', '{"c\\ud83d": 1}', '{"cmd": ["\\udfff"]}']
 )

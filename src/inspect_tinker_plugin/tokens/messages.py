@@ -248,7 +248,7 @@ def image_reference(image: str) -> str:
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"|<function=([^>\s]+)>')
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
-_TAGS = re.compile(r"^\s*(?:<[^<>]*>\s*)?(.*?)\s*(?:</[^<>]*>\s*)?$", re.DOTALL)
+_TAGS = re.compile(r"\A<[^<>]*>|</[^<>]*>\Z")
 
 
 def read_calls(
@@ -298,8 +298,7 @@ def _read_unparsed(call: UnparsedToolCall, tools: Sequence[ToolInfo]) -> ToolCal
     arguments that are not an object but fit (a bare string) still make a call, and others give
     the same message to the model.
     """
-    match = _TAGS.match(call.raw_text)
-    inner = match[1] if match else call.raw_text
+    inner = _TAGS.sub("", call.raw_text.strip()).strip()
     named = _NAME.search(inner)
     name = (named[1] or named[2]) if named else "unknown"
     try:
