@@ -266,6 +266,8 @@ async def test_a_bound_of_one_container_holds_no_clean_sandbox_up(manager: Any) 
 
 
 REMOVES = "rm $(command -v base64)"
+FLOODS = HONEST + "; f=$(command -v base64); printf '#!/bin/sh\\nexec yes\\n' > $f"
+LOCKS = "chmod 644 /bin/sh /bin/dash"
 
 
 @pytest.mark.docker
@@ -276,9 +278,10 @@ async def test_files_that_cannot_be_copied_are_a_failure_only_if_the_image_is_to
     assert result.error is not None
     assert result.error.cause is Cause.SANDBOX
     assert "base64" in str(result.error)
-    result = await run(pool_task(solver=works(REMOVES)), **FRESH)
-    assert result.score_values() == {"by_check": 0.0}
-    assert "could not be listed" in copied_of(result)["not_copied"]["double.py"]
+    for script in (REMOVES, FLOODS, LOCKS):
+        result = await run(pool_task(solver=works(script)), **FRESH)
+        assert result.score_values() == {"by_check": 0.0}
+        assert "could not be listed" in copied_of(result)["not_copied"]["double.py"]
 
 
 @pytest.mark.docker

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from inspect_ai.event import InfoEvent
-from inspect_ai.util import SandboxEnvironment, sandbox
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment, sandbox
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
@@ -31,6 +31,8 @@ MOST_FILES = 200
 """Files that are copied into one clean sandbox."""
 
 _SECONDS = 60
+_FAILURES = (TimeoutError, PermissionError, UnicodeDecodeError, OutputLimitExceededError)
+"""What Inspect says that a command raises about what is inside a sandbox."""
 
 _STARTED_FROM = re.compile(
     r"(conftest|sitecustomize|usercustomize)(\.py)?|noxfile\.py|.*\.(pth|pyc)|__pycache__|"
@@ -202,11 +204,13 @@ async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied
         return copied
     # quoted: each pattern is expanded where it is used
     script = _LIST.format(most=MOST_BYTES, patterns=" ".join(map(quote, patterns)))
-    done = await box.exec(["sh", "-c", script], timeout=_SECONDS)
-    listed = done.stdout.removesuffix("\n").split("\n")
+    try:
+        done = await box.exec(["sh", "-c", script], timeout=_SECONDS)
+        said, listed = done.stderr or done.stdout, done.stdout.removesuffix("\n").split("\n")
+    except _FAILURES as error:  # which a policy can cause: no fault of the scorer that asked
+        said, listed = str(error), [""]
     if listed[-1] != "END":
-        problem = f"its files could not be listed: {(done.stderr or done.stdout)[-200:].strip()}"
-        return Copied({}, {}, problem)
+        return Copied({}, {}, f"its files could not be listed: {said[-200:].strip()}")
     lines = iter(listed)
     for line in lines:
         kind, _, path = line.partition(" ")
