@@ -59,7 +59,7 @@ class Silent(Words):
 def in_a_process(work: Callable[..., Any], *arguments: Any) -> int | None:
     process = SPAWN.Process(target=work, args=arguments)
     process.start()
-    process.join(120)
+    process.join()  # a test that hangs is ended by pytest
     return process.exitcode
 
 
@@ -77,7 +77,7 @@ def test_groups_of_one_batch_meet_from_several_processes(tmp_path: Path) -> None
     data = dataset(arithmetic(4), tmp_path, batch_size=4, group_size=2)
     with ProcessPoolExecutor(2, mp_context=SPAWN) as pool:
         got = [pool.submit(roll_out, b, ["1"]) for b in data.get_batch(0)]
-        totals = [future.result(120) for future in got]
+        totals = [future.result() for future in got]
     log = only_log(tmp_path)
     assert log.status == "success"
     assert {(sample.id, sample.epoch) for sample in samples(log)} == {
