@@ -60,7 +60,8 @@ class Machine:
 
     def expect(self, count: int) -> None:
         seen.append(f"expect {count}")
-        started.set()
+        if count:  # 0 is of a dataset that goes, perhaps of an earlier test
+            started.set()
 
 
 @sandboxenv(name="rl_remote")
@@ -140,5 +141,5 @@ async def test_a_dataset_has_sandboxes_made_ahead(files: dict[str, str], count: 
     assert started.wait(60)
     group = await do_group_rollout(dataset.get_batch(0)[0], Words(["!"]))
     assert group.get_total_rewards() == [1.0] * 3
-    assert seen[:1] == ["image a"]
+    assert "image a" in seen
     assert f"expect {count}" in seen
