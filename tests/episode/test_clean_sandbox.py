@@ -14,6 +14,7 @@ from inspect_ai.event import InfoEvent
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # private: the provider itself
 from tests.inspect_docker_pool.conftest import IMAGE, manager
 
 from inspect_tinker_plugin import (
@@ -282,6 +283,22 @@ async def test_files_that_cannot_be_copied_are_a_failure_only_if_the_image_is_to
         result = await run(pool_task(solver=works(script)), **FRESH)
         assert result.score_values() == {"by_check": 0.0}
         assert "could not be listed" in copied_of(result)["not_copied"]["double.py"]
+
+
+async def test_a_service_that_is_slow_while_files_are_listed_is_no_policys_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_command = LocalSandboxEnvironment.exec
+
+    async def run_slowly(self: Any, cmd: list[str], *args: Any, **kwargs: Any) -> Any:
+        if "echo END" in cmd[-1]:
+            raise TimeoutError("the provider's service gave no answer")
+        return await run_command(self, cmd, *args, **kwargs)
+
+    monkeypatch.setattr(LocalSandboxEnvironment, "exec", run_slowly)
+    result = await run(task(HONEST), **FRESH)
+    assert result.error is not None
+    assert result.error.cause is Cause.SANDBOX
 
 
 @pytest.mark.docker

@@ -15,12 +15,12 @@ from shlex import quote
 from typing import Any
 
 from inspect_ai.event import InfoEvent
-from inspect_ai.util import OutputLimitExceededError, SandboxEnvironment, sandbox
+from inspect_ai.util import SandboxEnvironment, sandbox
 
 from inspect_tinker_plugin import inspect_internals as internals
 from inspect_tinker_plugin.contracts.errors import Cause
 from inspect_tinker_plugin.contracts.wording import counted
-from inspect_tinker_plugin.episode.boundaries import Stamp
+from inspect_tinker_plugin.episode.boundaries import Stamp, running_boundaries
 from inspect_tinker_plugin.episode.sandbox import SampleSandboxes, sample_sandboxes
 from inspect_tinker_plugin.episode.stages import SampleRecord
 
@@ -31,8 +31,6 @@ MOST_FILES = 200
 """Files that are copied into one clean sandbox."""
 
 _SECONDS = 60
-_FAILURES = (TimeoutError, PermissionError, UnicodeDecodeError, OutputLimitExceededError)
-"""What Inspect says that a command raises about what is inside a sandbox."""
 
 _STARTED_FROM = re.compile(
     r"(conftest|sitecustomize|usercustomize)(\.py)?|noxfile\.py|.*\.(pth|pyc)|__pycache__|"
@@ -207,8 +205,12 @@ async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied
     try:
         done = await box.exec(["sh", "-c", script], timeout=_SECONDS)
         said, listed = done.stderr or done.stdout, done.stdout.removesuffix("\n").split("\n")
-    except _FAILURES as error:  # which a policy can cause: no fault of the scorer that asked
-        said, listed = str(error), [""]
+    except Exception as error:
+        boundaries = running_boundaries()
+        stamp = boundaries and boundaries.attribute(error, Cause.SCORER)
+        if stamp is None or stamp.cause is not Cause.INSIDE_SANDBOX:
+            raise
+        said, listed = str(error), [""]  # the policy can cause that, and it is not the scorer's
     if listed[-1] != "END":
         return Copied({}, {}, f"its files could not be listed: {said[-200:].strip()}")
     lines = iter(listed)
