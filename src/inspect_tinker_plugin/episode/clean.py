@@ -207,8 +207,9 @@ async def copy_files(box: SandboxEnvironment, patterns: Sequence[str]) -> Copied
         said, listed = done.stderr or done.stdout, done.stdout.removesuffix("\n").split("\n")
     except Exception as error:
         boundaries = running_boundaries()
-        stamp = boundaries and boundaries.attribute(error, Cause.SCORER)
-        if stamp is None or stamp.cause is not Cause.INSIDE_SANDBOX:
+        if boundaries is None or (
+            boundaries.attribute(error, Cause.SCORER).cause is not Cause.INSIDE_SANDBOX
+        ):
             raise
         said, listed = str(error), [""]  # the policy can cause that, and it is not the scorer's
     if listed[-1] != "END":
