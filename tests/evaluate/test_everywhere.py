@@ -114,7 +114,7 @@ def test_an_eval_set_and_a_score_with_a_judge(name: str, file: Path, tmp_path: P
     assert log.eval.model == name
     [sample] = read_eval_log(log.location).samples or []
     assert sample.output.usage is not None
-    assert sample.output.usage.output_tokens == 8
+    assert sample.output.usage.output_tokens in range(1, 9)  # a random model may end early
     scored = score(
         read_eval_log(log.location),
         load_judge(file),
@@ -158,7 +158,7 @@ async def test_calls_at_once_share_one_client_of_the_server(
     said = await asyncio.gather(
         *(each.generate("x", config=GenerateConfig(max_tokens=4)) for each in models * 4)
     )
-    assert {each.usage.output_tokens for each in said if each.usage} == {4}
+    assert all(each.usage and each.usage.output_tokens in range(1, 5) for each in said)
     assert len(made) <= 1, "an earlier test may have connected"
 
 

@@ -107,7 +107,14 @@ def test_limits_differ_within_a_batch(trainer: TrainingClient) -> None:
     sampler = trainer.save_weights_and_get_sampling_client().result()
     limits = [1, 7, 16, 17]
     futures = [sampler.sample(PROMPT, 1, SamplingParams(max_tokens=n)) for n in limits]
-    assert [len(f.result().sequences[0].tokens) for f in futures] == limits
+    for limit, future in zip(limits, futures, strict=True):
+        [sequence] = future.result().sequences
+        assert len(sequence.tokens) == limit or ended_early(sequence, limit)
+
+
+def ended_early(sequence: tinker.SampledSequence, limit: int) -> bool:
+    """Whether a random model has sampled the end of its reply, as one in 2,048 tokens is."""
+    return sequence.stop_reason == "stop" and 0 < len(sequence.tokens) <= limit
 
 
 def test_every_sample_has_an_id_of_its_own(trainer: TrainingClient) -> None:
@@ -118,8 +125,9 @@ def test_every_sample_has_an_id_of_its_own(trainer: TrainingClient) -> None:
     assert len({sequence.sequence_id for sequence in sequences}) == 6
     for sequence in sequences:
         assert sequence.logprobs is not None
-        assert len(sequence.tokens) == len(sequence.logprobs) == 5
-        assert sequence.stop_reason == "length"
+        assert len(sequence.tokens) == len(sequence.logprobs)
+        whole = len(sequence.tokens) == 5 and sequence.stop_reason == "length"
+        assert whole or ended_early(sequence, 5)
 
 
 def test_the_same_seed_samples_the_same_tokens(service: tinker.ServiceClient) -> None:

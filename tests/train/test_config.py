@@ -30,7 +30,7 @@ def config(*overrides: str, **changes: Any) -> Any:
 def test_what_is_not_said_has_defaults_for_the_local_server() -> None:
     made = config()
     assert (made.max_steps, made.max_tokens, made.lora_rank) == (15, 16, 16)
-    assert (made.dataset_builder.batch_size, made.dataset_builder.group_size) == (4, 16)
+    assert (made.dataset_builder.batch_size, made.dataset_builder.group_size) == (2, 16)
     assert made.dataset_builder.log_dir == "/runs/one/rollouts"
 
 
@@ -217,8 +217,8 @@ def test_a_folder_is_not_continued_as_another_run(tmp_path: Path) -> None:
     begin(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "env/all/reward/total": 0.5}\n')
     begin(tmp_path, learning_rate=0.5, steps=99)
-    with pytest.raises(ConfigError, match=r"holds a run with batch size 4, not 2.*--log-dir"):
-        begin(tmp_path, batch_size=2)
+    with pytest.raises(ConfigError, match=r"holds a run with batch size 2, not 4.*--log-dir"):
+        begin(tmp_path, batch_size=4)
     with pytest.raises(ConfigError, match="test split"):
         begin(tmp_path, test_split="0.5")
 
@@ -228,10 +228,10 @@ def test_a_run_that_ended_before_its_first_step_locks_no_folder(tmp_path: Path) 
     mine = training_id(tmp_path)
     begin(tmp_path)
     assert training_id(tmp_path) == mine
-    begin(tmp_path, batch_size=2)
+    begin(tmp_path, batch_size=4)
     assert training_id(tmp_path) != mine, "the logs in the folder are not this run's"
     (tmp_path / "checkpoints.jsonl").write_text('{"name": "000005", "batch": 5}\n')
-    with pytest.raises(ConfigError, match="holds a run with batch size 2, not 4"):
+    with pytest.raises(ConfigError, match="holds a run with batch size 4, not 2"):
         begin(tmp_path)
 
 

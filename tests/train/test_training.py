@@ -71,7 +71,7 @@ def test_the_reward_rises_and_the_folder_tells_everything(tmp_path: Path, tiny_m
     log = read_eval_log(str(next(tmp_path.glob("rollouts/train/*batch-000014_*"))))
     assert log.status == "success"
     assert log.samples is not None
-    assert len(log.samples) == 64
+    assert len(log.samples) == 32
     assert all(sample.messages[-1].role == "assistant" for sample in log.samples)
 
 

@@ -55,14 +55,14 @@ HOSTED: dict[str, Any] = {
 """Defaults for a model on a Tinker service; learning rate and renderer are the cookbook's."""
 
 LOCAL: dict[str, Any] = {
-    "batch_size": 4,
+    "batch_size": 2,
     "group_size": 16,
     "max_tokens": 16,
     "lora_rank": 16,
     "save_every": 5,
     "eval_every": 5,
     "steps": 15,
-    "learning_rate": 3e-2,
+    "learning_rate": 2e-2,
     "renderer": "qwen3_instruct",
 }
 """Defaults for the tiny model on the local server: a few seconds per step on two cores."""
