@@ -39,7 +39,13 @@ from inspect_tinker_plugin.contracts.episodes import TurnRequest
 from inspect_tinker_plugin.contracts.errors import ConfigError, EpisodeError
 from inspect_tinker_plugin.episode.model import RequestRefusedError
 from inspect_tinker_plugin.evaluate.overlap import Ids, read_trained, watch_evals
-from inspect_tinker_plugin.evaluate.source import Connection, Source, connect, find_source
+from inspect_tinker_plugin.evaluate.source import (
+    Connection,
+    Source,
+    connect,
+    find_source,
+    split_step,
+)
 from inspect_tinker_plugin.rl.models import require_renderer
 from inspect_tinker_plugin.tokens.dataset_renderer import SAMPLER_OPTIONS
 from inspect_tinker_plugin.tokens.episode import DatasetRenderer, EpisodeTokens, OverWindowError
@@ -159,8 +165,7 @@ class TinkerAPI(ModelAPI):
         watch_evals()
         if connection is None and self.source.step is not None:
             # what Inspect's cache and logs know the weights by: a run may get newer ones
-            folder = model_name.rpartition("@")[0] or model_name
-            self.model_name = f"{folder}@{self.source.step}"
+            self.model_name = f"{split_step(model_name)[0]}@{self.source.step}"
         self._context: DatasetRenderer | None = None
         self._trees: WeakKeyDictionary[Any, EpisodeTokens] = WeakKeyDictionary()
         self._asked = 0

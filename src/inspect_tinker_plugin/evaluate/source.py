@@ -70,7 +70,7 @@ def find_source(path: str, *, base_url: str | None = None, has_key: bool = False
         base_url: Address of the server, if not the run's own or the default one.
         has_key: Whether there is a key for the server already.
     """
-    folder, _, step = path.rpartition("@") if "@" in path else (path, "", "")
+    folder, step = split_step(path)
     if path.startswith("tinker://"):
         source = Source(weights=path, base_url=base_url)
     elif (run := Path(folder).expanduser().absolute()).joinpath(RUN_FILE).is_file():
@@ -84,6 +84,12 @@ def find_source(path: str, *, base_url: str | None = None, has_key: bool = False
             problem = f"{run} is not the folder of a run, which has a {RUN_FILE}; and {problem}"
         raise ConfigError(f"tinker/{path}: {problem}")
     return source
+
+
+def split_step(path: str) -> tuple[str, str]:
+    """Split ``FOLDER@STEP``; the step is empty where none is named."""
+    folder, _, step = path.rpartition("@") if "@" in path else (path, "", "")
+    return folder, step
 
 
 def read_run(run: Path, step: str = "", *, base_url: str | None = None) -> Source:
