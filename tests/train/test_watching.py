@@ -21,6 +21,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
 from inspect_tinker_plugin.cli.main import rl
+from inspect_tinker_plugin.logs.staging import GroupSlot, LogRun, runs_in
 from inspect_tinker_plugin.rl.hooks import LIVE, LiveRollouts
 from inspect_tinker_plugin.testing import ScriptedPolicy, load_renderer
 from inspect_tinker_plugin.train.history import METRICS, REPORT, REWARD, ROLLOUT_LOGS, RUN
@@ -124,6 +125,18 @@ def test_what_a_dead_process_has_left_is_not_shown(run: Path) -> None:
         assert read_state(run).running == []
         file.write_text(json.dumps({**about, "host": "another-node"}))
         assert read_state(run).running == [rollout]
+
+
+def test_a_batch_whose_log_is_made_in_this_moment_has_no_parts(tmp_path: Path) -> None:
+    run = LogRun(tmp_path, "run")
+    run.folder.mkdir(parents=True)
+    assert run.add_part(GroupSlot(batch=0, index=0, groups=1), Path.touch)
+    [listed] = run.attempts()
+    assert (len(listed.parts()), listed.groups) == (1, 1)
+    run.remove(listed)
+    assert (listed.parts(), listed.groups, run.attempts()) == ([], 0, [])
+    run.discard_if_empty()
+    assert (run.attempts(), runs_in(tmp_path)) == ([], [])
 
 
 def test_the_report_is_renewed_while_the_run_goes_on(run: Path) -> None:

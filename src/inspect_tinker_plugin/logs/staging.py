@@ -92,8 +92,8 @@ class Attempt:
         return self.folder.name
 
     def parts(self) -> list[Path]:
-        """Return the parts that are there, in the order of the groups."""
-        return sorted(path for path in self.folder.iterdir() if _PART.fullmatch(path.name))
+        """Return the parts that are there, in the order of the groups; none once it has its log."""
+        return [path for path in listed(self.folder) if _PART.fullmatch(path.name)]
 
     @property
     def groups(self) -> int:
@@ -188,7 +188,7 @@ class LogRun:
     def attempts(self) -> list[Attempt]:
         """Return the attempts that wait for their log, in order."""
         found = []
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+        for path in listed(self.folder):
             match = _VISIT.fullmatch(path.name)
             if match and path.is_dir():
                 batch = None if match[1] is None else int(match[1])
@@ -237,9 +237,16 @@ class LogRun:
 
 def runs_in(log_dir: Path) -> list[LogRun]:
     """Return the runs that have a staging folder in a log folder."""
-    staging = log_dir / STAGING
-    names = sorted(path.name for path in staging.iterdir()) if staging.is_dir() else []
-    return [LogRun(log_dir, name) for name in names if (staging / name).is_dir()]
+    folders = [path for path in listed(log_dir / STAGING) if path.is_dir()]
+    return [LogRun(log_dir, folder.name) for folder in folders]
+
+
+def listed(folder: Path) -> list[Path]:
+    """List a folder, sorted; nothing if it is not there, or was removed in this moment."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 class StoredSample(EvalSample):
