@@ -353,7 +353,7 @@ async def test_a_command_that_is_not_there_has_the_stock_providers_status(
     plain = await sandbox.exec(["no-such-program"])
     assert plain.returncode == manager.engine.not_found_status
     assert 'exec: "no-such-program": executable file not found in $PATH' in plain.stdout
-    timed = await sandbox.exec(["no-such-program"], timeout=5)
+    timed = await sandbox.exec(["no-such-program"], timeout=60)
     assert timed.returncode == 127
     assert "failed to run command 'no-such-program'" in timed.stderr
     assert (await sandbox.exec(["true"], cwd="/nowhere")).returncode == 126

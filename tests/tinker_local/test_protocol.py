@@ -266,4 +266,4 @@ def test_the_server_listens_on_this_machine_only(local_server: LocalServer) -> N
 
 def test_an_unknown_path_is_not_found(local_server: LocalServer) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{local_server.url}/api/v1/no_such_thing", timeout=5)
+        urllib.request.urlopen(f"{local_server.url}/api/v1/no_such_thing", timeout=60)

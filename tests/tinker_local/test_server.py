@@ -158,7 +158,7 @@ def test_a_server_can_be_stopped_twice_and_started_again(tiny_model: Path) -> No
         group, log = server.pid, server.log
         assert group is not None
         assert log is not None
-        with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{server.url}/api/v1/healthz", timeout=60) as answer:
             assert json.load(answer) == {"status": "ok"}
         server.stop()
         server.stop()
