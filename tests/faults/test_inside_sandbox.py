@@ -480,7 +480,7 @@ async def test_an_exception_that_cannot_be_reported_is_an_error_of_its_episode(
 ) -> None:
     [builder] = as_rl_dataset(task(action, "scorer"), renderer()).get_batch(0)
     with pytest.raises(EpisodeError, match=r"again|attempt 2999") as caught:
-        await asyncio.wait_for(do_group_rollout(builder, Words(["x"])), 120)
+        await asyncio.wait_for(do_group_rollout(builder, Words(["x"])), 600)
     assert caught.value.cause is Cause.SCORER
 
 
