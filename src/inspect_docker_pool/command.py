@@ -76,7 +76,7 @@ class Capture:
     def take(self) -> bytes:
         """Return what was collected, and start again."""
         data = bytes(self.data)
-        self.data.clear()
+        del self.data[: len(data)]  # another thread may have added to it
         return data
 
 

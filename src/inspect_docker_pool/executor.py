@@ -90,7 +90,7 @@ class Executor:
         self._ids = itertools.count(1)
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # what one thread reads may let it send for another
         self._reading = threading.Lock()
         self._reader: object = None
         self._heard = time.monotonic()
@@ -250,16 +250,18 @@ class Executor:
         except ConnectionError:
             self._lost = True
 
-    def feed(self, call: Call) -> None:
-        """Send what there is room for of a call's input; more follows when there is more room."""
-        while call.credit and call.rest and call.end is None:
-            piece = bytes(call.rest[: call.credit])
-            del call.rest[: len(piece)]
-            call.credit -= len(piece)
-            self._send(_Request.INPUT, call.id, piece)
-        if call.input_ends and not call.rest and call.end is None:
-            call.input_ends = False
-            self._send(_Request.INPUT_END, call.id)
+    def feed(self, call: Call, taken: int = 0) -> None:
+        """Send what there is room for of a call's input; more follows when some was taken."""
+        with self._sending:
+            call.credit += taken
+            while call.credit and call.rest and call.end is None:
+                piece = bytes(call.rest[: call.credit])
+                del call.rest[: len(piece)]
+                call.credit -= len(piece)
+                self._send(_Request.INPUT, call.id, piece)
+            if call.input_ends and not call.rest and call.end is None:
+                call.input_ends = False
+                self._send(_Request.INPUT_END, call.id)
 
     async def _complete(
         self, call: Call, head: bytes, stdin: bytes | None, timeout: float | None
@@ -351,7 +353,7 @@ class Executor:
 
     def _wake(self) -> None:
         token = anyio.lowlevel.current_token()
-        for call in self._calls.values():
+        for call in list(self._calls.values()):  # other loops add to it
             if call.changed is not None and call.loop is token:
                 call.changed.set()
 
@@ -398,8 +400,7 @@ class Executor:
         elif kind is _Answer.ERR:
             call.err.add(body)
         elif kind is _Answer.TAKEN:
-            call.credit += struct.unpack("<I", body)[0]
-            self.feed(call)
+            self.feed(call, *struct.unpack("<I", body))
         elif kind is _Answer.END:
             how, flags, status, stage, error = struct.unpack("<IIIII", body)
             call.end = End(How(how), Flag(flags), status, FailedAt(stage), error)
