@@ -157,13 +157,17 @@ class ImageBudget:
         return sum(size for _, size in parts)
 
     def _remove(self, name: str, budget: int) -> None:
+        with self._lock:
+            made = self._made.get(name)
         before = self._sum_up()
         # Not by force: the engine refuses while a container runs from it.
-        if not quietly(self._engine.api.remove_image, name):
+        if made is None or not quietly(self._engine.api.remove_image, name):
             return
         with self._lock:
-            gone = self._made.pop(name)
-        self._evicted(gone.id)
+            if self._made.get(name) is not made:
+                return  # another build has made room as well, or has made it again
+            del self._made[name]
+        self._evicted(made.id)
         logger.warning(
             "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "
             "within %.1f GB; it is made again when it is needed. More room: x-docker-pool: "

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from inspect_docker_pool import pool as pools
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.context import process_metrics
+from inspect_docker_pool.engine import quietly
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -30,6 +32,7 @@ from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
 )
+from inspect_docker_pool.image import ImageBudget
 from inspect_docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
@@ -482,3 +485,27 @@ async def test_images_stay_within_their_budget_and_what_goes_is_named(
     again = await _take(configs[0])
     assert (await again.read_file("/which")).endswith(" 0\n")
     again.release()
+
+
+def test_builds_that_make_room_at_once_remove_an_image_once(
+    image: str,
+    manager: PoolManager,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    budget, name = ImageBudget(manager.engine, lambda image: None), "inspect-pool/at-once:1"
+    manager.engine.api.tag(image, "inspect-pool/at-once", "1")
+    budget.count(name, image)
+    both = threading.Barrier(2, timeout=60)
+
+    def remove(call: Any, *arguments: Any) -> bool:
+        removed = quietly(call, *arguments)  # also true for what is gone
+        both.wait()
+        return removed
+
+    monkeypatch.setattr(images, "quietly", remove)
+    with ThreadPoolExecutor(2) as threads:
+        for removal in [threads.submit(budget._remove, name, 0) for _ in range(2)]:
+            removal.result()
+    assert not budget.counts(name)
+    assert len([record for record in caplog.records if "removed image" in record.msg]) == 1
