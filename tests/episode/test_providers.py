@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ from inspect_docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
 from inspect_tinker_plugin.contracts.errors import Cause, SandboxError
 from inspect_tinker_plugin.episode.runner import EpisodeRunner
-from inspect_tinker_plugin.episode.sandbox import InSurroundings, Places, sandbox_places
+from inspect_tinker_plugin.episode.sandbox import (
+    InSurroundings,
+    Places,
+    sandbox_places,
+    surroundings,
+)
 from inspect_tinker_plugin.options import EpisodeOptions
 
 
@@ -57,6 +63,22 @@ async def test_surroundings_are_changed_only_while_the_work_itself_runs(tmp_path
     assert await task == "done"
     assert seen == [(str(tmp_path), "1")] * 4
     assert (os.getcwd(), os.environ.get("RL_TEST")) == (here, None)
+
+
+async def test_surroundings_are_those_of_one_thread_at_a_time(tmp_path: Path) -> None:
+    def another_may_change_them() -> bool:
+        may = surroundings.acquire(blocking=False)
+        if may:
+            surroundings.release()
+        return may
+
+    async def work() -> bool:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(another_may_change_them).result()
+
+    assert another_may_change_them()
+    assert not await InSurroundings(work(), str(tmp_path), {})
+    assert another_may_change_them()
 
 
 async def test_bounds_of_several_datasets_do_not_add_up() -> None:

@@ -137,6 +137,10 @@ async def prepare_provider(
     await lifecycle.ensure_started(startup)
 
 
+surroundings = threading.RLock()
+"""Held while the working directory or environment is another: threads have their own loops."""
+
+
 @dataclass(frozen=True)
 class InSurroundings(Awaitable[T]):
     """Runs work with its own working directory and environment, which no other task sees.
@@ -153,7 +157,7 @@ class InSurroundings(Awaitable[T]):
         steps = self.work.__await__()
         thrown: BaseException | None = None
         while True:
-            with ExitStack() as stack:
+            with surroundings, ExitStack() as stack:
                 stack.enter_context(internals.chdir(self.folder))
                 stack.enter_context(internals.environ_vars(self.env))
                 try:
