@@ -68,6 +68,22 @@ def test_a_continued_run_forgets_what_was_taken_for_lost_steps(tmp_path: Path) -
     assert ids(tmp_path, 1) == ["x", "plum", "pear"], "what was imitated comes before all steps"
 
 
+def test_the_record_is_whole_while_a_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(tmp_path, range(3))
+    write, seen = Path.write_text, []
+
+    def write_slowly(path: Path, text: str, **options: Any) -> int:
+        write(path, text[:10], **options)
+        seen.append(ids(tmp_path, 1))
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    take(tmp_path, range(1, 2))
+    assert seen == [["plum", "pear"]]
+
+
 def test_a_trainer_that_takes_batches_ahead_counts_from_the_step_it_is_at(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 7}\n')  # of a step that is lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from logging import getLogger
@@ -55,7 +56,9 @@ class TrainingRecord:
     def __init__(self, run: Path, first_step: int) -> None:
         self._path = run / TRAINED
         rows = [row for row in read_rows(self._path) if int(row["step"]) < first_step]
-        self._path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        part = self._path.with_suffix(".part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(part, self._path)  # an eval may be reading it
         self._known = {each for row in rows for each in row["samples"]}
 
     def add(self, step: int, samples: Ids) -> None:
