@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.log import EvalLog, read_eval_log
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tinker_cookbook.renderers import get_renderer
@@ -27,7 +28,8 @@ from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.rl.mixture import as_rl_mixture
 from inspect_tinker_plugin.testing import ScriptedPolicy, tokenizer_path
 from inspect_tinker_plugin.testing.replies import answer_with
-from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, Step, read_history
+from inspect_tinker_plugin.train import history
+from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, Step, read_history, read_logs
 from inspect_tinker_plugin.train.report import Chart, draw_chart, write_report
 
 
@@ -126,6 +128,20 @@ def test_the_history_knows_rewards_scores_errors_and_times(run: Path) -> None:
     times = {name for name in second if name.startswith("rollouts/time/")}
     assert len(times) == 4
     assert second["test/env/all/reward/total"] == 0.75
+
+
+def test_a_log_that_is_removed_while_a_folder_is_read_is_no_damaged_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = read_eval_log
+
+    def read_late(path: str, **options: Any) -> EvalLog:
+        Path(path).unlink()
+        return read(path, **options)
+
+    monkeypatch.setattr(history, "read_eval_log", read_late)
+    assert read_logs(run, ROLLOUT_LOGS) == []
+    assert not caplog.records
 
 
 def test_the_report_loads_nothing_and_links_to_logs_that_are_there(run: Path) -> None:

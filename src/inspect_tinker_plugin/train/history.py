@@ -331,6 +331,8 @@ def read_logs(log_dir: Path, folder: str, names: str = "*.eval") -> list[Rollout
         try:
             header = read_eval_log(str(path), header_only=True).eval
             samples = read_eval_log_sample_summaries(str(path))
+        except FileNotFoundError:  # its step is done again
+            continue
         except Exception as error:
             logger.warning("the log %s cannot be read: %s", path, error)
             continue
