@@ -22,6 +22,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.util import ExecResult, SandboxEnvironmentSpec, sandbox
 from tests.episode import sandbox_folder
 from tests.episode.sandbox_folder import Counted
+from tests.waiting import until
 
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_tinker_plugin.contracts.episodes import EpisodeResult, TurnRequest
@@ -92,7 +93,7 @@ async def test_bounds_of_several_datasets_do_not_add_up() -> None:
             most = max(most, places.alive)
             await asyncio.sleep(0.001)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*[hold(bound) for bound in (3, 2, 3, 1, 2, 3, 3, 1, 2) * 3])
     assert most == 3
     assert places.alive == 0
@@ -208,7 +209,7 @@ async def test_a_release_that_hangs_fails_the_episode_and_gives_its_place_back(
     runner = boxed(EpisodeOptions(max_sandboxes=1, stop_timeout=0.2))
     for _ in range(3):
         episode = runner.episode(runner.prepared.task.dataset[0])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert isinstance(await episode.start(), TurnRequest)
             result = await episode.reply(ModelOutput.from_content("rl/policy", "!"))
         assert isinstance(result, EpisodeResult)
@@ -261,8 +262,9 @@ def starts_processes(seen: dict[str, Any]) -> Solver:
         box = sandbox()
         with pytest.raises(TimeoutError):
             await box.exec(["sh", "-c", "trap '' TERM; sleep 61391 & sleep 61392; true"], timeout=1)
+        seen["cut off"] = runs("61391")
         await box.exec(["sh", "-c", "sleep 61393 >/dev/null 2>&1 &"])
-        seen["during"] = [runs(mark) for mark in ("61391", "61393")]
+        await until(lambda: runs("61393"))
         return state
 
     return solve
@@ -276,7 +278,7 @@ async def test_a_local_command_ends_in_time_and_its_children_with_the_episode() 
         result = await EpisodeRunner(task).episode(sample).start()
     assert isinstance(result, EpisodeResult)
     assert result.error is None
-    assert seen["during"] == [False, True], "what is cut off ends with its children"
+    assert seen["cut off"] is False, "what is cut off ends with its children"
     await ended("61391", "61392", "61393")
 
 
@@ -366,7 +368,7 @@ def runs_command(*command: str) -> Scorer:
 async def ended_by(scoring: Scorer) -> EpisodeResult:
     sample = Sample(id=1, input="?", target="!")
     task = Task(dataset=[sample], solver=[], scorer=scoring, sandbox=sandbox_folder.PROVIDER)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         result = await EpisodeRunner(task).episode(sample).start()
     assert isinstance(result, EpisodeResult)
     return result

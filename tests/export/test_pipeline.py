@@ -16,6 +16,7 @@ import pytest
 from inspect_ai import SampleSource, Task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import Generate, Solver, TaskState, solver
+from tests.waiting import until
 
 from inspect_tinker_plugin.contracts.errors import ExportError, TaskError
 from inspect_tinker_plugin.export import files
@@ -109,6 +110,7 @@ async def test_slow_set_ups_overlap(tmp_path: Path) -> None:
             nonlocal running, most
             running += 1
             most = max(most, running)
+            await until(lambda: most >= 7)
             await asyncio.sleep(0.01)
             running -= 1
             return await generate(state)

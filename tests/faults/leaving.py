@@ -49,7 +49,7 @@ async def main(mode: str, compose: Path) -> None:
         starting.clear()
         builder._envs.clear()
         gc.collect()
-        await asyncio.sleep(30)
+        await asyncio.sleep(100)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ async def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
         ended.set()
     _ended.clear()
     if left := asyncio.all_tasks() - before - {asyncio.current_task()}:
-        await asyncio.wait(left, timeout=30)
+        await asyncio.wait(left, timeout=60)
     assert not asyncio.all_tasks() - before - {asyncio.current_task()}
     assert not episode_runner._running
     assert sandbox_places(sandbox_folder.PROVIDER).alive == 0
@@ -259,7 +259,7 @@ async def test_a_call_in_a_shield_that_nobody_answers_any_more(
     episode = EpisodeRunner(plum(solver=asks_in_a_shield(when, where)), options=options).episode(
         Sample(id=1, input="Say plum.", target="plum")
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await episode.start()
         running = asyncio.ensure_future(episode.reply(ModelOutput.from_content("m", "plum")))
         await asyncio.sleep(0.1)

@@ -261,7 +261,7 @@ async def test_a_command_that_the_solver_left_running_is_not_what_a_hanging_scor
 
     asked = task(leaves, "solver")
     asked.scorer = [looks(hangs)]
-    limits = RolloutLimits(rollout_timeout_seconds=0.5)
+    limits = RolloutLimits(rollout_timeout_seconds=3.0)
     dataset = as_rl_dataset(asked, renderer(), stop_timeout=1.0, rollout_limits=limits)
     with pytest.raises(EpisodeError) as caught:
         await do_group_rollout(dataset.get_batch(0)[0], Words(["done"]))

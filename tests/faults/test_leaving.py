@@ -71,7 +71,7 @@ def test_dropping_envs_releases_their_containers(tmp_path: Path, label: str) -> 
     with leave("drop", tmp_path) as process:
         assert process.stdout is not None
         assert any(line.startswith("started") for line in process.stdout)
-        deadline = time.monotonic() + 25
+        deadline = time.monotonic() + 60
         while containers(label) and time.monotonic() < deadline:
             time.sleep(0.5)
         assert process.poll() is None

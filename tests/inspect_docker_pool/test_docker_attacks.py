@@ -75,7 +75,7 @@ async def test_a_daemon_on_an_earlier_commands_pipes_forges_no_status(
     for _ in range(4):
         await _attack(policy, _THIEF)
     for attempt in range(REPEATS):
-        failed = await policy.exec(["sh", "-c", "echo real; exit 1"], timeout=20)
+        failed = await policy.exec(["sh", "-c", "echo real; exit 1"], timeout=60)
         assert (failed.returncode, failed.stdout) == (1, "real\n"), attempt
 
 
@@ -112,7 +112,7 @@ _BEND = {
 async def test_what_a_command_does_to_its_pipes_ends_with_it(
     policy: DockerPoolSandboxEnvironment, way: str
 ) -> None:
-    await policy.exec(["python3", "-c", f"import os\n{_BEND[way]}"], timeout=20)
+    await policy.exec(["python3", "-c", f"import os\n{_BEND[way]}"], timeout=60)
     for _ in range(8):
         large = await policy.exec(["seq", "1", "400000"], timeout=30)
         assert large.returncode == 0
@@ -152,7 +152,7 @@ async def test_limits_and_priorities_do_not_pass_to_later_commands(
 ) -> None:
     before = await policy.exec(["sh", "-c", _STATE])
     assert "Max open files" in before.stdout
-    await policy.exec(["sh", "-c", _LIMITS], timeout=20)
+    await policy.exec(["sh", "-c", _LIMITS], timeout=60)
     after = await policy.exec(["sh", "-c", _STATE])
     assert after.stdout == before.stdout
     await policy.write_file("/tmp/work/file", "x" * 100_000)
@@ -284,7 +284,7 @@ async def test_killing_everything_ends_no_result(policy: DockerPoolSandboxEnviro
     )
     await policy.exec(["sh", "-c", 'python3 -c "$0" >/dev/null 2>&1 & sleep 0.2', killed])
     for _ in range(10):  # its own commands die, which is told as it is; files do not
-        result = await policy.exec(["sleep", "1"], timeout=10)
+        result = await policy.exec(["sleep", "30"], timeout=60)
         assert result.returncode == 137
         await policy.write_file("/tmp/work/file", "text")
         assert await policy.read_file("/tmp/work/file") == "text"
@@ -320,7 +320,7 @@ async def test_a_write_succeeds_only_if_it_was_done(
     sandbox = await open_sandbox(user=user, tmpfs=["/small:size=64k,mode=1777"])
     await sandbox.exec(["sh", "-c", f"mkdir -p /tmp/work; {setting}"])
     with pytest.raises(OSError) as caught:
-        await asyncio.wait_for(sandbox.write_file(path, "x" * 100_000), 20)
+        await asyncio.wait_for(sandbox.write_file(path, "x" * 100_000), 60)
     if number is not None:
         assert caught.value.errno == number
     assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
@@ -413,7 +413,7 @@ async def test_a_command_whose_keeper_is_killed_is_waited_for_all_the_same(
 ) -> None:
     sandbox = await open_sandbox(cap_drop=[])  # root may then end any process but process 1
     for _ in range(10):
-        result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived; exit 4"], timeout=20)
+        result = await sandbox.exec(["sh", "-c", "kill -9 -1; echo survived; exit 4"], timeout=60)
         assert (result.returncode, result.stdout) == (4, "survived\n")
         assert (await sandbox.exec(["echo", "on"])).stdout == "on\n"
 
@@ -471,7 +471,7 @@ async def test_a_cancelled_command_ends_though_nobody_takes_its_output(
     await asyncio.sleep(0.01)
     loud.cancel()
     await asyncio.gather(loud, return_exceptions=True)
-    for _ in range(100):  # seen from outside, so that nothing is read from the executor
+    for _ in range(600):  # seen from outside, so that nothing is read from the executor
         listed = str(manager.engine.api.top(sandbox.container.id)["Processes"])
         if "yes" not in listed and "sleep 60" not in listed:
             break

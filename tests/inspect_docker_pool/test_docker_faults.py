@@ -248,7 +248,7 @@ async def test_a_process_that_is_asked_to_end_leaves_nothing(
         await asyncio.sleep(0.5)
         assert left_behind(owner)
         ended.send_signal(number)
-        assert await asyncio.to_thread(ended.wait, 40) == -number
+        assert await asyncio.to_thread(ended.wait, 60) == -number
     assert left_behind(owner) == []
 
 
@@ -259,7 +259,7 @@ async def test_a_program_with_a_handler_of_its_own_keeps_it(image: str, left_beh
         owner,
     ):
         ended.terminate()
-        assert await asyncio.to_thread(ended.wait, 40) == 7
+        assert await asyncio.to_thread(ended.wait, 60) == 7
     assert left_behind(owner) == []
 
 
@@ -332,13 +332,13 @@ async def test_a_coroutine_is_closed_under_the_lock_that_its_end_takes(
     await asyncio.to_thread(abandon)
     closing = threading.Thread(target=close, daemon=True)
     closing.start()
-    await asyncio.to_thread(closing.join, 30)
+    await asyncio.to_thread(closing.join, 60)
     assert not closing.is_alive()
     if what == "wait":
         await until(lambda: not pool._waiters)
     else:
         running = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep 'sleep 60[0]'"
-        for _ in range(50):
+        for _ in range(300):
             if not (await box.exec(["sh", "-c", running])).success:
                 break
             await asyncio.sleep(0.2)
@@ -375,7 +375,7 @@ class TestEngineRestart:
 
 
 async def _retry(config: DockerPoolConfig) -> Any:
-    for _ in range(5):
+    for _ in range(60):
         try:
             return await DockerPoolSandboxEnvironment.sample_init("test", config, {})
         except SandboxError as ex:

@@ -17,6 +17,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 from tests.parity.cases import ParityCase, load_corpus
 from tests.parity.logged import logged
+from tests.waiting import until
 
 from inspect_docker_pool import DockerPoolConfig, process_metrics, snapshot
 from inspect_docker_pool.manager import PoolManager, close_all
@@ -269,11 +270,7 @@ async def test_a_set_up_that_fails_fails_each_episode_by_itself(manager: PoolMan
     results = await group_of(task_of("#!/bin/sh\necho no >&2; exit 1\n"), 3)
     assert all("no" in str(result.error) for result in results)
     (pool,) = manager.pools()
-    for _ in range(500):
-        if pool.state.leased == pool.state.removing == 0:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("containers are left")
+    await until(lambda: pool.state.leased == pool.state.removing == 0)
 
 
 async def test_a_leader_that_is_cancelled_leaves_the_others_free(manager: PoolManager) -> None:

@@ -161,7 +161,7 @@ async def test_the_documented_way_out_lets_through_what_is_listed(
     finally:
         for one in started:
             api.remove_container(one, force=True)
-        for _ in range(50):
+        for _ in range(600):
             if not (api.inspect_network(inside)["Containers"] or {}):
                 break
             await asyncio.sleep(0.1)

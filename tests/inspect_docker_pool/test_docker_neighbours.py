@@ -204,7 +204,7 @@ async def test_a_loop_that_was_closed_gets_no_container(image: str, manager: Poo
     waiting = asyncio.create_task(_take(config))
     await asyncio.sleep(0.1)
     first.release()
-    (await asyncio.wait_for(waiting, 30)).release()
+    (await asyncio.wait_for(waiting, 60)).release()
 
 
 async def test_containers_with_networks_of_their_own_wait_for_one(
@@ -221,7 +221,7 @@ async def test_containers_with_networks_of_their_own_wait_for_one(
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 1)
     first.release()
-    (await asyncio.wait_for(waiting, 30)).release()
+    (await asyncio.wait_for(waiting, 60)).release()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known-image", "first-use"])
@@ -379,7 +379,7 @@ async def test_a_build_or_pull_without_progress_ends_with_an_error(
         if what == "build":
             (config,) = _dockerfiles(tmp_path, image, 1, "sleep 30")
         with pytest.raises(SandboxError, match=what):
-            await asyncio.wait_for(_take(config), 25)
+            await asyncio.wait_for(_take(config), 120)
 
 
 class TestDiskLimit:

@@ -166,7 +166,7 @@ async def test_a_warm_project_whose_server_has_ended_is_not_handed_out(
     (pool,) = manager.pools()
     web = pool._idle[0].containers[1]
     await web.run(Command(("pkill", "-9", "python3"), cwd="/"))
-    with anyio.fail_after(30):
+    with anyio.fail_after(100):
         while web.is_ready():  # noqa: ASYNC110  (the executor tells)
             await anyio.sleep(0.02)
     boxes = await start(path)
@@ -247,7 +247,7 @@ async def test_closing_does_not_wait_for_a_health_check(
     slow = {"test": "false", "interval": "1s", "retries": 300}
     with anyio.move_on_after(2):
         await start(project({"web": {"healthcheck": slow}}))
-    with anyio.fail_after(30):
+    with anyio.fail_after(100):
         await anyio.to_thread.run_sync(close_all)
     assert left_behind(manager.owner.id) == []
 

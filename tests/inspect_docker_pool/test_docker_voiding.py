@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from inspect_docker_pool.manager import PoolManager
 
@@ -115,8 +116,9 @@ async def test_a_timeout_holds_while_all_slots_are_taken(
     manager: PoolManager, open_sandbox: Any
 ) -> None:
     sandbox = await open_sandbox(pids=1000)
-    others = [asyncio.ensure_future(sandbox.exec(["sleep", "60"])) for _ in range(128)]
-    await asyncio.sleep(2)
+    others = [asyncio.ensure_future(sandbox.exec(["sleep", "600"])) for _ in range(128)]
+    top = manager.engine.api.top
+    await until(lambda: str(top(sandbox.container.id)["Processes"]).count("sleep 600") == 128)
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
         await sandbox.exec(["true"], timeout=1)
@@ -124,4 +126,4 @@ async def test_a_timeout_holds_while_all_slots_are_taken(
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    assert (await sandbox.exec(["true"], timeout=20)).success
+    assert (await sandbox.exec(["true"], timeout=60)).success

@@ -103,7 +103,7 @@ def test_a_worker_that_waits_ignores_ctrl_c_and_ends_quietly_by_another_signal(
         assert pool.submit(os.getpid).result(60) == pid
         os.kill(pid, signal.SIGTERM)  # it may still be sending its result
         with pytest.raises((BrokenProcessPool, KeyboardInterrupt)):
-            pool.submit(time.sleep, 60).result(30)
+            pool.submit(time.sleep, 600).result(60)
         wait_until_gone(pid)
     assert capfd.readouterr().err == ""
 

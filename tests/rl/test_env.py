@@ -141,16 +141,16 @@ class SlowAtFirst(Words):
     """Takes longer for the first reply than who asks for it waits."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.delay_s = 1.5 if not self.prompts else 0.0
+        self.delay_s = 4.0 if not self.prompts else 0.0
         return await super().__call__(*args, **kwargs)
 
 
 @solver
 def impatient() -> Solver:
-    """Asks again after a second, as a program does whose client has a time-out."""
+    """Asks again after two seconds, as a program does whose client has a time-out."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        with anyio.move_on_after(0.5):
+        with anyio.move_on_after(2.0):
             return await generate(state)
         return await generate(state)
 

@@ -13,6 +13,7 @@ from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from tests.rl.policies import END, Words, encode, renderer, tool_call
 from tests.rl.tasks import look
+from tests.waiting import until
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -32,6 +33,7 @@ def linger(crowd: _Crowd) -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         crowd.now += 1
         crowd.most = max(crowd.most, crowd.now)
+        await until(lambda: crowd.most >= 2)
         await asyncio.sleep(0.02)
         crowd.now -= 1
         return state
@@ -66,7 +68,6 @@ async def _all_end(dataset: InspectRLDataset) -> None:
         await builder.cleanup()
 
 
-@pytest.mark.timeout(120)
 async def test_an_eval_in_the_same_process_does_not_lift_the_bound(tmp_path: Path) -> None:
     crowd = _Crowd()
     rollouts = asyncio.ensure_future(_all_end(_dataset(crowd, group_size=12)))
@@ -125,7 +126,6 @@ def looking(limits: RolloutLimits | None = None) -> InspectRLDataset:
     return as_rl_dataset(task, renderer(), group_size=3, max_sandboxes=1, rollout_limits=limits)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "strategy",
     [FailFast(), RetryOnFailure(per_rollout_timeout=50), MinViableGroup(3)],

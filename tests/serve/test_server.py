@@ -192,8 +192,8 @@ def test_a_client_that_vanishes_ends_its_own_episodes_only() -> None:
 
 def test_episodes_wait_for_a_place_and_no_longer_than_they_may() -> None:
     async def run() -> None:
-        limits = Limits(max_episodes=2, queue_timeout=0.3)
-        slow = Words(["1"], delay_s=1)
+        limits = Limits(max_episodes=2, queue_timeout=0.1)
+        slow = Words(["1"], delay_s=4)
         async with serving(slow) as url, hosted(arithmetic(), sampler=url, limits=limits) as served:
             body = {"task": "arithmetic", "sample": "s0", "size": 2}
             first = asyncio.create_task(served.post("/v1/rollouts", body))
