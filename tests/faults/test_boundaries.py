@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import socket
 import ssl
 import time
@@ -231,6 +232,22 @@ async def test_a_judge_is_named_however_long_the_record_of_its_failure_takes(
     monkeypatch.setattr(boundaries, "time", clock)
     monkeypatch.setattr(internals, "error_record", make_record_slowly)
     assert await cause_of(boxed(_ask_in_a_scope, in_solver=False)) is Cause.JUDGE
+
+
+async def _ask_twice_at_once() -> None:
+    async with asyncio.timeout(1.0):
+        model = get_model("slow_service/hangs")
+        await asyncio.gather(model.generate("?"), model.generate("!"))
+
+
+@pytest.mark.parametrize("place", ["solver", "scorer"])
+@pytest.mark.parametrize("ask", [_ask_for_a_moment, _ask_twice_at_once])
+async def test_a_judge_is_named_however_late_its_time_out_is_raised(
+    ask: Callable[[], Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = itertools.count(step=3600)  # for others, between any two looks at the clock
+    monkeypatch.setattr(boundaries, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    assert await cause_of(boxed(ask, in_solver=place == "solver")) is Cause.JUDGE
 
 
 async def test_a_time_out_of_the_solvers_own_is_scored_and_counted() -> None:

@@ -33,7 +33,11 @@ _MOST_STAMPS = 64
 """Stamps that an episode keeps; a solver that handles failures for hours leaves the oldest out."""
 
 _MOMENT = 1.0
-"""Seconds from the end of a call that a time-out has cut off to the ``TimeoutError`` itself."""
+"""Seconds from the end of a call that a time-out has cut off to the ``TimeoutError`` itself, where
+that is not raised from the cancellation: by anyio."""
+
+_CUT_OFF = "inspect_rl_cut_off"
+"""Attribute of the exception that has ended such a call: its stamp."""
 
 _STRONGEST = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.TOOL)
 """Causes that count wherever an exception was raised about them. ``inside_sandbox`` counts only if
@@ -74,10 +78,11 @@ class Boundaries:
             del self._stamps[next(iter(self._stamps))]
         self._stamps[id(error)] = error, Stamp(found.cause if found else stamp.cause, stamp.call)
 
-    def note_cut_off(self, stamp: Stamp, since: float) -> None:
+    def note_cut_off(self, stamp: Stamp, since: float, error: BaseException) -> None:
         """Note that a call of the running part was cancelled, or ended with a time-out."""
         if since >= self.since:
             self._cut_off[stamp] = time.monotonic()
+            vars(error).setdefault(_CUT_OFF, stamp)
 
     def forget(self) -> None:
         """Forget all exceptions, whose tracebacks hold what the episode has used."""
@@ -97,11 +102,13 @@ class Boundaries:
             return Stamp(phase)
         if found := self._find(error, set()):
             return found
+        late: list[Stamp] = []
         if cut_off_since is None and is_timeout(error):
+            late += [vars(link)[_CUT_OFF] for link in _sources(error) if _CUT_OFF in vars(link)]
             cut_off_since = time.monotonic() - _MOMENT
         if cut_off_since is None:
             return Stamp(phase)
-        late = [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
+        late += [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
         return _strongest(late) or next(iter(late), Stamp(phase))
 
     def _find(self, error: BaseException, seen: set[int]) -> Stamp | None:
@@ -158,7 +165,7 @@ async def _await_stamped(boundaries: Boundaries, stamp: Stamp, work: Awaitable[T
         # asyncio makes a new TimeoutError of one that leaves a thread, so the stamp is not enough.
         ended_early = isinstance(error, asyncio.CancelledError | TimeoutError)
         if ended_early and stamp.cause is Cause.JUDGE:
-            boundaries.note_cut_off(stamp, since)
+            boundaries.note_cut_off(stamp, since, error)
         if isinstance(error, Exception):
             boundaries.stamp(error, stamp)
         raise
@@ -186,10 +193,14 @@ def is_timeout(error: BaseException) -> bool:
 
     In a group, that of a member is what ends those beside it, and not the other way round.
     """
+    return any(isinstance(link, TimeoutError) for link in _sources(error))
+
+
+def _sources(error: BaseException) -> list[BaseException]:
+    """Return an exception, or the only one of a group, and those that it was raised from."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         [error] = error.exceptions
-    chain = _walk_chain(error, set())
-    return any(is_source and isinstance(link, TimeoutError) for link, is_source in chain)
+    return [link for link, is_source in _walk_chain(error, set()) if is_source]
 
 
 def first_error(error: Exception) -> Exception:
@@ -331,9 +342,9 @@ class Operations:
             work = self._run(asked, operation, args, kwargs)
             try:
                 return await bounded(work, None, grace=CANCEL_GRACE)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 if not asked.idle:
-                    self._boundaries.note_cut_off(asked.stamp(), asked.since)
+                    self._boundaries.note_cut_off(asked.stamp(), asked.since, error)
                 raise
             except Exception as error:
                 self._boundaries.stamp(error, asked.stamp(error))
