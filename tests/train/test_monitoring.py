@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inspect_ai import Task
@@ -17,6 +19,7 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
+from inspect_tinker_plugin.train import scans
 from inspect_tinker_plugin.train.alarms import find_alarms
 from inspect_tinker_plugin.train.history import (
     REWARD,
@@ -68,6 +71,27 @@ def test_batches_are_scanned_beside_the_training(tmp_path: Path) -> None:
     history = read_history(tmp_path)
     assert history.steps[0].figures["scan/about_answers"] == 0.5
     assert "<h2>Scans</h2>" in render(history)
+
+
+def test_a_batch_is_scanned_though_the_log_of_another_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("inspect_scout")
+    (tmp_path / "scanner.py").write_text(SCANNER)
+    for answers in (["4"] * 2, ["5"] * 2):
+        roll_out(tmp_path / ROLLOUT_LOGS, answers)
+    undone, kept = sorted((tmp_path / ROLLOUT_LOGS).glob("*.eval"))
+    scan = scans._scan
+
+    def scan_late(*chosen: Any, **options: Any) -> Any:
+        undone.unlink(missing_ok=True)
+        return scan(*chosen, **options)
+
+    monkeypatch.setattr(scans, "_scan", scan_late)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    scans._follow(tmp_path, [str(tmp_path / "scanner.py")], limit=2, tokens=None, model=None)
+    [row] = read_rows(tmp_path / SCANS)
+    assert (row["log"], row["scan/about_answers/scanned"]) == (kept.name, 2)
 
 
 def test_batches_that_are_not_scanned_are_counted(tmp_path: Path) -> None:

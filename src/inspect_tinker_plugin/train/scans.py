@@ -180,8 +180,10 @@ def _follow(folder: Path, scanners: Sequence[str], **options: Any) -> None:
         if budget is not None and spent >= budget:
             waiting = []
         if waiting:
-            found = _scan_all(waiting[:_AT_ONCE], scanners, **options)
-            _append(folder / SCANS, [{**row, "waiting": len(waiting)} for row in found])
+            logs = waiting[:_AT_ONCE]
+            found = _scan_all(logs, scanners, **options)
+            if all(log.is_file() for log in logs):  # otherwise the step of one is done again
+                _append(folder / SCANS, [{**row, "waiting": len(waiting)} for row in found])
         elif last_look:
             return
         else:
