@@ -11,6 +11,7 @@ import asyncio
 import errno
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,9 +37,6 @@ _MOMENT = 1.0
 """Seconds from the end of a call that a time-out has cut off to the ``TimeoutError`` itself, where
 that is not raised from the cancellation: by anyio."""
 
-_CUT_OFF = "inspect_rl_cut_off"
-"""Attribute of the exception that has ended such a call: its stamp."""
-
 _STRONGEST = (Cause.POLICY, Cause.SANDBOX, Cause.JUDGE, Cause.TOOL)
 """Causes that count wherever an exception was raised about them. ``inside_sandbox`` counts only if
 nothing else does: whoever handles a missing file can fail for reasons of its own."""
@@ -62,7 +60,7 @@ class Boundaries:
     def __init__(self) -> None:
         self.since = 0.0
         self._stamps: dict[int, tuple[BaseException, Stamp]] = {}
-        self._cut_off: dict[Stamp, float] = {}
+        self._cut_off: deque[tuple[BaseException, Stamp, float]] = deque(maxlen=_MOST_STAMPS)
 
     def begin_part(self) -> None:
         """Let the running context be the episode's, and a new part of it."""
@@ -81,12 +79,12 @@ class Boundaries:
     def note_cut_off(self, stamp: Stamp, since: float, error: BaseException) -> None:
         """Note that a call of the running part was cancelled, or ended with a time-out."""
         if since >= self.since:
-            self._cut_off[stamp] = time.monotonic()
-            vars(error).setdefault(_CUT_OFF, stamp)
+            self._cut_off.append((error, stamp, time.monotonic()))
 
     def forget(self) -> None:
         """Forget all exceptions, whose tracebacks hold what the episode has used."""
         self._stamps.clear()
+        self._cut_off.clear()
 
     def attribute(
         self, error: BaseException, phase: Cause, *, cut_off_since: float | None = None
@@ -102,13 +100,14 @@ class Boundaries:
             return Stamp(phase)
         if found := self._find(error, set()):
             return found
-        late: list[Stamp] = []
         if cut_off_since is None and is_timeout(error):
-            late += [vars(link)[_CUT_OFF] for link in _sources(error) if _CUT_OFF in vars(link)]
             cut_off_since = time.monotonic() - _MOMENT
         if cut_off_since is None:
             return Stamp(phase)
-        late += [stamp for stamp, at in self._cut_off.items() if at >= cut_off_since]
+        sources = set(map(id, _sources(error)))
+        late = [
+            stamp for by, stamp, at in self._cut_off if at >= cut_off_since or id(by) in sources
+        ]
         return _strongest(late) or next(iter(late), Stamp(phase))
 
     def _find(self, error: BaseException, seen: set[int]) -> Stamp | None:
