@@ -29,7 +29,14 @@ from inspect_tinker_plugin.rl.mixture import as_rl_mixture
 from inspect_tinker_plugin.testing import ScriptedPolicy, tokenizer_path
 from inspect_tinker_plugin.testing.replies import answer_with
 from inspect_tinker_plugin.train import history
-from inspect_tinker_plugin.train.history import ROLLOUT_LOGS, Step, read_history, read_logs
+from inspect_tinker_plugin.train.history import (
+    ROLLOUT_LOGS,
+    RUN,
+    Step,
+    read_history,
+    read_logs,
+    record_run,
+)
 from inspect_tinker_plugin.train.report import Chart, draw_chart, write_report
 
 
@@ -142,6 +149,22 @@ def test_a_log_that_is_removed_while_a_folder_is_read_is_no_damaged_one(
     monkeypatch.setattr(history, "read_eval_log", read_late)
     assert read_logs(run, ROLLOUT_LOGS) == []
     assert not caplog.records
+
+
+def test_what_a_run_is_can_be_read_while_it_is_continued(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, write, seen = (run / RUN).read_text(), Path.write_text, []
+
+    def write_slowly(path: Path, text: str, **options: Any) -> int:
+        write(path, text[:10], **options)
+        seen.append((run / RUN).read_text())
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    record_run(run, {**json.loads(before), "LoRA rank": 8})
+    assert seen == [before]
+    assert json.loads((run / RUN).read_text())["LoRA rank"] == 8
 
 
 def test_the_report_loads_nothing_and_links_to_logs_that_are_there(run: Path) -> None:

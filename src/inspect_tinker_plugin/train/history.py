@@ -186,7 +186,9 @@ def record_run(log_dir: Path, identity: Row) -> None:
     path, text = log_dir / RUN, json.dumps(identity, indent=2) + "\n"
     if path.exists() and path.read_text(encoding="utf-8") != text and not _has_begun(log_dir):
         (log_dir / TRAINING_ID).unlink(missing_ok=True)
-    path.write_text(text, encoding="utf-8")
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)  # an eval of the run's weights may be reading it
     for folder in (log_dir, log_dir / IMITATION):
         _complete_last_line(folder / CHECKPOINTS)
 
