@@ -10,8 +10,11 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import match
@@ -20,8 +23,23 @@ from tests.rl.policies import renderer
 
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 
-MOMENTS = {"while the engine is asked": 0.02, "while starting": 1.5}
-"""Seconds after which a process is left, by mode; what has begun by then is chance."""
+MOMENTS = {"while the engine is asked": "docker", "while starting": " up "}
+"""Mode, and a part of the command that runs when the process is left."""
+
+
+async def until_running(part: str) -> None:
+    """Wait for a program; asyncio never returns if it is cancelled while it starts one."""
+    while not any(part in command for command in commands()):  # noqa: ASYNC110 - it is another's
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+
+
+def commands() -> Iterator[str]:
+    """Return the command lines of what this process has started."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            yield " ".join(process.cmdline())
 
 
 async def main(mode: str, compose: Path) -> None:
@@ -35,7 +53,7 @@ async def main(mode: str, compose: Path) -> None:
     envs = list(await builder.make_envs())
     starting = [asyncio.create_task(env.initial_observation()) for env in envs]
     if mode in MOMENTS:
-        await asyncio.sleep(MOMENTS[mode])
+        await until_running(MOMENTS[mode])
         return
     await asyncio.gather(*starting)
     print("started", flush=True)
