@@ -95,8 +95,8 @@ async def measure(episodes: int) -> None:
 
     from inspect_tinker_plugin import freeze_memory
     from inspect_tinker_plugin.serve.app import create_app
-    from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
     from inspect_tinker_plugin.serve.host import Host, Limits
+    from inspect_tinker_plugin.serve.samplers import Endpoint, EndpointSampler
     from inspect_tinker_plugin.serve.service import RolloutService
 
     engine = await asyncio.create_subprocess_exec(

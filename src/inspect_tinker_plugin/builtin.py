@@ -13,7 +13,7 @@ from inspect_tinker_plugin.rewards.builtin import REWARD_AGGREGATORS
 from inspect_tinker_plugin.rewards.group import GROUP_AGGREGATORS
 from inspect_tinker_plugin.samplers.builtin import SAMPLERS
 from inspect_tinker_plugin.tasks.loading import SANDBOX_PROVIDERS
-from inspect_tinker_plugin.tools.builtin import TOOL_EXECUTORS
+from inspect_tinker_plugin.tools.executors import TOOL_EXECUTORS
 
 
 @hookimpl

@@ -159,7 +159,7 @@ async def test_tool_calls_in_a_prompt_are_kept_and_every_file_gets_their_schema(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"inspect_tinker_plugin.export.files.{name}", 1)
+    monkeypatch.setattr(f"inspect_tinker_plugin.export.folder.{name}", 1)
     plain = [Sample(input=f"plain {number}") for number in range(3)]
     task = Task(dataset=[*plain, Sample(input=few_shot()), *plain])
     rows = await exported(task, tmp_path / "out", ExportOptions(format=format))

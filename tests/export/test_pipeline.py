@@ -19,7 +19,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from tests.waiting import until
 
 from inspect_tinker_plugin.contracts.errors import ExportError, TaskError
-from inspect_tinker_plugin.export import files
+from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportReport, export_task
@@ -90,7 +90,7 @@ def summary(folder: Path) -> dict[str, Any]:
 async def test_rows_keep_the_order_of_the_samples_over_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES", 1)
+    monkeypatch.setattr(export_folder, "FILE_BYTES", 1)
     report = await export(numbers(10), tmp_path / "out", max_samples=4)
     assert ids(tmp_path / "out") == [str(n) for n in range(1, 11)]
     assert len(report.files) == 10
@@ -281,8 +281,8 @@ def numbers():
 
 RUN = """
 import sys
-from inspect_tinker_plugin.export import folder
-folder.HELD_BYTES = 1
+from inspect_tinker_plugin.export import folder as export_folder
+export_folder.HELD_BYTES = 1
 from inspect_tinker_plugin.cli.main import rl
 rl(["export", "tasks.py", "--output", "out", "--max-samples", "4"])
 """
@@ -322,8 +322,8 @@ def test_a_killed_export_continues_and_ends_as_if_nothing_had_happened(tmp_path:
 
 FULL = """
 import resource, signal, sys
-from inspect_tinker_plugin.export import folder
-folder.HELD_BYTES = 1
+from inspect_tinker_plugin.export import folder as export_folder
+export_folder.HELD_BYTES = 1
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
 from inspect_tinker_plugin.cli.main import rl

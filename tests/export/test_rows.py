@@ -15,7 +15,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, ExportError
-from inspect_tinker_plugin.export import files as export_files
+from inspect_tinker_plugin.export import folder as export_folder
 from inspect_tinker_plugin.export.folder import WORK
 from inspect_tinker_plugin.export.options import ExportOptions
 from inspect_tinker_plugin.export.pipeline import ExportProgress, ExportReport, export_task
@@ -109,7 +109,7 @@ def files(folder: str) -> dict[str, bytes]:
 async def test_two_workers_write_the_very_files_that_one_process_writes(
     layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_files, "FILE_BYTES", 4_000)
+    monkeypatch.setattr(export_folder, "FILE_BYTES", 4_000)
     seen: list[ExportProgress] = []
     options: dict[str, Any] = {"layout": layout, "selection": Selection(sample_shuffle=3)}
     one = await export("sums", "one", **options)

@@ -13,7 +13,7 @@ from inspect_ai import Task
 
 from inspect_tinker_plugin.options import EpisodeOptions
 from inspect_tinker_plugin.testing import Script
-from inspect_tinker_plugin.testing.parity import RUN_SIDE, ParityReport, Side, compare_runs
+from inspect_tinker_plugin.testing.kit import RUN_SIDE, ParityReport, Side, compare_runs
 from inspect_tinker_plugin.testing.sides import Conditions, run_eval
 from inspect_tinker_plugin.testing.traces import Trace, differences
 

@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import Trajectory
 from inspect_tinker_plugin.logs.rollout import SAMPLED_KEY, sampled
 from inspect_tinker_plugin.logs.rollout import trajectory as logged_trajectory
 from inspect_tinker_plugin.rl.env import InspectEnv
-from inspect_tinker_plugin.testing.parity import ParityReport, Side, describe
+from inspect_tinker_plugin.testing.kit import ParityReport, Side, describe
 from inspect_tinker_plugin.testing.traces import Trace, differences
 from inspect_tinker_plugin.tokens.datums import arrange
 

@@ -35,7 +35,7 @@ from inspect_tinker_plugin.rewards import (
     Reward,
     resolve_group_reward,
 )
-from inspect_tinker_plugin.rewards.judges import JUDGES, spend_in
+from inspect_tinker_plugin.rewards.group import JUDGES, spend_in
 from inspect_tinker_plugin.tasks.loading import with_roles
 
 Verdict = Callable[[dict[str, int]], str]

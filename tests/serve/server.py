@@ -14,8 +14,8 @@ from inspect_ai import Task
 from tests.rl.policies import renderer
 
 from inspect_tinker_plugin.serve.app import create_app
-from inspect_tinker_plugin.serve.endpoint import Endpoint
 from inspect_tinker_plugin.serve.host import Host, Limits
+from inspect_tinker_plugin.serve.samplers import Endpoint
 from inspect_tinker_plugin.serve.service import RolloutService
 
 

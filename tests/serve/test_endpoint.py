@@ -16,7 +16,7 @@ from tests.serve.lent import lend
 
 from inspect_tinker_plugin import ConfigError
 from inspect_tinker_plugin.serve import Endpoint, EndpointSampler, RolloutResult, RolloutService
-from inspect_tinker_plugin.serve.endpoint import Form
+from inspect_tinker_plugin.serve.samplers import Form
 
 LINES = [tool_call("add", '{"x": 0, "y": 1}'), "It is 1."]
 

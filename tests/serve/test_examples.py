@@ -15,8 +15,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from inspect_tinker_plugin import as_rl_dataset
-from inspect_tinker_plugin.serve.endpoint import Form
-from inspect_tinker_plugin.serve.wire import LentSampler
+from inspect_tinker_plugin.serve.samplers import Form, LentSampler
 
 
 @pytest.mark.parametrize("form", ["completions", "generate"])

@@ -20,7 +20,6 @@ from inspect_tinker_plugin.logs import assemble_pending
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.rl.dataset import as_rl_dataset
 from inspect_tinker_plugin.train import scans
-from inspect_tinker_plugin.train.alarms import find_alarms
 from inspect_tinker_plugin.train.history import (
     REWARD,
     ROLLOUT_LOGS,
@@ -29,7 +28,7 @@ from inspect_tinker_plugin.train.history import (
     read_scans,
 )
 from inspect_tinker_plugin.train.report import render
-from inspect_tinker_plugin.train.scans import check_scanners, scanned
+from inspect_tinker_plugin.train.scans import check_scanners, find_alarms, scanned
 
 SCANNER = """
 from inspect_scout import Result, Scanner, Transcript, scanner

@@ -169,7 +169,7 @@ async def _check(choices: dict[str, Any]) -> AsyncIterator[Run]:
 
 
 def _describe(run: Run) -> Iterator[str]:
-    from inspect_tinker_plugin.testing.parity import describe
+    from inspect_tinker_plugin.testing.kit import describe
 
     report = run.report
     if report.missing_grader is not None:

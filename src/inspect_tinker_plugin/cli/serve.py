@@ -130,8 +130,8 @@ def load_host(choices: dict[str, Any]) -> Host:
     """Load the tasks of a server, in the process that runs them."""
     from inspect_tinker_plugin.rl.builder import InspectRLDatasetBuilder
     from inspect_tinker_plugin.rl.models import make_renderer
-    from inspect_tinker_plugin.serve.endpoint import Endpoint
     from inspect_tinker_plugin.serve.host import Host, Limits
+    from inspect_tinker_plugin.serve.samplers import Endpoint
     from inspect_tinker_plugin.serve.service import RolloutService
 
     choices = dict(choices)

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.rewards import (
     resolve_group_reward,
     resolve_reward,
 )
-from inspect_tinker_plugin.rewards.judges import spend_in
+from inspect_tinker_plugin.rewards.group import spend_in
 from inspect_tinker_plugin.rewards.scores import require_scores
 from inspect_tinker_plugin.tasks.loading import with_roles
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from inspect_tinker_plugin.options.declared import (
     COMMANDS,
+    DatasetKeywords,
     DatasetOptions,
     EpisodeOptions,
-    Selection,
-    option,
-)
-from inspect_tinker_plugin.options.keywords import (
-    DatasetKeywords,
     Option,
+    Selection,
     declared_options,
+    option,
     options_of,
     read_keywords,
     spell_out_options,

@@ -25,7 +25,7 @@ from inspect_tinker_plugin.logs.rollout import read_group, received, sampled
 from inspect_tinker_plugin.options import DatasetOptions
 from inspect_tinker_plugin.processes.loops import uninterrupted
 from inspect_tinker_plugin.rewards import AggregatorError, GroupMember, Reward, UnscoredError
-from inspect_tinker_plugin.rewards.judges import spend_in
+from inspect_tinker_plugin.rewards.group import spend_in
 from inspect_tinker_plugin.rl.ending import Ending, Received
 from inspect_tinker_plugin.rl.env import InspectEnv, wait_to_start
 from inspect_tinker_plugin.rl.hooks import EpisodeHooks

@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
     from inspect_tinker_plugin.serve.results import (
         Branch,
         Failure,
@@ -14,13 +13,19 @@ if TYPE_CHECKING:
         SampledTurn,
         Span,
     )
-    from inspect_tinker_plugin.serve.samplers import Prompt, Sampled, Sampler, SamplerError
+    from inspect_tinker_plugin.serve.samplers import (
+        Endpoint,
+        EndpointSampler,
+        Prompt,
+        Sampled,
+        Sampler,
+        SamplerError,
+    )
     from inspect_tinker_plugin.serve.service import RolloutService
 
 _HOMES = {
-    "endpoint": ("Endpoint", "EndpointSampler"),
     "results": ("Branch", "Failure", "RolloutResult", "SampledTurn", "Span"),
-    "samplers": ("Prompt", "Sampled", "Sampler", "SamplerError"),
+    "samplers": ("Endpoint", "EndpointSampler", "Prompt", "Sampled", "Sampler", "SamplerError"),
     "service": ("RolloutService",),
 }
 

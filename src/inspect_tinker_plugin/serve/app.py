@@ -38,7 +38,8 @@ from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.rl.env import wait_to_start
 from inspect_tinker_plugin.serve import gym, openenv
 from inspect_tinker_plugin.serve.host import FIELDS, BusyError, Host, TooLongError
-from inspect_tinker_plugin.serve.wire import LentSampler, write_json, write_result
+from inspect_tinker_plugin.serve.results import write_json, write_result
+from inspect_tinker_plugin.serve.samplers import LentSampler
 
 T = TypeVar("T")
 

@@ -15,8 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inspect_tinker_plugin.contracts.errors import Cause, ConfigError
 from inspect_tinker_plugin.serve.host import BusyError, Host, TooLongError
-from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledTurn
-from inspect_tinker_plugin.serve.wire import LentSampler, write_message, write_result
+from inspect_tinker_plugin.serve.results import (
+    Failure,
+    RolloutResult,
+    SampledTurn,
+    write_message,
+    write_result,
+)
+from inspect_tinker_plugin.serve.samplers import LentSampler
 
 _KINDS = {
     Cause.JUDGE: ("judge_failed", "verification"),

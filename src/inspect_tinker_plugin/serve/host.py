@@ -18,10 +18,9 @@ import aiohttp
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.workers import freeze_memory_once
-from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
 from inspect_tinker_plugin.serve.results import RolloutResult
+from inspect_tinker_plugin.serve.samplers import Endpoint, EndpointSampler, LentSampler
 from inspect_tinker_plugin.serve.service import RolloutService
-from inspect_tinker_plugin.serve.wire import LentSampler
 
 logger = getLogger(__name__)
 

@@ -16,9 +16,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inspect_tinker_plugin.contracts.errors import ConfigError, InspectRLError
 from inspect_tinker_plugin.serve.host import Host
-from inspect_tinker_plugin.serve.results import RolloutResult, SampledTurn
+from inspect_tinker_plugin.serve.results import (
+    RolloutResult,
+    SampledTurn,
+    write_json,
+    write_message,
+)
+from inspect_tinker_plugin.serve.samplers import LentSampler
 from inspect_tinker_plugin.serve.service import RolloutService
-from inspect_tinker_plugin.serve.wire import LentSampler, write_json, write_message
 
 TOOLS = [
     {

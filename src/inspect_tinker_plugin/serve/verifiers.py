@@ -26,11 +26,9 @@ from inspect_tinker_plugin.contracts.errors import Cause, ConfigError
 from inspect_tinker_plugin.options import DatasetKeywords, DatasetOptions, read_keywords
 from inspect_tinker_plugin.rl.dataset import TaskLike
 from inspect_tinker_plugin.rl.models import make_renderer
-from inspect_tinker_plugin.serve.endpoint import Endpoint, EndpointSampler
-from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledTurn
-from inspect_tinker_plugin.serve.samplers import Prompt, Sampled
+from inspect_tinker_plugin.serve.results import Failure, RolloutResult, SampledTurn, write_message
+from inspect_tinker_plugin.serve.samplers import Endpoint, EndpointSampler, Prompt, Sampled
 from inspect_tinker_plugin.serve.service import RolloutService
-from inspect_tinker_plugin.serve.wire import write_message
 from inspect_tinker_plugin.tasks.reference import resolve_task
 from inspect_tinker_plugin.tasks.samples import select_samples
 

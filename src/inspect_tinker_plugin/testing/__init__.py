@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from inspect_tinker_plugin.testing.kit import play_episode, run_sampler, run_tool_calls
-from inspect_tinker_plugin.testing.parity import ParityReport, check_parity, check_parity_async
+from inspect_tinker_plugin.testing.kit import (
+    ParityReport,
+    check_parity,
+    check_parity_async,
+    play_episode,
+    run_sampler,
+    run_tool_calls,
+)
 from inspect_tinker_plugin.testing.policy import (
     ScriptedPolicy,
     load_renderer,

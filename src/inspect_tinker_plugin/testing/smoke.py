@@ -42,7 +42,7 @@ from inspect_ai.solver import (
 from inspect_ai.tool import Tool, ToolError, bash, tool
 from inspect_ai.util import store
 
-from inspect_tinker_plugin.testing.parity import Side, check_parity_async, describe
+from inspect_tinker_plugin.testing.kit import Side, check_parity_async, describe
 from inspect_tinker_plugin.testing.replies import Script, call, say, scripted_model, submit
 
 

@@ -9,14 +9,12 @@ from inspect_tinker_plugin.contracts.tools import (
     ToolInvocation,
     ToolScope,
 )
-from inspect_tinker_plugin.tools.builtin import (
+from inspect_tinker_plugin.tools.executors import (
     CachedExecutor,
     InspectExecutor,
     LimitedExecutor,
     RoutedExecutor,
     ScriptedExecutor,
-)
-from inspect_tinker_plugin.tools.dispatch import (
     ToolExecutorSpec,
     resolve_tool_executor,
     use_tool_executor,

@@ -47,7 +47,7 @@ from tinker_cookbook.supervised.types import (
 from inspect_tinker_plugin.contracts.errors import ConfigError
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.evaluate.overlap import IMITATED, TrainingRecord
-from inspect_tinker_plugin.export.files import hide_bars
+from inspect_tinker_plugin.export.folder import hide_bars
 from inspect_tinker_plugin.processes import read_rows
 from inspect_tinker_plugin.tokens.messages import opening
 from inspect_tinker_plugin.train.history import CHECKPOINTS, IMITATION

@@ -18,7 +18,6 @@ from types import MappingProxyType
 
 from inspect_tinker_plugin.contracts.wording import counted
 from inspect_tinker_plugin.processes.journal import parse_rows
-from inspect_tinker_plugin.train.alarms import MONITORS, find_alarms
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     LOSS,
@@ -34,6 +33,7 @@ from inspect_tinker_plugin.train.history import (
     step_problems,
 )
 from inspect_tinker_plugin.train.report import write_report
+from inspect_tinker_plugin.train.scans import MONITORS, find_alarms
 
 logger = getLogger(__name__)
 

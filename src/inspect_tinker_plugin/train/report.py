@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 from inspect_tinker_plugin.contracts.wording import part_of
 from inspect_tinker_plugin.rl.builder import short_name
-from inspect_tinker_plugin.train.alarms import MONITORS, SCANNERS, find_alarms
 from inspect_tinker_plugin.train.history import (
     EVALUATION,
     FAILED,
@@ -36,6 +35,7 @@ from inspect_tinker_plugin.train.history import (
     read_history,
     step_problems,
 )
+from inspect_tinker_plugin.train.scans import MONITORS, SCANNERS, find_alarms
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
