@@ -286,6 +286,16 @@ def test_reasoning_that_was_cut_is_rendered_again_as_reasoning(name: str) -> Non
     assert rollout.transitions[1].ob.to_ints() == whole.to_ints()
 
 
+@pytest.mark.parametrize("name", ["llama3", "role_colon"])
+@pytest.mark.parametrize("text", ["<think>Hm", "<think>Hm</think>It is"])
+def test_a_cut_reply_is_text_in_a_format_without_reasoning(name: str, text: str) -> None:
+    rollout = Rollout(DatasetRenderer(renderer(name)))
+    output = rollout.turn(opening()[1:], text, stop=False, stop_reason="length")
+    assert output.message.content == text
+    changed = ChatMessageUser(content="Another question.")
+    rollout.turn([changed, output.message, ChatMessageUser(content="And?")], "x")
+
+
 def test_an_answer_cut_at_the_limit_keeps_its_reasoning_apart() -> None:
     text = "<think>\nHm.\n</think>\n\nIt is"
     output = sampled(text, name="qwen3", stop=False, stop_reason="length")

@@ -81,6 +81,13 @@ class ReplyParser:
         prompt = self._renderer.build_generation_prompt([Message(role="user", content="x")])
         return str(self._tokenizer.decode(prompt.to_ints())).rstrip().endswith("<think>")
 
+    @functools.cached_property
+    def _reads_thinking(self) -> bool:
+        """Whether the format has reasoning between these tags; others cannot even render it."""
+        thought = self._tokenizer.encode("<think>x</think>y", add_special_tokens=False)
+        message, _ = self._parse(list(thought), None)
+        return any(part["type"] == "thinking" for part in _parts(message))
+
     def parse(
         self,
         tokens: Sequence[int],
@@ -117,7 +124,7 @@ class ReplyParser:
         if stop_seq is not None and not exact:
             _cut_text(rendering, stop_seq)
         truncated = (at_limit or not (ended or stop_stated)) and stop_seq is None
-        if truncated:
+        if truncated and self._reads_thinking:
             self._open_thinking(rendering, body)
         content, calls = self._contents(rendering, body, tools)
         call_ids = _own_ids(rendering, calls)
