@@ -167,9 +167,17 @@ async def test_a_program_that_this_machine_lacks_has_no_price() -> None:
     assert await cause_of(boxed(runs_tests)) is Cause.SANDBOX
 
 
-async def test_what_the_contract_names_has_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    denied = _raising(PermissionError("the user may not run it"))
-    monkeypatch.setattr(FarAway, "fails", staticmethod(denied))
+ABOUT_THE_COMMAND = [
+    PermissionError("the user may not run it"),
+    OSError(errno.E2BIG, "Argument list too long", "docker"),  # of its client
+]
+
+
+@pytest.mark.parametrize("error", ABOUT_THE_COMMAND, ids=repr)
+async def test_what_is_about_the_command_has_a_price(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FarAway, "fails", staticmethod(_raising(error)))
     [builder] = as_rl_dataset(boxed(_exec, "far_away"), renderer()).get_batch(0)
     group = await do_group_rollout(builder, Words(["x"]))
     assert group.trajectories_G[0].transitions[-1].metrics["error/inside_sandbox"] == 1.0

@@ -115,6 +115,14 @@ async def _slow_and_cleaned_up_after(box: SandboxEnvironment) -> object:
         raise RuntimeError("the tests take too long") from error
 
 
+async def _with_a_zero_byte(box: SandboxEnvironment) -> object:
+    return await box.exec(["python3", "-c", "print('a\0b')"])
+
+
+async def _with_half_a_surrogate_pair(box: SandboxEnvironment) -> object:
+    return await box.exec(["python3", "-"], input="print('\ud800')")
+
+
 async def _used_up(box: SandboxEnvironment) -> object:
     raise SandboxMisusedError("no process is left")
 
@@ -131,6 +139,8 @@ ACTIONS = [
     _said_of_a_group,
     _slow_in_a_group,
     _slow_and_cleaned_up_after,
+    _with_a_zero_byte,
+    _with_half_a_surrogate_pair,
     _used_up,
 ]
 

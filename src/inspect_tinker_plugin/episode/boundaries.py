@@ -229,6 +229,18 @@ _OF_THIS_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EN
 """What the kernel of this machine says about any path when it has nothing left for a provider."""
 
 
+def _cannot_be_said(error: BaseException) -> bool:
+    """Whether what was asked for holds a zero byte or half a surrogate pair, or is too long.
+
+    No kernel takes that as an argument or a path, and a policy may say it in any answer.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return error.reason == "surrogates not allowed"
+    if isinstance(error, OSError):
+        return error.errno == errno.E2BIG
+    return isinstance(error, ValueError) and "embedded null" in str(error)
+
+
 @dataclass(eq=False)
 class _Operation:
     """One that somebody waits for.
@@ -261,6 +273,8 @@ class _Operation:
 
     def _is_about_inside(self, error: BaseException) -> bool:
         """Whether an exception is about the file or command, and not the way to the sandbox."""
+        if _cannot_be_said(error):
+            return True
         if isinstance(error, SandboxTimeoutError):  # which Inspect makes of any TimeoutError
             error = error.__cause__ or error
         if isinstance(error, TimeoutError):
