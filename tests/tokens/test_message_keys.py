@@ -19,7 +19,11 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolCall, ToolCallError, ToolInfo, ToolParams
 from inspect_ai.util import JSONSchema
 
-from inspect_tinker_plugin.tokens.message_keys import message_key, tools_key
+from inspect_tinker_plugin.tokens.message_keys import (
+    message_key,
+    spoken_letters,
+    tools_key,
+)
 
 
 def rich() -> list[ChatMessage]:
@@ -147,3 +151,22 @@ def test_odd_tools_have_keys_too() -> None:
     odd = tools()
     odd[0].parameters.properties["text"].default = "\ud800"
     assert tools_key(odd) == tools_key(copy.deepcopy(odd)) != tools_key(tools())
+
+
+@pytest.mark.parametrize(
+    ("text", "visible"),
+    [
+        ("<think>a</think> b <think x='1'>c</think>d", "bd"),
+        ("<think>a<think>b</think>c</think>d", "c</think>d"),
+        ("a</think>b<think>c", "a</think>b<think>c"),
+        ("a<think>b", "a<think>b"),
+    ],
+)
+def test_only_closed_thoughts_in_tags_are_not_visible(text: str, visible: str) -> None:
+    assert spoken_letters(ChatMessageAssistant(content=text)) == visible
+
+
+@pytest.mark.parametrize("text", ["<think>" * 300_000, "<think" * 300_000 + "</think>"])
+def test_thoughts_that_never_end_are_read_in_linear_time(text: str) -> None:
+    """A program under the bridge sends back whatever a policy said; hours in the event loop."""
+    assert spoken_letters(ChatMessageAssistant(content=text)) == text

@@ -106,7 +106,7 @@ def _part_key(content: Content) -> tuple[str, ...]:
 NO_CONTENT = "(no content)"
 """What Inspect writes where an API refuses empty text."""
 
-_THOUGHT = re.compile(r"<think[^>]*>(.*?)</think>", re.DOTALL)
+_THOUGHT = re.compile(r"<think[^<>]*>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class _Spoken:
                 text = (part.summary or "") if part.redacted else part.reasoning
                 thoughts.append((text.strip(), False))
             elif isinstance(part, ContentText):
-                for number, piece in enumerate(_THOUGHT.split(part.text)):
-                    if number % 2:
-                        thoughts.append((piece.strip(), True))
-                    else:
-                        texts.append(piece.strip())
+                closed, end, rest = part.text.rpartition("</think>")
+                pieces = _THOUGHT.split(closed + end)  # where each tag has an end to find
+                pieces[-1] += rest
+                texts += [piece.strip() for piece in pieces[::2]]
+                thoughts += [(piece.strip(), True) for piece in pieces[1::2]]
             else:
                 return None
         return cls(
