@@ -158,7 +158,6 @@ def _project(
         settings = PoolSettings.model_validate(extension or {})
         disk = services[0].limits.disk if settings.disk is None else settings.disk
         disk = limited(parse_size(disk or 0, "disk"))
-        images = None if settings.images is None else parse_size(settings.images, "images")
     except ValueError as ex:
         raise SandboxConfigError(f"{source}: {ex}") from ex
     if len(services) > 1 and settings.snapshot == "always":
@@ -166,15 +165,12 @@ def _project(
             f"{source}: docker_pool cannot honour 'snapshot: always' for several services: set-up "
             "can change the servers, which no snapshot of the sandbox holds"
         )
-    size = PoolSize(
-        warm=PoolSize.warm if settings.warm is None else settings.warm,
-        max=settings.max,
-        images=images,
-    )
+    warm = PoolSize.warm if settings.warm is None else settings.warm
     bounded = [replace(each, limits=replace(each.limits, disk=disk)) for each in services]
     for each in bounded:
         command_capabilities(each)
         _check_disk(each)
+    size = PoolSize(warm, settings.max)
     return ProjectConfig(tuple(bounded), size, _SNAPSHOT[settings.snapshot])
 
 

@@ -129,8 +129,6 @@ class PoolSize:
 
     warm: int = 2
     """Projects kept ready; if configurations share a pool, the largest number counts."""
-    images: int | None = None
-    """Bytes of disk for the images that this process builds or pulls; ``None``: 50 GiB."""
     max: int | None = None
     """Maximum projects, warm, starting and in use together; ``None`` is no limit. Part of the
     key: a configuration with another bound, or with none, has its own pool."""
@@ -228,7 +226,6 @@ class PoolSettings(BaseModel):
     max: int | None = Field(default=None, ge=1)
     disk: int | str | None = None
     snapshot: bool | Literal["always"] | None = None
-    images: int | str | None = None
 
 
 class DockerPoolConfig(PoolSettings):

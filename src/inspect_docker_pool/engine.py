@@ -39,8 +39,10 @@ _CALL_THREADS = 16
 _START_THREADS = 4
 """Container starts at once; more would only wait for each other."""
 _REMOVAL_THREADS = 4
-_BUILD_THREADS = 4
-"""Builds and pulls at once. They take processor time that running episodes need as well."""
+_IMAGE_THREADS = 32
+"""Searches for images at once; most of them wait while a few build or pull."""
+
+CLOSED = "the sandbox pools were closed"
 
 
 async def settled(future: Future[T]) -> T:
@@ -53,15 +55,14 @@ async def settled(future: Future[T]) -> T:
 
 
 class _Job(Generic[T]):
-    """A call that has not begun, and the future for its result."""
+    """A call, and the future for its result, which no waiter can cancel for the others."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.call = call
         self.future: Future[T] = Future()
+        self.future.set_running_or_notify_cancel()
 
     def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
         try:
             result = self.call()
         except BaseException as ex:  # the boundary: passed to the waiter
@@ -78,7 +79,7 @@ def undo(error: BaseException | None, work: Callable[[], object]) -> None:
 
     A coroutine that nothing refers to any more is closed by a garbage collection, in whatever
     thread that runs, perhaps one that holds the lock which ``work`` takes. So the work of a closed
-    one is left to the pools' keeper (:func:`undo_postponed`).
+    one is left to the pools' keeper.
     """
     cause = error
     while cause is not None and not isinstance(cause, GeneratorExit):
@@ -86,11 +87,16 @@ def undo(error: BaseException | None, work: Callable[[], object]) -> None:
     if cause is None:
         work()
     else:
-        _postponed.put(work)
+        postpone(work)
 
 
-def undo_postponed() -> None:
-    """Do the work of coroutines that were closed."""
+def postpone(work: Callable[[], object]) -> None:
+    """Leave work to the pools' keeper. Safe in any thread, whatever locks it holds."""
+    _postponed.put(work)
+
+
+def do_postponed() -> None:
+    """Do what was postponed."""
     while True:
         try:
             work = _postponed.get_nowait()
@@ -125,7 +131,7 @@ class Workers:
         return self._add(self._later, partial(call, *args, **kwargs))
 
     def close(self, seconds: float) -> None:
-        """Drop queued calls and wait this long for running ones. Can be used again afterwards."""
+        """Fail queued calls and wait this long for running ones. Can be used again afterwards."""
         with self._wake:
             self._closing = True
             dropped = [*self._urgent, *self._later]
@@ -134,7 +140,7 @@ class Workers:
             threads = list(self._threads)
             self._wake.notify_all()
         for job in dropped:
-            job.future.cancel()
+            job.future.set_exception(SandboxEngineError(CLOSED))
         deadline = time.monotonic() + seconds
         for thread in threads:
             if thread is not threading.current_thread():
@@ -218,7 +224,7 @@ class Engine:
         self.starts = Workers("docker_pool_start", _START_THREADS)
         self.project_starts = Workers("docker_pool_project", 2 * _START_THREADS)
         self.removals = Workers("docker_pool_remove", _REMOVAL_THREADS)
-        self.builds = Workers("docker_pool_build", _BUILD_THREADS)
+        self.images = Workers("docker_pool_image", _IMAGE_THREADS)
         self._clients: weakref.WeakSet[APIClient] = weakref.WeakSet()
         self._version: str | None = None
         self._facts: dict[str, Any] | None = None
@@ -321,7 +327,7 @@ class Engine:
         Args:
             seconds: how long to wait for calls that an engine does not answer.
         """
-        for workers in (self.builds, self.starts, self.project_starts, self.removals, self._calls):
+        for workers in (self.images, self.starts, self.project_starts, self.removals, self._calls):
             workers.close(seconds)
         with self._lock:
             clients = list(self._clients)

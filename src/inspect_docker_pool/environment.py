@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, overload
 
 from inspect_ai.util import (
@@ -46,6 +47,7 @@ from inspect_docker_pool.context import (
     record_sandbox_metrics,
     sample_setup,
 )
+from inspect_docker_pool.engine import postpone
 from inspect_docker_pool.errors import SandboxConfigError, SandboxError
 from inspect_docker_pool.executor import OpenCommand
 from inspect_docker_pool.manager import PoolManager, pool_manager
@@ -106,7 +108,7 @@ class Loan:
         self.project = project
         self._pool = pool
         # The garbage collector runs anywhere, also in a thread that holds a lock of the pools.
-        self._finalizer = weakref.finalize(self, manager.dropped.put, (pool, project))
+        self._finalizer = weakref.finalize(self, postpone, partial(pool.release, project))
         self._finalizer.atexit = False  # the manager closes everything at exit
 
     def end(self) -> None:

@@ -1,32 +1,19 @@
-"""Finds, pulls or builds an image, and reads from it what a container needs to know.
-
-The images that this process makes are kept within a disk budget: the least recently used one goes.
-"""
+"""Finds, pulls or builds an image, and reads from it what a container needs to know."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import defaultdict
 from dataclasses import dataclass
-from logging import getLogger
 from typing import Any
 
-from inspect_docker_pool.config import GIB, Build, ContainerConfig, HealthCheck, ProjectConfig
-from inspect_docker_pool.engine import Engine, Workers, quietly, typed
-from inspect_docker_pool.errors import (
-    SandboxConfigError,
-    SandboxEngineError,
-    SandboxImageError,
-)
+from inspect_docker_pool.config import Build, ContainerConfig, HealthCheck
+from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.errors import SandboxConfigError, SandboxImageError
 
-logger = getLogger(__name__)
-
-DEFAULT_BYTES = 50 * GIB
-
-CLOSED = "the sandbox pools were closed"
+MADE_AT_ONCE = 4
+"""Builds and pulls at once. They take processor time that running episodes need as well."""
 
 BUILD_SILENCE_SECONDS = 3600
 """Seconds that a build step may print nothing."""
@@ -73,209 +60,45 @@ def reference_of(config: ContainerConfig) -> str:
     return config.image or ""
 
 
-@dataclass(frozen=True)
-class _Made:
-    id: str
-    layers: tuple[tuple[str, int], ...]
-    """The layers of the image, each identified with all layers beneath it, and their bytes."""
-
-
-class ImageBudget:
-    """The images that this process built or pulled, in the order of their last use.
-
-    Images that were there before are not counted and never removed. Layers that several
-    images share count once. Thread-safe.
-    """
-
-    def __init__(self, engine: Engine, evicted: Callable[[str], None]) -> None:
-        self._engine = engine
-        self._evicted = evicted
-        self._made: OrderedDict[str, _Made] = OrderedDict()
-        self._stated: int | None = None
-        self._lock = threading.Lock()
-
-    def record_use(self, config: ProjectConfig) -> None:
-        """Record that the images of a configuration are used, and its budget, if it has one.
-
-        The largest budget counts.
-        """
-        with self._lock:
-            for reference in map(reference_of, config.services):
-                if reference in self._made:
-                    self._made.move_to_end(reference)
-            if config.pool.images is not None:
-                self._stated = max(self._stated or 0, config.pool.images)
-
-    def counts(self, reference: str) -> bool:
-        """Tell whether an image was made by this process."""
-        with self._lock:
-            return reference in self._made
-
-    def count(self, reference: str, image: str, before: str | None = None) -> None:
-        """Count an image that was built or pulled just now, and make room, in this thread.
-
-        Args:
-            reference: its name.
-            image: its id.
-            before: what had that name until now; it is removed, or counted while it is in use.
-        """
-        made = self._measure(image)
-        if before is not None and before != image:
-            self._remove_replaced(before)
-        with self._lock:
-            self._made[reference] = made
-            self._made.move_to_end(reference)
-            older = list(self._made)[:-1]
-            budget = DEFAULT_BYTES if self._stated is None else self._stated
-        for name in older:
-            if self._sum_up() <= budget:
-                return
-            self._remove(name, budget)
-
-    def _remove_replaced(self, image: str) -> None:
-        # An image without its name cannot be found again. The engine keeps one that has another
-        # name, or a container; the last of those may end before this process does.
-        if quietly(self._engine.api.remove_image, image):
-            self._evicted(image)
-            return
-        held = self._measure(image)
-        with self._lock:
-            self._made[image] = held
-            self._made.move_to_end(image, last=False)  # the first to go
-
-    def _measure(self, image: str) -> _Made:
-        parts, beneath = [], ""
-        history = self._engine.api.history(image)  # type: ignore[no-untyped-call]  # the stubs miss it
-        for entry in reversed(history):
-            beneath = f"{hash((beneath, entry['Created'], entry['CreatedBy'], entry['Size']))}"
-            parts.append((beneath, int(entry["Size"])))
-        return _Made(image, tuple(parts))
-
-    def _sum_up(self) -> int:
-        with self._lock:
-            parts = {part for made in self._made.values() for part in made.layers}
-        return sum(size for _, size in parts)
-
-    def _remove(self, name: str, budget: int) -> None:
-        with self._lock:
-            made = self._made.get(name)
-        before = self._sum_up()
-        # Not by force: the engine refuses while a container runs from it.
-        if made is None or not quietly(self._engine.api.remove_image, name):
-            return
-        with self._lock:
-            if self._made.get(name) is not made:
-                return  # another build has made room as well, or has made it again
-            del self._made[name]
-        self._evicted(made.id)
-        logger.warning(
-            "docker_pool: removed image %s, the least recently used one (%.1f MB), to keep images "
-            "within %.1f GB; it is made again when it is needed. More room: x-docker-pool: "
-            "{images: 200g}",
-            name,
-            (before - self._sum_up()) / 1e6,
-            budget / 1e9,
-        )
-
-
 class Images:
-    """Images of one engine; each is made once, however many wait for it, and examined once.
+    """Images of one engine; each is made once, however many wait for it, and examined once."""
 
-    Builds and pulls run in the engine's build threads, a few at once and one per image.
-    """
-
-    def __init__(self, engine: Engine, budget: ImageBudget) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._budget = budget
         self._known: dict[str, Image] = {}
-        self._searches: dict[tuple[object, ...], Future[Image]] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._places = threading.Semaphore(MADE_AT_ONCE)
         self._lock = threading.Lock()
 
-    def resolve_all(self, config: ProjectConfig, *, refresh: bool) -> Future[list[Image]]:
-        """Make sure that the images of all services exist; see :meth:`resolve`."""
-        searches = [self.resolve(service, refresh=refresh) for service in config.services]
-        found: Future[list[Image]] = Future()
-        missing = threading.Semaphore(len(searches) - 1)
-
-        def land(search: Future[Image]) -> None:
-            if not missing.acquire(blocking=False):  # the last one
-                try:
-                    found.set_result([search.result() for search in searches])
-                except BaseException as ex:  # the boundary: passed to all waiters
-                    found.set_exception(ex)
-
-        for search in searches:
-            search.add_done_callback(land)
-        return found
-
-    def resolve(self, config: ContainerConfig, *, refresh: bool = False) -> Future[Image]:
-        """Make sure that the image exists; returns immediately.
+    def find(self, config: ContainerConfig, *, refresh: bool = False) -> Image:
+        """Make sure that the image exists, in this thread.
 
         Args:
             config: names the image or how to build it.
             refresh: build or pull again as the configuration says, as at the start of a task.
 
-        Returns:
-            The image to come, or a ``SandboxImageError`` (missing and not to be pulled, or
-            the build failed) or ``SandboxEngineError`` (the engine does not answer).
+        Raises:
+            SandboxImageError: it is missing and not to be pulled, or its build failed.
+            SandboxEngineError: the engine does not answer.
         """
-        key = (reference_of(config), config.build, config.pull, config.platform, refresh)
-        with self._lock:
-            search = self._searches.get(key)
-            if search is not None:
-                return search
-            search = self._searches[key] = Future()
-            # One waiter may give up; the others still want it.
-            search.set_running_or_notify_cancel()
-
-        def end(error: BaseException | None, found: Image | None) -> None:
-            with self._lock:
-                del self._searches[key]
-            if found is not None:
-                search.set_result(found)
-            elif error is not None:
-                made = typed(error, "image")
-                made.__cause__ = made.__cause__ or (None if made is error else error)
-                search.set_exception(made)
-
-        def land(job: Future[Image | None]) -> None:
-            error = SandboxEngineError(CLOSED) if job.cancelled() else job.exception()
-            found = None if error else job.result()
-            if error or found:  # else it is made now
-                end(error, found)
-
-        def run(workers: Workers, step: Callable[[], Image | None]) -> None:
-            try:
-                workers.submit(step).add_done_callback(land)
-            except RuntimeError as ex:  # the interpreter is shutting down
-                end(SandboxEngineError(f"image: {ex}"), None)
-
-        def look() -> Image | None:
-            if not self._must_make(config, refresh):
-                return self._examine(reference_of(config))
-            run(self._engine.builds, lambda: self._make(config))
-            return None
-
-        run(self._engine.starts, look)
-        return search
-
-    def _make(self, config: ContainerConfig) -> Image:
         reference = reference_of(config)
-        with self._lock:
-            making = self._making[reference]
-        with making:  # another configuration may build or pull under the same name
-            # An image that was there before is somebody else's, unless its name is the pool's.
-            before = self._examine(reference).id if self._exists(reference) else None
-            ours = before is None or reference.startswith("inspect-pool/")
-            if config.build is not None:
-                self._build(config, config.build, reference)
-            else:
-                self._pull(reference, config)
-            image = self._examine(reference)
-            if ours or self._budget.counts(reference):
-                quietly(self._budget.count, reference, image.id, before=before)
-        return image
+        if self._must_make(config, refresh):
+            with self._lock:
+                making = self._making[reference]
+            with making, self._places:
+                if self._must_make(config, refresh):  # nobody has made it in the meantime
+                    self._make(config, reference)
+        return self._examine(reference)
+
+    def _make(self, config: ContainerConfig, reference: str) -> None:
+        if config.build is None:
+            self._pull(reference, config)
+            return
+        before = self._examine(reference).id if self._exists(reference) else None
+        self._build(config, config.build, reference)
+        if before not in (None, self._examine(reference).id) and config.image is None:
+            # Without its name nobody finds the old one again. A container that runs keeps it.
+            quietly(self._engine.api.remove_image, before)
 
     def _must_make(self, config: ContainerConfig, refresh: bool) -> bool:
         reference = reference_of(config)

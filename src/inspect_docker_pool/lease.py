@@ -1,9 +1,8 @@
-"""Owners of containers: a proof of life that other hosts can see, and removal for dead owners.
+"""Owners of containers, and the removal of what dead owners left.
 
 Every container, network and volume carries its owner's labels. On the owner's own host the
-process itself is the proof: its id, start time, boot and pid namespace are in the labels.
-Labels cannot be renewed, so for other hosts an owner keeps one empty volume, its beat,
-and replaces it every ``BEAT_SECONDS``; the engine's own clock tells the beat's age.
+process itself is the proof of life: its id, start time, boot and pid namespace are in the labels.
+On other hosts an owner whose containers have all ended, as they do with it, counts as dead.
 
 A signal that asks the process to end is answered by removing its containers first. Against
 ends that a process cannot handle (``SIGKILL``, out of memory, a crash), a tiny shell waits beside
@@ -12,6 +11,7 @@ it; when its pipe closes without a message, it becomes this module and removes w
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,9 +39,8 @@ PROJECT = PREFIX + "project"
 """Label of what belongs to one episode, beside the owner's."""
 PROVIDER = "docker_pool"
 
-BEAT_SECONDS = 30.0
-DEAD_AFTER_SECONDS = 180.0
-"""Age of the newest beat from which an owner on another host counts as dead."""
+REMAINS_SECONDS = 3600.0
+"""Age from which what an owner on another host has made, and does not run, is taken for remains."""
 
 SNAPSHOTS_REPOSITORY = "inspect-pool/snapshot"
 """Name of the images of containers that were set up; their tags start with the owner."""
@@ -89,6 +88,15 @@ class Lease:
             STARTED: self.started,
         }
 
+    def lives(self, sign: float) -> bool:
+        """Return whether the process runs, for all that this host can know.
+
+        Args:
+            sign: when it last made something; infinite if something of it runs.
+        """
+        here = self.lives_here()
+        return sign > time.time() - REMAINS_SECONDS if here is None else here
+
     def lives_here(self) -> bool | None:
         """Return whether the process runs; ``None`` when this host cannot see it."""
         if not self.host or self.host != _this_host():
@@ -96,50 +104,18 @@ class Lease:
         return bool(self.started) and _start_of(self.pid) == self.started
 
 
-class Beat:
-    """The renewed proof of life of one owner."""
-
-    def __init__(self, engine: Engine, owner: Lease) -> None:
-        self._engine = engine
-        self._owner = owner
-        self._count = 0
-        self._volume: str | None = None
-        self._renewing = threading.Lock()
-        self._ended = False
-
-    def renew(self) -> None:
-        """Replace the beat volume; the new one exists before the old one goes."""
-        with self._renewing:
-            if self._ended:
-                return
-            api = self._engine.api
-            self._count += 1
-            name = f"inspect-pool-{self._owner.id}-beat-{self._count}"
-            api.create_volume(name, labels=self._owner.labels())
-            previous, self._volume = self._volume, name
-            if previous is not None:
-                quietly(api.remove_volume, previous)
-
-    def remove(self) -> bool:
-        """Stop the beat; return whether nothing is left."""
-        with self._renewing:
-            self._ended = True
-            return self._volume is None or quietly(self._engine.api.remove_volume, self._volume)
-
-
-def reap(engine: Engine, *, spare: Iterable[str] = ()) -> int:
-    """Remove what dead owners left behind.
+def reap(engine: Engine, *, spare: str = "") -> int:
+    """Remove what dead owners left behind, but nothing of one of them.
 
     Returns:
         How many containers were removed.
     """
-    owners, beats = _list_owners(engine.api)
-    spared = set(spare)
-    return sum(
-        remove_owned(engine, owner.id, keep_kept=True)
-        for owner in owners
-        if owner.id not in spared and _is_dead(owner, beats[owner.id], engine.api)
-    )
+    dead = [
+        owner.id
+        for owner, sign in _signs_of_life(engine.api).items()
+        if owner.id != spare and not owner.lives(sign)
+    ]
+    return sum(remove_owned(engine, owner, keep_kept=True) for owner in dead)
 
 
 def remove_owned(engine: Engine, owner: str, *, keep_kept: bool = False) -> int:
@@ -176,42 +152,33 @@ def remove_snapshots(engine: Engine, owner: str) -> None:
     Raises:
         SandboxError, docker.errors.DockerException: the engine does not answer.
     """
-    for name, _ in _snapshots(engine.api):
-        if name.partition(":")[2].startswith(f"{owner}-"):
-            quietly(engine.api.remove_image, name)
+    for image in engine.api.images(name=SNAPSHOTS_REPOSITORY):
+        for name in image["RepoTags"] or []:
+            if name.partition(":")[2].startswith(f"{owner}-"):
+                quietly(engine.api.remove_image, name)
 
 
-def _snapshots(api: APIClient) -> list[tuple[str, dict[str, str]]]:
-    """List names and labels. Images that a user made of a container have no such name."""
-    return [
-        (name, image["Labels"] or {})
-        for image in api.images(name=SNAPSHOTS_REPOSITORY)
-        for name in image["RepoTags"] or []
-    ]
+def _signs_of_life(api: APIClient) -> dict[Lease, float]:
+    """List the owners of all that is on the engine, and when each last made something.
 
-
-def _list_owners(api: APIClient) -> tuple[list[Lease], dict[str, list[str]]]:
-    """List the owners of all that is on the engine, and by owner the times of its volumes."""
+    That is always now for an owner with a container that runs.
+    """
     filters = {"label": f"{KIND}={PROVIDER}"}
-    volumes = api.volumes(filters=filters)["Volumes"] or []
-    things = [*api.containers(all=True, filters=filters), *api.networks(filters=filters), *volumes]
-    labels = [labels for _, labels in _snapshots(api)] + [each["Labels"] or {} for each in things]
-    owners = {owner.id: owner for owner in map(Lease.from_labels, labels)}
-    beats: dict[str, list[str]] = defaultdict(list)
-    for volume in volumes:
-        beats[(volume["Labels"] or {}).get(OWNER, "")].append(volume.get("CreatedAt", ""))
-    return list(owners.values()), beats
-
-
-def _is_dead(owner: Lease, beats: list[str], api: APIClient) -> bool:
-    lives = owner.lives_here()
-    if lives is not None:
-        return not lives
-    if not beats:
-        return True
-    now = datetime.fromisoformat(api.info()["SystemTime"])
-    newest = max(datetime.fromisoformat(beat) for beat in beats)
-    return (now - newest).total_seconds() > DEAD_AFTER_SECONDS
+    things = [
+        *api.containers(all=True, filters=filters),
+        *api.networks(filters=filters),
+        *(api.volumes(filters=filters)["Volumes"] or []),
+        *api.images(name=SNAPSHOTS_REPOSITORY),
+    ]
+    signs: dict[Lease, float] = defaultdict(float)
+    for thing in things:
+        made = thing.get("Created") or thing["CreatedAt"]
+        if isinstance(made, str):
+            made = datetime.fromisoformat(made).timestamp()
+        owner = Lease.from_labels(thing["Labels"] or {})
+        runs = thing.get("State") in ("running", "paused")
+        signs[owner] = max(signs[owner], math.inf if runs else made)
+    return signs
 
 
 def _this_host() -> str:

@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from functools import partial
 from logging import getLogger
-from queue import SimpleQueue
 
 from inspect_docker_pool.config import ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.disk_guard import DiskGuard
 from inspect_docker_pool.engine import (
+    CLOSED,
     Engine,
     Ticker,
+    do_postponed,
     engine_address,
     settled,
     typed,
-    undo_postponed,
 )
 from inspect_docker_pool.errors import (
     SandboxEngineError,
     SandboxError,
     SandboxImageError,
-    SandboxStartError,
 )
-from inspect_docker_pool.image import (
-    CLOSED,
-    Image,
-    ImageBudget,
-    Images,
-    check_volumes,
-)
-from inspect_docker_pool.lease import (
-    BEAT_SECONDS,
-    Beat,
-    Lease,
-    Watch,
-    close_before_signals_end_it,
-    reap,
-)
-from inspect_docker_pool.pool import Pool, Waiter, served
+from inspect_docker_pool.image import Image, Images, check_volumes
+from inspect_docker_pool.lease import Lease, Watch, close_before_signals_end_it, reap
+from inspect_docker_pool.pool import Pool
 from inspect_docker_pool.project import Project
 from inspect_docker_pool.snapshot import Snapshots
 
@@ -62,19 +48,6 @@ MOST_WARM = 32
 that were used last keep theirs. A single pool keeps as many as it asks for."""
 
 
-@dataclass(eq=False)
-class _Use:
-    """One configuration, from its first caller on."""
-
-    config: ProjectConfig
-    pool: Pool | None = None
-    """The pool for its callers, once the image is known."""
-    early: deque[Waiter] = field(default_factory=deque)
-    """Callers that came before the image was known."""
-    ahead: Future[Pool] | None = None
-    """The image as it was made ahead of need, until a task starts with it."""
-
-
 class PoolManager:
     """All pools of this process on one engine.
 
@@ -84,15 +57,14 @@ class PoolManager:
     def __init__(self) -> None:
         self.engine = Engine()
         self.owner = Lease.current()
-        self._budget = ImageBudget(self.engine, self._forget_image)
-        self._images = Images(self.engine, self._budget)
-        self._beat = Beat(self.engine, self.owner)
+        self._images = Images(self.engine)
         self._guard = DiskGuard(self.engine, self.owner, self._in_use)
         self.snapshots = Snapshots(self.engine, self.owner, self.acquire, self.known)
         self._pools: dict[str, Pool] = {}
-        self._uses: dict[ProjectConfig, _Use] = {}
-        self.dropped: SimpleQueue[tuple[Pool, Project]] = SimpleQueue()
-        """Projects whose sandboxes nothing refers to any more; released by the keeper."""
+        self._found: dict[ProjectConfig, Future[Pool]] = {}
+        """The pools of configurations, now or when their images are there."""
+        self._ahead: set[ProjectConfig] = set()
+        """Configurations whose images were made ahead of need, until a task starts with them."""
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._tickers: list[Ticker] = []
@@ -101,85 +73,54 @@ class PoolManager:
         self._pid = os.getpid()
 
     async def prepare(self, config: ProjectConfig) -> Pool:
-        """Build or pull the image again, as at the start of a task, and return its pool."""
-        self._budget.record_use(config)
+        """Build or pull the image again, as at the start of a task, and return its pool.
+
+        One that was made ahead is used as it is.
+        """
         with self._lock:
-            use = self._uses.setdefault(config, _Use(config))
-            ahead, use.ahead = use.ahead, None
-        fresh = ahead is not None and ahead.done() and ahead.exception() is None
-        return await settled(self._resolve(use, refresh=not fresh))
+            made = config in self._ahead and config in self._found
+            self._ahead.discard(config)
+        pool = await settled(self._find(config, refresh=not made))
+        pool.used()
+        return pool
 
     def make_ahead(self, config: ProjectConfig) -> Future[Pool]:
         """Build or pull an image before it is needed; returns immediately.
 
-        The next :meth:`prepare` uses it as it is. The pool keeps no containers ready until
-        somebody wants them.
+        The pool keeps no containers ready until somebody wants them.
 
         Returns:
-            The pool to come, cancelled if the pools are closed.
+            The pool to come, cancelled if the pools were closed.
         """
-        self._budget.record_use(config)
-        made: Future[Pool] = Future()
+        if self._closed:
+            made: Future[Pool] = Future()
+            made.cancel()
+            return made
         with self._lock:
-            use = self._uses.setdefault(config, _Use(config))
-            if self._closed:
-                made.cancel()
-                return made
-            if use.pool is not None:
-                made.set_result(use.pool)
-                return made
-        made = self._resolve(use, refresh=True, wanted=False)
-        with self._lock:
-            use.ahead = made
-        return made
+            new = config not in self._found
+            if new:
+                self._ahead.add(config)
+        return self._find(config, refresh=new)
 
     async def acquire(self, config: ProjectConfig) -> tuple[Pool, Project]:
         """Wait for a container; first come, first served.
 
         The order holds from the first use on, also while the image is still being looked for.
         """
-        self._budget.record_use(config)
+        begun = time.monotonic()
         for _ in range(_SEARCHES - 1):
-            waiter = Waiter()
-            try:
-                return await self._acquire(config, waiter)
-            except SandboxImageError:
-                if not waiter.lost:
-                    raise
-        # Its image was removed, to make room or by another program, while this caller joined.
-        return await self._acquire(config, Waiter())
-
-    async def _acquire(self, config: ProjectConfig, waiter: Waiter) -> tuple[Pool, Project]:
-        with self._lock:
-            use = self._uses.setdefault(config, _Use(config))
-            pool = use.pool
-            if pool is None:
-                use.early.append(waiter)
-                first = len(use.early) == 1
-            else:
-                pool.join(waiter)
-        if pool is not None:
-            return pool, await pool.wait(waiter)
-        if first:
-            self._resolve(use, refresh=False)
-        project = await served(waiter, lambda waiter: self._withdraw(use, waiter))
-        assert waiter.pool is not None
-        return waiter.pool, project
-
-    def _withdraw(self, use: _Use, waiter: Waiter) -> None:
-        with self._lock:
-            if waiter in use.early:
-                use.early.remove(waiter)
-                waiter.future.cancel()
-            pool = waiter.pool
-        if pool is not None:
-            pool.withdraw(waiter)
+            pool = await settled(self._find(config))
+            with contextlib.suppress(SandboxImageError):  # another program removed the image
+                return pool, await pool.acquire(begun=begun)
+        pool = await settled(self._find(config))
+        return pool, await pool.acquire(begun=begun)
 
     def known(self, config: ProjectConfig) -> Pool | None:
         """Return the pool of a configuration that was used before, without waiting."""
         with self._lock:
-            use = self._uses.get(config)
-            return use.pool if use is not None else None
+            found = self._found.get(config)
+        done = found is not None and found.done() and found.exception() is None
+        return found.result() if found is not None and done else None
 
     def pools(self) -> list[Pool]:
         with self._lock:
@@ -187,12 +128,7 @@ class PoolManager:
 
     def reap(self) -> int:
         """Remove what dead owners left; return how many containers."""
-        try:
-            return reap(self.engine, spare=[self.owner.id])
-        except SandboxError:
-            raise
-        except Exception as ex:
-            raise typed(ex, "reaping") from ex
+        return reap(self.engine, spare=self.owner.id)
 
     def close(self) -> None:
         """Remove every container, network and volume of this process and end its threads."""
@@ -201,11 +137,8 @@ class PoolManager:
         with self._lock:
             self._closed = True
             pools, self._pools = list(self._pools.values()), {}
-            early = [waiter for use in self._uses.values() for waiter in use.early]
-            self._uses.clear()
+            self._found.clear()
             tickers, self._tickers = self._tickers, []
-        for waiter in early:
-            waiter.fail(SandboxStartError(CLOSED))
         for ticker in tickers:
             ticker.stop(0)
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -216,7 +149,6 @@ class PoolManager:
                 break
             time.sleep(0.02)
         left += self._remove([self.snapshots], deadline)
-        left += self._remove([self._beat], deadline)
         for ticker in tickers:
             ticker.stop(max(1.0, deadline - time.monotonic()))
         self.engine.close()
@@ -229,7 +161,7 @@ class PoolManager:
                 engine_address(),
             )
 
-    def _remove(self, things: Sequence[Project | Snapshots | Beat], deadline: float) -> int:
+    def _remove(self, things: Sequence[Project | Snapshots], deadline: float) -> int:
         """Remove all of these concurrently; return how many are left at the deadline."""
         try:
             removals = [self.engine.removals.submit(thing.remove) for thing in things]
@@ -238,48 +170,44 @@ class PoolManager:
         done, _ = wait(removals, max(0.0, deadline - time.monotonic()))
         return len(removals) - sum(removal.result() for removal in done)
 
-    def _resolve(self, use: _Use, *, refresh: bool, wanted: bool = True) -> Future[Pool]:
-        """Find the image of a configuration and, with it, the pool; returns immediately."""
-        found: Future[Pool] = Future()
-        found.set_running_or_notify_cancel()  # others wait for it when one caller gives up
+    def _find(self, config: ProjectConfig, *, refresh: bool = False) -> Future[Pool]:
+        """Find the images of a configuration and, with them, the pool; returns immediately.
 
-        def fail(ex: BaseException) -> None:
-            error = ex if isinstance(ex, SandboxError) else typed(ex, "start-up")
-            with self._lock:
-                early = list(use.early)
-                use.early.clear()
-            for waiter in early:
-                waiter.fail(error)
-            found.set_exception(error)
-
-        def look() -> None:
+        Args:
+            config: the configuration.
+            refresh: build or pull again, even if the pool is known.
+        """
+        with self._lock:
+            found = self._found.get(config)
+            if found is not None and not refresh:
+                return found
             try:
-                self._open()
-                images = self._images.resolve_all(use.config, refresh=refresh)
-            except BaseException as ex:  # the boundary: passed to all waiters
-                fail(ex)
-            else:
-                images.add_done_callback(arrived)
-
-        def arrived(images: Future[list[Image]]) -> None:
-            try:
-                pool = self._publish(use, images.result())
-                if wanted:
-                    pool.used()
-            except BaseException as ex:  # the boundary: passed to all waiters
-                fail(ex)
-            else:
-                found.set_result(pool)
-
-        try:
-            self.engine.starts.submit(look)
-        except RuntimeError as ex:  # the interpreter is shutting down
-            fail(ex)
+                found = self.engine.images.submit(self._search, config, refresh)
+            except RuntimeError as ex:  # the interpreter is shutting down
+                raise SandboxEngineError(f"start-up: {ex}") from ex
+            self._found.setdefault(config, found)  # known pools serve until it has succeeded
+        found.add_done_callback(partial(self._keep_found, config))
         return found
 
-    def _publish(self, use: _Use, images: Sequence[Image]) -> Pool:
-        """Return the pool of a configuration whose images exist, also to its early callers."""
-        config = use.config
+    def _search(self, config: ProjectConfig, refresh: bool) -> Pool:
+        try:
+            self._open()
+            images = [self._images.find(each, refresh=refresh) for each in config.services]
+            return self._pool_of(config, images)
+        except SandboxError:
+            raise
+        except Exception as ex:  # the boundary: passed to all waiters
+            raise typed(ex, "start-up") from ex
+
+    def _keep_found(self, config: ProjectConfig, found: Future[Pool]) -> None:
+        with self._lock:
+            if found.exception() is None:
+                self._found[config] = found
+            elif self._found.get(config) is found:
+                del self._found[config]
+
+    def _pool_of(self, config: ProjectConfig, images: Sequence[Image]) -> Pool:
+        """Return the pool of a configuration whose images exist."""
         check_volumes(config.default, images[0])
         key = config.key([image.id for image in images])
 
@@ -296,39 +224,23 @@ class PoolManager:
                 pool.rest(sum(p.wanted_warm for p in self._pools.values()) >= MOST_WARM)
                 self._pools[key] = pool
             pool.grow(config.pool)
-            use.pool = pool
-            while use.early:
-                pool.join(use.early.popleft())
         return pool
 
     def _forget(self, pool: Pool) -> None:
         """Look for the image again at the next use, because it is gone from the engine."""
         with self._lock:
-            for use in self._uses.values():
-                if use.pool is pool:
-                    use.pool = None
-
-    def _forget_image(self, image: str) -> None:
-        """Make an image again at its next use, because it was removed to make room."""
-        with self._lock:
-            for use in self._uses.values():
-                if use.pool and image in [used.id for used in use.pool.images]:
-                    use.pool = None
+            known = [(config, found) for config, found in self._found.items() if found.done()]
+            for config, found in known:
+                if found.exception() is None and found.result() is pool:
+                    del self._found[config]
 
     def _open(self) -> None:
         with self._opening:
             if self._tickers or self._closed:
                 return
-            try:
-                # The proof of life must exist before anything that could be taken for dead.
-                self._beat.renew()
-                if self._watch is None:
-                    self._watch = Watch(self.owner)
-                self.reap()
-            except SandboxError:
-                raise
-            except Exception as ex:
-                raise typed(ex, "start-up") from ex
+            if self._watch is None:
+                self._watch = Watch(self.owner)
+            self.reap()
             if not self.engine.filters_calls:
                 logger.warning(
                     "docker_pool: the Docker engine at %s filters no system calls; containers are "
@@ -337,7 +249,6 @@ class PoolManager:
                 )
             tickers = [
                 Ticker("docker_pool_keeper", _TEND_SECONDS, self._tend),
-                Ticker("docker_pool_beat", BEAT_SECONDS, self._beat.renew),
                 Ticker("docker_pool_guard", _DISK_SECONDS, self._guard.look),
             ]
             with self._lock:
@@ -348,10 +259,7 @@ class PoolManager:
                 ticker.start()
 
     def _tend(self) -> None:
-        undo_postponed()
-        while not self.dropped.empty():
-            pool, project = self.dropped.get()
-            pool.release(project)
+        do_postponed()
         places = MOST_WARM
         for pool in sorted(self.pools(), key=lambda pool: pool.last_used, reverse=True):
             pool.rest(places < pool.wanted_warm and places < MOST_WARM)

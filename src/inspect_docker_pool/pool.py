@@ -1,9 +1,8 @@
 """Warm projects of one configuration: hands out fresh ones fairly, and refills.
 
-A project serves one episode and is removed; only a project that was never handed over
-can return to the pool. State is guarded by a lock and waiting is on futures, so
-that episodes in several event loops and threads share a pool. Nothing here calls the
-engine in the caller's thread.
+A project serves one episode and is removed. State is guarded by a lock and waiting is on
+futures, so that episodes in several event loops and threads share a pool. Nothing here calls
+the engine in the caller's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import anyio
 
 from inspect_docker_pool.config import PoolSize, ProjectConfig
 from inspect_docker_pool.context import ACQUIRE, WARM_HITS, exceeds_bounds, measure
-from inspect_docker_pool.engine import Engine, settled, undo
+from inspect_docker_pool.engine import CLOSED, Engine, settled, undo
 from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
@@ -70,17 +69,10 @@ class Waiter:
     image: Image | None = None
     """A snapshot to start from; such a project is started for this caller alone."""
     future: Future[Project] = field(default_factory=Future)
-    begun: float = field(default_factory=time.monotonic)
-    pool: Pool | None = None
-    """The pool that it joined."""
     booked: bool = False
     """Whether a start from ``image`` is in progress."""
-    hit: bool = False
-    """Whether the project was ready when the caller came."""
     exceeds: bool = field(default_factory=exceeds_bounds)
     """Whether it waits for no bound."""
-    lost: bool = False
-    """Whether it failed because the pool's image is gone from the engine."""
     loop: asyncio.AbstractEventLoop | None = field(default_factory=_running_loop)
 
     def give(self, project: Project) -> bool:
@@ -89,31 +81,12 @@ class Waiter:
             return False  # nobody cancelled what waited in it
         if not self.future.set_running_or_notify_cancel():
             return False
-        self.hit = project.ready_at <= self.begun
         self.future.set_result(project)
         return True
 
     def fail(self, error: SandboxError) -> None:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
-
-
-async def served(waiter: Waiter, withdraw: Callable[[Waiter], None]) -> Project:
-    """Await the project for a caller.
-
-    Args:
-        waiter: the caller, in a queue.
-        withdraw: takes the caller out of its queue when it is cancelled.
-    """
-    try:
-        project = await settled(waiter.future)
-    except BaseException as ex:
-        undo(ex, partial(withdraw, waiter))
-        raise
-    if waiter.hit:
-        measure(WARM_HITS)
-    measure(ACQUIRE, time.monotonic() - waiter.begun)
-    return project
 
 
 class Pool:
@@ -225,55 +198,45 @@ class Pool:
                 if len(self._idle) >= min(room, self._floor):
                     return
                 if self._failures > failures or self._closed:
-                    raise self._last_error or SandboxStartError("the sandbox pool is closed")
+                    raise self._last_error or SandboxStartError(CLOSED)
             await anyio.sleep(0.02)
 
-    async def acquire(self, image: Image | None = None) -> Project:
+    async def acquire(self, image: Image | None = None, *, begun: float | None = None) -> Project:
         """Wait for a project for this caller alone; first come, first served.
 
         Args:
             image: a snapshot to start from, in place of the pool's own image.
+            begun: monotonic time at which the caller came, if that was earlier.
         """
+        begun = time.monotonic() if begun is None else begun
         waiter = Waiter(image)
-        self.join(waiter)
-        return await self.wait(waiter)
-
-    def join(self, waiter: Waiter) -> None:
-        """Put a caller at the end of the queue."""
         with self._lock:
             if self._closed:
-                raise SandboxStartError("the sandbox pool is closed")
+                raise SandboxStartError(CLOSED)
             self._last_used = time.monotonic()
             self._resting = False
-            waiter.pool = self
             # Who exceeds bounds goes before those who wait for one.
             (self._waiters.appendleft if waiter.exceeds else self._waiters.append)(waiter)
         self.pump()
+        try:
+            project = await settled(waiter.future)
+        except BaseException as ex:
+            undo(ex, partial(self._withdraw, waiter))
+            raise
+        if project.ready_at <= begun:
+            measure(WARM_HITS)
+        measure(ACQUIRE, time.monotonic() - begun)
+        return project
 
-    async def wait(self, waiter: Waiter) -> Project:
-        """Await the project for a caller in the queue, who leaves the queue when cancelled."""
-        return await served(waiter, self.withdraw)
-
-    def withdraw(self, waiter: Waiter) -> None:
+    def _withdraw(self, waiter: Waiter) -> None:
         """Take a cancelled caller out; a project that was starting for it is not affected."""
-        project: Project | None = None
         with self._lock:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
-            if not (waiter.future.cancel() or waiter.future.cancelled()):
-                if waiter.future.exception() is None:
-                    project = waiter.future.result()
-                if project not in self._leased:
-                    project = None
-            if project is not None:
-                self._leased.discard(project)
-                if self._closed or waiter.image is not None:
-                    self._removing += 1
-                else:
-                    self._idle.appendleft(project)
-                    project = None  # back in the pool
-        if project is not None:
-            self._dispose(project)
+            cancelled = waiter.future.cancel() or waiter.future.cancelled()
+            given = not cancelled and waiter.future.exception() is None
+        if given:
+            self.release(waiter.future.result())
         self.pump()
 
     def release(self, project: Project) -> Future[None] | None:
@@ -313,7 +276,7 @@ class Pool:
             waiters = list(self._waiters)
             self._waiters.clear()
         for waiter in waiters:
-            waiter.fail(SandboxStartError("the sandbox pool was closed"))
+            waiter.fail(SandboxStartError(CLOSED))
         return rest
 
     def pump(self) -> None:
@@ -477,7 +440,6 @@ class Pool:
         if gone:
             self._lost(self)
         if waiter is not None:
-            waiter.lost = gone
             waiter.fail(ex)
         self.pump()
 

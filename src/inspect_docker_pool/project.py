@@ -18,9 +18,9 @@ from inspect_docker_pool.command import Command, CommandResult
 from inspect_docker_pool.config import HealthCheck, ProjectConfig
 from inspect_docker_pool.container import Container
 from inspect_docker_pool.context import STARTED, measure
-from inspect_docker_pool.engine import Engine, quietly, typed
+from inspect_docker_pool.engine import CLOSED, Engine, quietly, typed
 from inspect_docker_pool.errors import SandboxError, SandboxStartError
-from inspect_docker_pool.image import CLOSED, Image
+from inspect_docker_pool.image import Image
 from inspect_docker_pool.lease import KEPT, PROJECT, Lease
 
 _COMPLETE_SECONDS = 600.0

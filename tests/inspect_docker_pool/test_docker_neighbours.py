@@ -11,19 +11,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.waiting import until
 
-from inspect_docker_pool import image as images
 from inspect_docker_pool import pool as pools
 from inspect_docker_pool.compose import parse_config
 from inspect_docker_pool.config import DockerPoolConfig
 from inspect_docker_pool.context import process_metrics
-from inspect_docker_pool.engine import quietly
 from inspect_docker_pool.environment import DockerPoolSandboxEnvironment
 from inspect_docker_pool.errors import (
     SandboxConfigError,
@@ -32,7 +29,6 @@ from inspect_docker_pool.errors import (
     SandboxError,
     SandboxImageError,
 )
-from inspect_docker_pool.image import ImageBudget
 from inspect_docker_pool.manager import PoolManager, close_all
 
 pytestmark = pytest.mark.docker
@@ -372,8 +368,8 @@ async def test_a_silent_engine_holds_no_command(
 async def test_a_build_or_pull_without_progress_ends_with_an_error(
     image: str, manager: PoolManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(images, "BUILD_SILENCE_SECONDS", 2)
-    monkeypatch.setattr(images, "PULL_SILENCE_SECONDS", 2)
+    monkeypatch.setattr("inspect_docker_pool.image.BUILD_SILENCE_SECONDS", 2)
+    monkeypatch.setattr("inspect_docker_pool.image.PULL_SILENCE_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as registry:
         config: Any = DockerPoolConfig(image=f"127.0.0.1:{registry.getsockname()[1]}/nobody:1")
         if what == "build":
@@ -465,47 +461,3 @@ class TestDiskLimit:
             "open('/dev/shm/x', 'wb').write(bytes(9_000_000)); time.sleep(7); print('lives')"
         )
         assert (await sandbox.exec(["python3", "-c", program])).stdout == "lives\n"
-
-
-async def test_images_stay_within_their_budget_and_what_goes_is_named(
-    image: str, manager: PoolManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    paths = _dockerfiles(tmp_path, image, 3, "head -c 20000000 /dev/urandom > /big")
-    (base,) = manager.engine.api.images(name=image)
-    configs = [DockerPoolConfig(file=p, warm=0, images=base["Size"] + 50_000_000) for p in paths]
-    for config in configs:
-        taken = await _take(config)
-        taken.release()
-        await until(lambda: all(pool.state.removing == 0 for pool in manager.pools()))
-    removed = [record.getMessage() for record in caplog.records if "removed image" in record.msg]
-    assert len(removed) == 1, removed
-    tags = {tag for one in manager.engine.api.images() for tag in one["RepoTags"] or []}
-    assert image in tags
-    assert not any(f"{tag} " in removed[0] for tag in tags)
-    again = await _take(configs[0])
-    assert (await again.read_file("/which")).endswith(" 0\n")
-    again.release()
-
-
-def test_builds_that_make_room_at_once_remove_an_image_once(
-    image: str,
-    manager: PoolManager,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    budget, name = ImageBudget(manager.engine, lambda image: None), "inspect-pool/at-once:1"
-    manager.engine.api.tag(image, "inspect-pool/at-once", "1")
-    budget.count(name, image)
-    both = threading.Barrier(2, timeout=60)
-
-    def remove(call: Any, *arguments: Any) -> bool:
-        removed = quietly(call, *arguments)  # also true for what is gone
-        both.wait()
-        return removed
-
-    monkeypatch.setattr(images, "quietly", remove)
-    with ThreadPoolExecutor(2) as threads:
-        for removal in [threads.submit(budget._remove, name, 0) for _ in range(2)]:
-            removal.result()
-    assert not budget.counts(name)
-    assert len([record for record in caplog.records if "removed image" in record.msg]) == 1

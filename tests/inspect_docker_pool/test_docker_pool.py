@@ -145,20 +145,24 @@ async def test_prewarming_says_what_is_wrong(manager: PoolManager) -> None:
         await prewarm(DockerPoolConfig(image="inspect-rl-test/none:1"), 1)
 
 
-async def test_an_owner_on_another_host_lives_as_long_as_it_beats(
-    image: str, manager: PoolManager, left_behind: Any
+async def test_what_an_owner_on_another_host_left_is_removed_when_all_of_it_has_ended(
+    image: str, manager: PoolManager, left_behind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = manager.engine.api
     foreign = Lease("f0reign0wner", "another-boot/pid:[1]", 1, "1")
+    command = ["sh", "-c", "trap exit TERM; while :; do sleep 0.1; done"]
     try:
-        container = api.create_container(image, ["true"], labels=foreign.labels())["Id"]
-        api.create_volume("inspect-pool-f0reign0wner-beat-1", labels=foreign.labels())
+        container = api.create_container(image, command, labels=foreign.labels())["Id"]
+        api.create_network("f0reign0wner", labels=foreign.labels())
         manager.reap()
-        assert len(left_behind(foreign.id)) == 2
-        api.remove_volume("inspect-pool-f0reign0wner-beat-1")
+        assert len(left_behind(foreign.id)) == 2, "what was just made may be in use"
+        monkeypatch.setattr("inspect_docker_pool.lease.REMAINS_SECONDS", 0)
+        api.start(container)
+        manager.reap()
+        assert len(left_behind(foreign.id)) == 2, "it runs"
+        api.stop(container)
         manager.reap()
         assert left_behind(foreign.id) == []
-        assert container
     finally:
         remove_owned(manager.engine, foreign.id)
 

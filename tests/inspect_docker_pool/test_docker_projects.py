@@ -65,7 +65,7 @@ async def start(path: str) -> dict[str, Env]:
 
 async def nothing_left(owner: str, left_behind: Callable[[str], list[str]]) -> None:
     with anyio.fail_after(60):
-        while [name for name in left_behind(owner) if "beat" not in name]:  # noqa: ASYNC110
+        while left_behind(owner):  # noqa: ASYNC110
             await anyio.sleep(0.05)
 
 
@@ -238,7 +238,7 @@ async def test_a_server_that_does_not_come_up_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises((SandboxStartError, SandboxImageError), match=said):
         await start(project(services))
-    assert [name for name in left_behind(manager.owner.id) if "beat" not in name] == []
+    assert left_behind(manager.owner.id) == []
 
 
 async def test_closing_does_not_wait_for_a_health_check(
@@ -287,7 +287,7 @@ async def test_a_dropped_or_named_project_is_removed_as_a_whole(
     path = project({"web": served("w", volumes=["data:/d"])}, volumes={"data": None})
     boxes = await start(path)
     await Env.cli_cleanup(boxes["web"].container.name)
-    assert [name for name in left_behind(manager.owner.id) if "beat" not in name] == []
+    assert left_behind(manager.owner.id) == []
     boxes["default"].release()
     boxes = await start(path)
     del boxes
